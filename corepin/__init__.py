@@ -1,0 +1,1 @@
+"""The `corepin` command: argparse, one module per verb, nothing that decides."""

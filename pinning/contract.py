@@ -1,0 +1,85 @@
+"""Every name that crosses a process boundary: resources, annotations, labels, taints and their values.
+
+Users and other systems write and read these words; changing one breaks somebody's manifest.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+PRODUCT = "corepin"
+
+# Extended resources. The first two are Intel CMK's; the webhook adds the third for `smt-policy: isolate`.
+EXCLUSIVE_CORES = "cmk.intel.com/exclusive-cores"
+EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
+ISOLATED_CORES = "corepin.io/isolated-cores"
+CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)  # in CMK's order: the first one present wins
+CMK_RESOURCE_PREFIX = "cmk.intel.com/"
+
+# Annotations that users write.
+CMK_MUTATE = "cmk.intel.com/mutate"
+CMK_MUTATE_TRUE = frozenset({"true", "True", "1"})  # exactly these; CMK's webhook knows no others
+CRANE_CPU_MANAGER = "qos.gocrane.io/cpu-manager"
+CPU_MANAGER = "cpu-manager.corepin.io"
+SMT_POLICY = "smt-policy.corepin.io"
+NUMA_POLICY = "numa-policy.corepin.io"
+SIDECAR_LIMITS_POD = "sidecar-limits.corepin.io/pod"
+POD_SCOPE = "pod"
+CONTAINER_SCOPE = "container."
+
+# Annotations that corepin writes.
+CMK_INJECTED = "cmk.intel.com/resources-injected"
+STATUS_PREFIX = "status.corepin.io/"
+
+# Environment of a container.
+CMK_NUM_CORES = "CMK_NUM_CORES"
+
+# Labels, node selectors and taints.
+KUBEVIRT_LABEL = "kubevirt.io"
+VIRT_LAUNCHER = "virt-launcher"
+LAUNCHER_CONTAINER = "compute"
+CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")  # KubeVirt up to 1.7, and from 1.8
+CMK_TAINT_KEY = "cmk"
+CMK_TAINT_VALUE = "true"
+MIRROR_POD = "kubernetes.io/config.mirror"
+LIMIT_RANGER = "kubernetes.io/limit-ranger"
+
+# KubeVirt annotations on a VirtualMachineInstance.
+HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
+EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its presence counts, not its value
+
+# Feature gates of ours, spelled as in KubeVirt.
+GATE_SIDECAR = "Sidecar"
+GATE_CPU_MANAGER = "CPUManager"
+
+
+class CPUPolicy(StrEnum):
+    """What a container asks of its CPUs (Crane's words)."""
+
+    NONE = "none"
+    EXCLUSIVE = "exclusive"
+    SHARE = "share"
+
+
+class SMTPolicy(StrEnum):
+    """How a container's CPUs meet their siblings (Nova's words)."""
+
+    PREFER = "prefer"
+    REQUIRE = "require"
+    ISOLATE = "isolate"
+
+
+class NUMAPolicy(StrEnum):
+    """How a container's CPUs lie on NUMA nodes."""
+
+    PACKED = "packed"
+    DISTRIBUTED = "distributed"
+    SINGLE = "single"
+
+
+class QoSClass(StrEnum):
+    """Quality of service as the API server computes it."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"

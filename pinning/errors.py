@@ -1,0 +1,61 @@
+"""What can go wrong in the domain.
+
+PinningError
+  +- BadQuantity      a text is not a Kubernetes quantity
+  +- BadCPUList       a text is not a kernel CPU list
+  +- BadContract      a user's or operator's document breaks the contract
+  +- UnknownCPU       a CPU that the machine does not have
+  +- NotEnoughCPUs    the free CPUs cannot satisfy a claim
+  +- IllegalTransition  a ledger transition that would break a rule
+
+A refusal that a user shall read is no exception: it is a `Cause`, a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PinningError(Exception):
+    """Anything the domain refuses."""
+
+
+class BadQuantity(PinningError):
+    """A text is not a Kubernetes quantity."""
+
+
+class BadCPUList(PinningError):
+    """A text is not a CPU list in the kernel's format."""
+
+
+class BadContract(PinningError):
+    """A document breaks the contract; the message names key, value and remedy."""
+
+
+class UnknownCPU(PinningError):
+    """A CPU that the machine does not have."""
+
+
+class NotEnoughCPUs(PinningError):
+    """The free CPUs cannot satisfy a claim."""
+
+    def __init__(self, wanted: int, found: int, detail: str = "") -> None:
+        super().__init__(detail or f"wanted {wanted} CPUs, {found} can be given")
+        self.wanted = wanted
+        self.found = found
+
+
+class IllegalTransition(PinningError):
+    """A ledger transition that would break a rule; always a bug of the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason for a refusal, as `status.details.causes[]` of the Kubernetes API carries it.
+
+    `field` is a JSON path with dots and is never empty; `message` names value, expectation and remedy.
+    """
+
+    field: str
+    message: str
+    reason: str = "FieldValueInvalid"
