@@ -1,0 +1,276 @@
+"""Read a pod into claims: which container asks for which CPUs. The one place where that is decided.
+
+Both sides call it: the webhook before a pod exists, the agent while it runs. What a user got wrong comes back as
+causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the claims that are sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pinning.annotations import Wishes, read_wishes
+from pinning.contract import (
+    CMK_RESOURCES,
+    CPUMANAGER_LABELS,
+    KUBEVIRT_LABEL,
+    LAUNCHER_CONTAINER,
+    VIRT_LAUNCHER,
+    CPUPolicy,
+    NUMAPolicy,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.quantity import rounded_up, whole
+from pinning.resources import Member, Role, is_quantity, members, stated, unreadable, whole_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.kube import Pod
+
+OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
+ELIGIBLE = "a CPU limit that is a whole number >= 1 and equal to the request"
+
+
+class Origin(StrEnum):
+    """What made a container a claimant."""
+
+    CMK = "cmk"  # an extended resource of CMK's; the count is physical cores
+    LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
+    ANNOTATION = "annotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one container asks for; `count` is physical cores for a CMK resource, else CPUs."""
+
+    container: str
+    role: Role
+    origin: Origin
+    policy: CPUPolicy  # exclusive or share
+    count: int
+    resource: str | None = None  # which CMK resource, for Origin.CMK
+    smt: SMTPolicy | None = None  # None: the node's default
+    numa: NUMAPolicy | None = None  # None: the node's default
+
+    @property
+    def must_fit(self) -> bool:
+        """Say whether the container may not start unpinned when its CPUs are not there (design rule 6)."""
+        return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a pod asks for, and what is wrong with how it asks."""
+
+    claims: tuple[Claim, ...]
+    causes: tuple[Cause, ...]
+    warnings: tuple[Cause, ...]
+
+    def claim_of(self, container: str) -> Claim | None:
+        """Return the claim of a container, if it has one."""
+        return next((claim for claim in self.claims if claim.container == container), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read off one container."""
+
+    claim: Claim | None = None
+    causes: tuple[Cause, ...] = ()
+    warnings: tuple[Cause, ...] = ()
+
+
+def is_launcher(pod: Pod) -> bool:
+    """Say whether a pod runs a KubeVirt virtual machine."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER
+
+
+def is_dedicated_launcher(pod: Pod) -> bool:
+    """Say whether a pod runs a virtual machine that was promised dedicated CPUs."""
+    selector = (pod.get("spec") or {}).get("nodeSelector") or {}
+    return is_launcher(pod) and any(selector.get(label) == "true" for label in CPUMANAGER_LABELS)
+
+
+def read_pod(pod: Pod) -> Reading:
+    """Return the claims of a pod with the causes that refuse it and the warnings that go with it."""
+    listed = _as_allocated(pod)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    wishes = read_wishes(annotations, frozenset(member.name for member in listed))
+    dedicated = is_dedicated_launcher(pod)
+    read = [_read_member(member, wishes, dedicated) for member in listed]
+    claims = tuple(one.claim for one in read if one.claim)
+    return Reading(
+        claims,
+        causes=(
+            *unreadable(pod),
+            *wishes.causes,
+            *(cause for one in read for cause in one.causes),
+            *_nobody_eligible(listed, wishes, claims),
+        ),
+        warnings=(
+            *wishes.warnings,
+            *(warning for one in read for warning in one.warnings),
+            *_neighbours(listed, wishes, claims),
+            *_idle_words(wishes, claims),
+        ),
+    )
+
+
+def _as_allocated(pod: Pod) -> tuple[Member, ...]:
+    """Return the members with the CPUs that the kubelet really gave (a resize may wait for a long time)."""
+    status = pod.get("status") or {}
+    given = {
+        one.get("name"): (one.get("allocatedResources") or {}).get("cpu")
+        for one in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    }
+    if not any(given.values()):
+        return members(pod)
+    return tuple(_with_cpu(member, given.get(member.name)) for member in members(pod))
+
+
+def _with_cpu(member: Member, cpu: str | float | None) -> Member:
+    fixed = member.limits.get("cpu") is not None and member.limits["cpu"] == member.requests["cpu"]
+    if cpu is None or not fixed or not is_quantity(cpu):
+        return member
+    return replace(member, limits={**member.limits, "cpu": cpu}, requests={**member.requests, "cpu": cpu})
+
+
+def _read_member(member: Member, wishes: Wishes, dedicated: bool) -> _Read:  # noqa: FBT001 a fact, not a switch
+    if any(resource in member.requests for resource in CMK_RESOURCES):
+        return _read_cmk(member, wishes)
+    cpus = whole_cpus(member)
+    launches = dedicated and member.name == LAUNCHER_CONTAINER
+    policy, word = _policy_of(member.name, wishes)
+    if policy is None and launches:
+        policy = CPUPolicy.EXCLUSIVE
+    if policy in {None, CPUPolicy.NONE}:
+        return _Read()
+    if cpus is None:
+        named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
+        return _Read(causes=_not_eligible(member, word)) if named and word else _Read()
+    origin = Origin.LAUNCHER if launches and policy is CPUPolicy.EXCLUSIVE else Origin.ANNOTATION
+    return _Read(_claim(member, wishes, origin, CPUPolicy(policy), cpus))
+
+
+def _policy_of(container: str, wishes: Wishes) -> tuple[CPUPolicy | None, str | None]:
+    """Return the policy that annotations give a container, and the annotation's field.
+
+    `require` or `isolate` alone mean `exclusive`.
+    """
+    wish = wishes.policy.of(container)
+    if wish:
+        return wish.value, wish.field
+    smt = wishes.smt.of(container)
+    if smt and smt.value in OWN_CORES:
+        return CPUPolicy.EXCLUSIVE, smt.field
+    return None, None
+
+
+def _claim(
+    member: Member, wishes: Wishes, origin: Origin, policy: CPUPolicy, count: int, resource: str | None = None
+) -> Claim:
+    smt, numa = wishes.smt.of(member.name), wishes.numa.of(member.name)
+    return Claim(
+        container=member.name,
+        role=member.role,
+        origin=origin,
+        policy=policy,
+        count=count,
+        resource=resource,
+        smt=smt.value if smt and policy is CPUPolicy.EXCLUSIVE else None,
+        numa=numa.value if numa else None,
+    )
+
+
+def _read_cmk(member: Member, wishes: Wishes) -> _Read:
+    resource, *others = (one for one in CMK_RESOURCES if one in member.requests)
+    count = whole(member.requests[resource])
+    causes = (*_bad_count(member, resource), *_claimed_twice(member, wishes, resource))
+    warnings = [
+        Cause(
+            f"{member.path}.resources.requests[{other}]",
+            f"is not counted beside {resource}; remove one of the two",
+        )
+        for other in others
+    ]
+    claim = None
+    if count is not None and count >= 1:
+        claim = _claim(member, wishes, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
+    return _Read(claim, causes, tuple(warnings))
+
+
+def _bad_count(member: Member, resource: str) -> Iterator[Cause]:
+    request, limit = member.requests[resource], member.limits.get(resource)
+    count = whole(request)
+    if count is None or count < 1:
+        where = "limits" if request == limit else "requests"
+        told = f"{request} is no number of cores: write a whole number of 1 or more"
+        yield Cause(f"{member.path}.resources.{where}[{resource}]", told)
+    elif limit is None or whole(limit) != count:
+        told = f"is {'absent' if limit is None else limit} but the request is {request}: set both to {count}"
+        yield Cause(f"{member.path}.resources.limits[{resource}]", told)
+
+
+def _claimed_twice(member: Member, wishes: Wishes, resource: str) -> Iterator[Cause]:
+    wish = wishes.policy.of(member.name)
+    meant = wish and (wishes.policy.is_named(member.name) or whole_cpus(member))
+    if wish and meant and wish.value is not CPUPolicy.NONE:
+        told = f"{wish.value} claims CPUs for container {member.name}, which claims cores by {resource}; remove one"
+        yield Cause(wish.field, told)
+
+
+def _not_eligible(member: Member, field: str) -> tuple[Cause, ...]:
+    told = f"container {member.name} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
+    return (Cause(field, told),)
+
+
+def _advice(member: Member) -> str:
+    given = member.limits.get("cpu", member.requests.get("cpu"))
+    if given is None:
+        return ", e.g. limits.cpu: 2"
+    return f", e.g. {max(1, rounded_up(given))} for both"
+
+
+def _nobody_eligible(
+    listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]
+) -> Iterator[Cause]:
+    """Refuse a pod-wide wish for CPUs that no container can follow."""
+    policy = wishes.policy.pod
+    smt = wishes.smt.pod
+    wish = policy if policy and policy.value is not CPUPolicy.NONE else None
+    alone = smt if smt and smt.value in OWN_CORES and not policy else None
+    field = wish.field if wish else alone.field if alone else None
+    if field and not any(whole_cpus(member) for member in listed) and not (alone and claims):
+        names = "; ".join(f"{member.name} has {stated(member)}" for member in listed[:3])
+        word = wish.value if wish else alone.value if alone else ""
+        told = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
+        yield Cause(field, told + (_advice(listed[-1]) if listed else ""))
+
+
+def _neighbours(listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
+    """Tell which containers of a pod-wide wish run in the shared set."""
+    claiming = {claim.container for claim in claims}
+    wish = wishes.policy.pod
+    if not wish or wish.value is CPUPolicy.NONE or not claiming:
+        return
+    for member in listed:
+        if member.name not in claiming and not wishes.policy.is_named(member.name):
+            yield Cause(wish.field, f"container {member.name} ({stated(member)}) runs in the shared set")
+
+
+def _idle_words(wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
+    """Tell which SMT and NUMA policies have nothing to act on."""
+    exclusive = {claim.container for claim in claims if claim.policy is CPUPolicy.EXCLUSIVE}
+    for scoped, acting, needs in (
+        (wishes.smt, exclusive, "it acts only while the CPU policy is exclusive"),
+        (wishes.numa, {claim.container for claim in claims}, "no container of it claims CPUs"),
+    ):
+        pod_acts = any(name not in scoped.containers for name in acting)
+        idle = [wish for name, wish in scoped.containers.items() if name not in acting]
+        if scoped.pod and not pod_acts:
+            idle.append(scoped.pod)
+        yield from (Cause(wish.field, f"{wish.value} has no effect: {needs}") for wish in idle)

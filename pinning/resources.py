@@ -1,0 +1,172 @@
+"""What the containers of a pod state about CPU and memory: eligibility and QoS class.
+
+QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level resources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
+from pinning.errors import BadQuantity, Cause
+from pinning.quantity import parse_quantity, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from fractions import Fraction
+
+    from pinning.kube import Container, Pod, ResourceList, ResourceRequirements
+    from pinning.quantity import RawQuantity
+
+COMPUTE = ("cpu", "memory")
+READ = frozenset({*COMPUTE, *CMK_RESOURCES, ISOLATED_CORES})
+
+
+class Role(StrEnum):
+    """When a container of a pod runs."""
+
+    INIT = "init"  # runs to its end before the next one starts
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always: runs as long as the pod
+    MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One container of a pod, with its place in the document and what it states."""
+
+    name: str
+    role: Role
+    path: str  # as field paths have it: "spec.initContainers[0]"
+    requests: Mapping[
+        str, RawQuantity
+    ]  # readable ones of READ; an absent request counts as equal to the limit
+    limits: Mapping[str, RawQuantity]
+    container: Container
+
+    @property
+    def pointer(self) -> str:
+        """The place as a JSON pointer: "/spec/initContainers/0"."""
+        return "/" + self.path.replace(".", "/").replace("[", "/").replace("]", "")
+
+
+def members(pod: Pod) -> tuple[Member, ...]:
+    """Return init containers and containers in the order in which they start; ephemeral ones never count."""
+    spec = pod.get("spec") or {}
+    listed = [
+        *((f"spec.initContainers[{at}]", one) for at, one in enumerate(spec.get("initContainers") or ())),
+        *((f"spec.containers[{at}]", one) for at, one in enumerate(spec.get("containers") or ())),
+    ]
+    return tuple(_member(path, container) for path, container in listed)
+
+
+def _member(path: str, container: Container) -> Member:
+    resources = container.get("resources") or {}
+    limits = _readable(resources.get("limits"))
+    role = Role.MAIN
+    if path.startswith("spec.init"):
+        role = Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
+    return Member(
+        name=container.get("name") or "",
+        role=role,
+        path=path,
+        requests={**limits, **_readable(resources.get("requests"))},
+        limits=limits,
+        container=container,
+    )
+
+
+def _readable(given: ResourceList | None) -> ResourceList:
+    return {name: value for name, value in (given or {}).items() if name in READ and is_quantity(value)}
+
+
+def is_quantity(value: RawQuantity) -> bool:
+    """Say whether a value is an amount that the API server would take."""
+    try:
+        parse_quantity(value)
+    except BadQuantity:
+        return False
+    return True
+
+
+def unreadable(pod: Pod) -> list[Cause]:
+    """Return a cause for every amount of CPU, memory or cores that is no quantity."""
+    return [
+        Cause(
+            f"{member.path}.resources.{kind}[{name}]",
+            f"{value!r} is not a quantity: write e.g. 2, 1500m or 64M",
+        )
+        for member in members(pod)
+        for kind, given in (
+            ("limits", (member.container.get("resources") or {}).get("limits")),
+            ("requests", (member.container.get("resources") or {}).get("requests")),
+        )
+        for name, value in (given or {}).items()
+        if name in READ and not is_quantity(value)
+    ]
+
+
+def whole_cpus(member: Member) -> int | None:
+    """Return the CPU count of a container that may own CPUs: limit whole, >= 1, equal to the request; else None."""
+    limit = member.limits.get("cpu")
+    if limit is None or parse_quantity(limit) != parse_quantity(member.requests["cpu"]):
+        return None
+    count = whole(limit)
+    return count if count is not None and count >= 1 else None
+
+
+def stated(member: Member) -> str:
+    """Say in words which CPU limit and request a container has, e.g. "limit 1500m, request 1"."""
+    limit, request = member.limits.get("cpu"), member.requests.get("cpu")
+    return f"limit {'absent' if limit is None else limit}, request {'absent' if request is None else request}"
+
+
+def states_compute(member: Member) -> bool:
+    """Say whether a container states any amount of CPU or memory, even zero."""
+    return any(name in member.requests for name in COMPUTE)
+
+
+def is_guaranteed(member: Member) -> bool:
+    """Say whether one container alone meets QoS Guaranteed: CPU and memory limits, requests equal to them."""
+    return not guarantee_gaps(member)
+
+
+def guarantee_gaps(member: Member) -> tuple[str, ...]:
+    """Return which of cpu and memory keep a container from QoS Guaranteed."""
+    return tuple(name for name in COMPUTE if not _is_fixed(name, member.requests, member.limits))
+
+
+def _is_fixed(name: str, requests: Mapping[str, RawQuantity], limits: Mapping[str, RawQuantity]) -> bool:
+    limit = _amount(limits.get(name))
+    return limit > 0 and _amount(requests.get(name)) == limit
+
+
+def _amount(value: RawQuantity | None) -> Fraction:
+    return parse_quantity(0 if value is None else value)
+
+
+def qos_class(pod: Pod) -> QoSClass:
+    """Return the QoS class that the API server would compute; pod-level resources decide alone where they exist."""
+    pod_level = (pod.get("spec") or {}).get("resources")
+    if pod_level and has_any(pod_level):
+        return _qos([_with_defaults(pod_level)])
+    return _qos([(one.requests, one.limits) for one in members(pod)])
+
+
+def has_any(resources: ResourceRequirements) -> bool:
+    """Say whether pod-level resources state anything at all."""
+    return bool(resources.get("requests") or resources.get("limits"))
+
+
+def _with_defaults(resources: ResourceRequirements) -> tuple[ResourceList, ResourceList]:
+    limits = _readable(resources.get("limits"))
+    return {**limits, **_readable(resources.get("requests"))}, limits
+
+
+def _qos(stated_by_all: Iterable[tuple[Mapping[str, RawQuantity], Mapping[str, RawQuantity]]]) -> QoSClass:
+    pairs = list(stated_by_all)
+    if pairs and all(_is_fixed(name, *pair) for pair in pairs for name in COMPUTE):
+        return QoSClass.GUARANTEED
+    nothing = all(_amount(requests.get(name)) == 0 for requests, _ in pairs for name in COMPUTE)
+    return QoSClass.BEST_EFFORT if nothing else QoSClass.BURSTABLE
