@@ -162,7 +162,7 @@ class Topology:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as JSON-able CPU lists, short enough for an annotation."""
-        types = {PERFORMANCE, EFFICIENCY} & {core.core_type for core in self.cores}
+        types = {core.core_type for core in self.cores if core.core_type}
         return {
             "online": str(self.online),
             "isolated": str(self.isolated),

@@ -1,0 +1,105 @@
+"""Generated values for property tests: machines of every kind, as small as they can be to show the kind."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from pinning.cpuset import EMPTY, CPUSet
+from pinning.topology import EFFICIENCY, PERFORMANCE, CPUFacts, Topology, assemble
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+# package > NUMA node > last-level cache > cores, each core being its number of siblings
+Shape = list[list[list[list[int]]]]
+
+
+def cpu_sets(of: CPUSet) -> SearchStrategy[CPUSet]:
+    """Any subset of a set of CPUs."""
+    return st.integers(0, 2 ** len(of) - 1).map(lambda bits: _picked(of, bits))
+
+
+def _picked(of: CPUSet, bits: int) -> CPUSet:
+    return CPUSet(cpu for place, cpu in enumerate(of) if bits >> place & 1)
+
+
+@st.composite
+def topologies(draw: DrawFn, *, offline: bool = True, max_cores_per_cache: int = 4) -> Topology:
+    """Return a machine: SMT 1 to 8 or asymmetric, split, adjacent or mixed numbering, gaps, SNC, hybrid, offline.
+
+    At least one CPU is online. Caches without a level 3, NUMA nodes with gaps in their numbers and nodes that
+    span packages are among them.
+    """
+    numbered = list(_cores(draw(_shapes(max_cores_per_cache))))
+    threads = draw(_numberings([width for *_, width in numbered]))
+    node_stride = draw(st.sampled_from([1, 1, 1, 0, 8]))  # 0: one node for the whole machine
+    shares_l2, hybrid, has_llc = draw(st.sampled_from([1, 1, 1, 2, 4])), draw(_SELDOM), not draw(_SELDOM)
+    facts = [
+        CPUFacts(
+            cpu,
+            core=core,
+            package=package,
+            numa_node=node * node_stride,
+            uncore_cache=cache if has_llc else None,
+            l2=(cache, core // shares_l2),
+            core_type=(PERFORMANCE if width > 1 else EFFICIENCY) if hybrid else None,
+        )
+        for (core, package, node, cache, width), cpus in zip(numbered, threads, strict=True)
+        for cpu in cpus
+    ]
+    every = CPUSet(fact.cpu for fact in facts)
+    gone = draw(cpu_sets(every)) if offline and draw(_SELDOM) else EMPTY
+    isolated = draw(cpu_sets(every)) if draw(_SELDOM) else EMPTY
+    return assemble(facts, (every - gone) or every, isolated)
+
+
+_SELDOM = st.sampled_from([False, False, False, True])
+
+
+def _shapes(max_cores: int) -> SearchStrategy[Shape]:
+    uniform = st.sampled_from([2, 1, 2, 4, 8]).map(st.just)
+    widths = st.one_of(uniform, uniform, st.just(st.integers(1, 8)), st.just(st.sampled_from([1, 2])))
+
+    def shape(width: SearchStrategy[int]) -> SearchStrategy[Shape]:
+        cores = st.lists(width, min_size=1, max_size=max_cores)
+        caches = st.lists(cores, min_size=1, max_size=3)
+        nodes = st.lists(caches, min_size=1, max_size=2)
+        return st.lists(nodes, min_size=1, max_size=2)
+
+    return widths.flatmap(shape)
+
+
+def _cores(shape: Shape) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield core, package, node, cache, width of every core, each numbered over the whole machine."""
+    core, node, cache = count(), count(), count()
+    for package, nodes in enumerate(shape):
+        for caches in nodes:
+            this_node = next(node)
+            for widths in caches:
+                this_cache = next(cache)
+                for width in widths:
+                    yield next(core), package, this_node, this_cache, width
+
+
+@st.composite
+def _numberings(draw: DrawFn, widths: list[int]) -> list[list[int]]:
+    """Return the CPU numbers of each core: siblings adjacent, split (n, n + cores) or anyhow; maybe with gaps."""
+    total = sum(widths)
+    order = draw(st.sampled_from(["split", "adjacent", "mixed"]))
+    places = [(core, thread) for core, width in enumerate(widths) for thread in range(width)]
+    if order == "split":
+        places.sort(key=lambda place: (place[1], place[0]))
+    if order == "mixed":
+        places = draw(st.permutations(places))
+    gaps = draw(st.lists(st.integers(0, 3), min_size=total, max_size=total)) if draw(_SELDOM) else [0] * total
+    cpus: list[list[int]] = [[] for _ in widths]
+    number = -1
+    for (core, _), gap in zip(places, gaps, strict=True):
+        number += 1 + gap
+        cpus[core].append(number)
+    return cpus
