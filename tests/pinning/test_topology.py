@@ -124,7 +124,7 @@ def test_a_machine_without_cpus_is_refused() -> None:
 
 
 @pytest.mark.parametrize("damage", ["cores", "packages", "coreTypes", "online"])
-@pytest.mark.parametrize("value", [None, ["x"], {"0": "x"}, 7, [""]])
+@pytest.mark.parametrize("value", [None, ["x"], {"0-1": "x"}, 7, [""]])
 def test_a_damaged_record_is_refused(damage: str, value: object) -> None:
     """Whatever is wrong with a record, the answer is BadTopology."""
     saved = assemble([CPUFacts(0, 0, 0, 0)], CPUSet([0])).to_dict() | {damage: value}
