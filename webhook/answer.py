@@ -1,0 +1,145 @@
+"""What the webhook answers, as values with verbs, and how they are written on the wire.
+
+The API server's rules live here once: the uid is echoed, patch and patchType come together or not at all,
+warnings and messages keep the API's limits, a refusal names kind, object and every cause.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pinning.contract import PRODUCT
+from webhook.wire import API_VERSION, KIND
+
+if TYPE_CHECKING:
+    from pinning.errors import Cause
+
+Operation = Mapping[str, object]  # one step of a JSON Patch (RFC 6902)
+
+UNPROCESSABLE = 422  # what the API server itself answers for an invalid object
+UNNAMED = "(no name)"
+MESSAGE_LIMIT = 1000  # events are cut at 1024 characters
+CAUSES_TOLD = 10
+WARNING_LIMIT = 256  # the API server may cut a longer one,
+WARNINGS_LIMIT = 4096  # and stops after this many characters
+MORE_WARNINGS_ROOM = 64  # for the line that counts what was left out
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _none() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The object is admitted as it is."""
+
+    warnings: tuple[str, ...] = ()
+    audit: Mapping[str, str] = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """The object is admitted after these changes."""
+
+    operations: tuple[Operation, ...]
+    warnings: tuple[str, ...] = ()
+    audit: Mapping[str, str] = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The object is refused, with every cause; `name` may be `prefix-...` of a generateName."""
+
+    kind: str
+    name: str
+    causes: tuple[Cause, ...]
+    warnings: tuple[str, ...] = ()
+    audit: Mapping[str, str] = field(default_factory=_none)
+    group: str = ""
+
+
+Answer = Allowed | Patched | Denied
+
+
+def encode(uid: str, answer: Answer) -> bytes:
+    """Return the AdmissionReview that carries `answer` to the request `uid`."""
+    response: dict[str, Any] = {"uid": uid, "allowed": not isinstance(answer, Denied)}
+    if isinstance(answer, Denied):
+        response["status"] = _status(answer)
+    elif isinstance(answer, Patched) and answer.operations:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(_encode(answer.operations)).decode()
+    if answer.warnings:
+        response["warnings"] = fit_warnings(answer.warnings)
+    if answer.audit:
+        response["auditAnnotations"] = dict(answer.audit)
+    return _encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+
+
+def message(denied: Denied) -> str:
+    """Return one sentence that suffices alone: events of controllers show nothing else."""
+    head = f"{PRODUCT} refuses {denied.kind} {_shorten(denied.name or UNNAMED, 260)}: "
+    told: list[str] = []
+    room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
+    for cause in denied.causes[:CAUSES_TOLD]:
+        text = _one_line(f"{cause.field}: {cause.message}")
+        if told and len(text) > room:
+            break
+        told.append(_shorten(text, room))
+        room -= len(told[-1]) + len("; ")
+    left = len(denied.causes) - len(told)
+    return head + "; ".join(told) + (f"; and {left} more" if left else "")
+
+
+def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
+    """Return the warnings within the API's limits, the last one saying how many were left out."""
+    fitting: list[str] = []
+    room = WARNINGS_LIMIT
+    texts = [_shorten(_one_line(warning), WARNING_LIMIT) for warning in warnings]
+    for number, text in enumerate(texts, start=1):
+        reserve = MORE_WARNINGS_ROOM if number < len(texts) else 0
+        if len(text) > room - reserve:
+            fitting.append(f"{PRODUCT}: {len(texts) - len(fitting)} more warnings are left out")
+            break
+        fitting.append(text)
+        room -= len(text)
+    return fitting
+
+
+def _status(denied: Denied) -> dict[str, Any]:
+    details: dict[str, Any] = {
+        "kind": denied.kind,
+        "name": denied.name or UNNAMED,
+        "causes": [_cause(cause) for cause in denied.causes],
+    }
+    if denied.group:
+        details["group"] = denied.group
+    return {
+        "status": "Failure",
+        "code": UNPROCESSABLE,
+        "reason": "Invalid",
+        "message": message(denied),
+        "details": details,
+    }
+
+
+def _cause(cause: Cause) -> dict[str, str]:
+    """Return a cause for kubectl, which prints `field: message` and not who said it."""
+    text = cause.message if cause.message.startswith(f"{PRODUCT}: ") else f"{PRODUCT}: {cause.message}"
+    return {"reason": cause.reason, "message": text, "field": cause.field}
+
+
+def _one_line(text: str) -> str:
+    """Return the text without line breaks and control characters, which HTTP warnings cannot carry."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,133 @@
+"""The AdmissionReview envelope as it travels: the fields corepin reads, decoded and checked in one pass.
+
+The objects inside stay raw bytes here; whoever judges a kind decodes what it needs of it and raises `Malformed`
+when it cannot. Unknown fields are ignored, because the API grows.
+"""
+# ruff: noqa: N815 - field names of the Kubernetes API
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+NULL = msgspec.Raw(b"null")
+
+_PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # how msgspec ends its messages
+
+
+class Malformed(Exception):
+    """A review that cannot be read: the caller's mistake, answered with HTTP 400."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+    def under(self, parent: str) -> Malformed:
+        """Return the same complaint with its path told from `parent`, e.g. `$.request.object`."""
+        return Malformed(parent + self.path.removeprefix("$"), self.why)
+
+
+class GroupVersionKind(msgspec.Struct, frozen=True, gc=False):
+    """The kind of an object."""
+
+    kind: str
+    version: str = ""
+    group: str = ""
+
+
+class GroupVersionResource(msgspec.Struct, frozen=True, gc=False):
+    """The resource that a request addresses, e.g. `pods`."""
+
+    resource: str = ""
+    version: str = ""
+    group: str = ""
+
+
+class UserInfo(msgspec.Struct, frozen=True):
+    """Who made the request."""
+
+    username: str | None = None
+    groups: tuple[str, ...] | None = None
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One admission request; `object` is null on DELETE and CONNECT, `oldObject` on CREATE."""
+
+    uid: str
+    kind: GroupVersionKind
+    operation: str
+    resource: GroupVersionResource = GroupVersionResource()
+    subResource: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    userInfo: UserInfo = UserInfo()
+    object: msgspec.Raw = NULL
+    oldObject: msgspec.Raw = NULL
+    dryRun: bool | None = None
+
+
+class Review(msgspec.Struct, frozen=True):
+    """The envelope."""
+
+    apiVersion: str
+    kind: str
+    request: Request
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    generateName: str | None = None
+
+
+class _Named(msgspec.Struct):
+    metadata: _Metadata | None = None
+
+
+_review = msgspec.json.Decoder(Review)
+_named = msgspec.json.Decoder(_Named)
+UNREADABLE = (
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+)  # all that msgspec raises for bad input
+
+
+def decode(body: bytes) -> Request:
+    """Return the request of a review, or raise `Malformed` naming the JSON path."""
+    try:
+        review = _review.decode(body)
+    except UNREADABLE as error:
+        raise malformed(error) from error
+
+    _expect("$.apiVersion", review.apiVersion, API_VERSION)
+    _expect("$.kind", review.kind, KIND)
+    return review.request
+
+
+def malformed(error: Exception) -> Malformed:
+    """Translate an error of msgspec, which ends in the path, without the bytes that caused it."""
+    if isinstance(error, UnicodeDecodeError):
+        return Malformed("$", "a text is not UTF-8")
+    if isinstance(error, RecursionError):
+        return Malformed("$", "nested too deeply")
+    told = _PATH.match(str(error))
+    if told is None:
+        return Malformed("$", str(error))
+    return Malformed(told["path"], told["why"])
+
+
+def generate_name(request: Request) -> str | None:
+    """Return the object's generateName, None when there is none to read."""
+    try:
+        metadata = _named.decode(request.object).metadata
+    except UNREADABLE:
+        return None
+    return metadata.generateName if metadata else None
+
+
+def _expect(path: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise Malformed(path, f"expected {wanted}, found {found[:40]!a}")
