@@ -264,22 +264,23 @@ def _as_text(groups: Mapping[int, CPUSet]) -> dict[str, str]:
     return {str(key): str(cpus) for key, cpus in groups.items()}
 
 
-def _restored(saved: Mapping[str, Any]) -> Topology:
-    places = {name: _place_of_cpu(saved[name]) for name in _PLACES}
-    types = {cpu: name for name, cpus in saved["coreTypes"].items() for cpu in CPUSet.parse(cpus)}
-    cores = []
-    for text in saved["cores"]:
-        cpus = CPUSet.parse(text)
-        first = cpus.lowest()
-        package, numa_node, cache, l2 = (places[name][first] for name in _PLACES)
-        cores.append(Core(first, cpus, package, numa_node, cache, l2, types.get(first)))
-    known = union(core.cpus for core in cores)
-    return Topology(
-        tuple(cores), CPUSet.parse(saved["online"]) & known, CPUSet.parse(saved["isolated"]) & known
-    )
-
-
 _PLACES: Final = ("packages", "numaNodes", "uncoreCaches", "l2Caches")
+
+
+def _restored(saved: Mapping[str, Any]) -> Topology:
+    places = [_place_of_cpu(saved[name]) for name in _PLACES]
+    types = {cpu: name for name, cpus in saved["coreTypes"].items() for cpu in CPUSet.parse(cpus)}
+    siblings = [CPUSet.parse(text) for text in saved["cores"]]
+    known = union(siblings)
+    if any(place.keys() != set(known) for place in places):
+        raise ValueError(f"cores name CPUs {known}, their groups others")
+
+    def core(cpus: CPUSet) -> Core:
+        first = cpus.lowest()
+        return Core(first, cpus, *(place[first] for place in places), core_type=types.get(first))
+
+    online, isolated = CPUSet.parse(saved["online"]), CPUSet.parse(saved["isolated"])
+    return Topology(tuple(map(core, siblings)), online & known, isolated & known)
 
 
 def _place_of_cpu(groups: Mapping[str, str]) -> dict[int, int]:
