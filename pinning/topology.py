@@ -277,7 +277,8 @@ def _restored(saved: Mapping[str, Any]) -> Topology:
 
     def core(cpus: CPUSet) -> Core:
         first = cpus.lowest()
-        return Core(first, cpus, *(place[first] for place in places), core_type=types.get(first))
+        package, numa_node, cache, l2 = (place[first] for place in places)
+        return Core(first, cpus, package, numa_node, cache, l2, types.get(first))
 
     online, isolated = CPUSet.parse(saved["online"]), CPUSet.parse(saved["isolated"])
     return Topology(tuple(map(core, siblings)), online & known, isolated & known)
