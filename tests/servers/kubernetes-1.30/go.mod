@@ -138,6 +138,7 @@ require (
 )
 
 // Kubernetes replaces its staging modules by local folders, which does not reach a module that depends on it.
+// The list is that of its own go.mod; for another version take the list from there and run `go mod tidy`.
 replace (
 	k8s.io/api => k8s.io/api v0.30.14
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.30.14

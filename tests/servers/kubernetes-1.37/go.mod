@@ -188,6 +188,7 @@ require (
 )
 
 // Kubernetes replaces its staging modules by local folders, which does not reach a module that depends on it.
+// The list is that of its own go.mod; for another version take the list from there and run `go mod tidy`.
 replace (
 	k8s.io/api => k8s.io/api v0.37.1
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.37.1

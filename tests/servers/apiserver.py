@@ -1,0 +1,129 @@
+"""A running kube-apiserver as tests see it: users, kubectl, namespaces.
+
+There is no controller manager: a deleted namespace stays, and service accounts are made by hand.
+"""
+
+import json
+import ssl
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import trustme
+
+from tests.servers.daemon import plain_environment
+
+ADMIN = "admin"
+
+
+class KubectlFailed(subprocess.CalledProcessError):
+    """kubectl ended with an error; the message holds what it printed."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.stderr}"
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """The programs of one pair of servers."""
+
+    etcd: Path
+    kube_apiserver: Path
+    kubectl: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """A running kube-apiserver; everything of it, except etcd's data, is in `directory`."""
+
+    version: str
+    url: str
+    directory: Path
+    binaries: Binaries
+    authority: trustme.CA
+    admin_token: str
+
+    @property
+    def ca_file(self) -> Path:
+        """Return the CA that signed the serving certificate, and that client certificates are checked by."""
+        return self.directory / "ca.crt"
+
+    @property
+    def log_file(self) -> Path:
+        """Return the log of kube-apiserver."""
+        return self.directory / "kube-apiserver.log"
+
+    @property
+    def etcd_log_file(self) -> Path:
+        """Return the log of etcd."""
+        return self.directory / "etcd.log"
+
+    def kubeconfig(self, user: str = ADMIN) -> Path:
+        """Return the kubeconfig of `admin` or of a user that was added."""
+        path = self.directory / f"{user}.kubeconfig"
+        if not path.exists():
+            raise ValueError(f"the test API server has no user {user!r}; call add_user first")
+        return path
+
+    def add_user(self, name: str, group: str | None = None) -> Path:
+        """Give `name`, as a member of `group`, a client certificate; return its kubeconfig."""
+        # Go refuses the empty list of names that trustme would write, so there is one; nobody looks at it.
+        pair = self.authority.issue_cert("localhost", common_name=name, organization_name=group)
+        certificate, key = self.directory / f"{name}.crt", self.directory / f"{name}.key"
+        pair.cert_chain_pems[0].write_to_path(certificate)
+        pair.private_key_pem.write_to_path(key)
+        return self.write_kubeconfig(name, {"client-certificate": str(certificate), "client-key": str(key)})
+
+    def kubectl(
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002 - named as in subprocess.run
+        check: bool = True,
+        user: str = ADMIN,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; a failure raises KubectlFailed unless `check` is false."""
+        home = str(self.directory)
+        env = plain_environment() | {"HOME": home, "KUBECONFIG": str(self.kubeconfig(user)), "KUBERC": "off"}
+        command = [str(self.binaries.kubectl), *args]
+        done = subprocess.run(command, input=input, env=env, capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise KubectlFailed(done.returncode, command, done.stdout, done.stderr)
+        return done
+
+    def apply(self, yaml: str, *, user: str = ADMIN) -> subprocess.CompletedProcess[str]:
+        """Apply YAML documents by `kubectl apply`."""
+        return self.kubectl("apply", "-f", "-", input=yaml, user=user)
+
+    def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
+        """Create a namespace and the service account `default` in it, which pods need; return its name."""
+        namespace = {"kind": "Namespace", "metadata": {"name": name, "labels": dict(labels or {})}}
+        account = {"kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}}
+        documents = [{"apiVersion": "v1", **document} for document in (namespace, account)]
+        self.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
+        return name
+
+    def client(self) -> httpx.Client:
+        """Return an HTTP client that is the admin; the caller closes it."""
+        return httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self.admin_token}"},
+            verify=ssl.create_default_context(cafile=str(self.ca_file)),
+            trust_env=False,
+        )
+
+    def write_kubeconfig(self, user: str, credentials: Mapping[str, str]) -> Path:
+        """Write the kubeconfig of `user`, whose credentials are e.g. {"token": ...}, and return its path."""
+        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": user, "user": dict(credentials)}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+            "current-context": "test",
+        }
+        path = self.directory / f"{user}.kubeconfig"
+        path.write_text(json.dumps(content, indent=2))
+        return path

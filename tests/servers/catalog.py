@@ -1,0 +1,104 @@
+"""Which programs the tests can run, and where each comes from: a new one is one line in `SERVERS`.
+
+Versions are written in one place only, the go.mod of each module.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Module:
+    """A folder whose go.mod and go.sum pin one upstream project and all that it needs."""
+
+    folder: Path
+    path: str
+    stamp: str = ""  # the package whose variables tell the version; without it clients see v0.0.0
+    tags: tuple[str, ...] = ()
+
+    @cached_property
+    def go_mod(self) -> str:
+        """Return the text of go.mod."""
+        return (self.folder / "go.mod").read_text()
+
+    @cached_property
+    def version(self) -> str:
+        """Return the pinned version without its "v", e.g. "1.37.1"."""
+        found = re.search(rf"^(?:require)?\s+{re.escape(self.path)} v(\S+)", self.go_mod, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"{self.folder / 'go.mod'} requires no version of {self.path}")
+        return found[1]
+
+    @cached_property
+    def go_version(self) -> tuple[int, ...]:
+        """Return the oldest Go that builds this module, e.g. (1, 26, 0)."""
+        found = re.search(r"^go (\S+)", self.go_mod, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"{self.folder / 'go.mod'} names no version of Go")
+        return tuple(int(part) for part in found[1].split("."))
+
+    @cached_property
+    def build_flags(self) -> tuple[str, ...]:
+        """Return what `go build` is told, apart from the package and the output."""
+        flags = ["-s", "-w"]
+        if self.stamp:
+            major, minor, _ = self.version.split(".", maxsplit=2)
+            stamps = {"gitVersion": f"v{self.version}", "gitMajor": major, "gitMinor": minor}
+            flags += [f"-X {self.stamp}.{name}={value}" for name, value in stamps.items()]
+        return ("-trimpath", f"-tags={','.join(self.tags)}", f"-ldflags={' '.join(flags)}")
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of everything that decides what is built."""
+        recipe = [self.go_mod, (self.folder / "go.sum").read_text(), *self.build_flags]
+        return hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One program of a module; `command` is its folder in the module, empty for the root."""
+
+    name: str
+    module: Module
+    command: str = ""
+
+    @property
+    def package(self) -> str:
+        """Return the Go package to build."""
+        return f"{self.module.path}/{self.command}".rstrip("/")
+
+    @property
+    def label(self) -> str:
+        """Return the name people see, e.g. "etcd 3.7.3"."""
+        return f"{self.name} {self.module.version}"
+
+    @property
+    def cache_key(self) -> str:
+        """Return the name of this build's own folder in the cache."""
+        return f"{self.name}-{self.module.version}-{self.module.digest}"
+
+
+_COMPONENT_VERSION = "k8s.io/component-base/version"
+KUBERNETES = {
+    "1.37": Module(HERE / "kubernetes-1.37", "k8s.io/kubernetes", stamp=_COMPONENT_VERSION),
+    "1.30": Module(HERE / "kubernetes-1.30", "k8s.io/kubernetes", stamp=_COMPONENT_VERSION),
+}
+NEWEST, OLDEST = "1.37", "1.30"
+
+ETCD = Server("etcd", Module(HERE / "etcd", "go.etcd.io/etcd/server/v3"))
+KUBECTL = Server("kubectl", KUBERNETES[NEWEST], "cmd/kubectl")
+KUBE_APISERVER = {
+    version: Server("kube-apiserver", module, "cmd/kube-apiserver") for version, module in KUBERNETES.items()
+}
+
+SERVERS = (
+    ETCD,
+    KUBE_APISERVER[NEWEST],
+    KUBECTL,
+    KUBE_APISERVER[OLDEST],
+)

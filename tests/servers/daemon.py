@@ -1,0 +1,97 @@
+"""Start a server process, and be sure that it is gone afterwards."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 60.0  # three on an idle machine
+STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+class DaemonFailed(Exception):
+    """A server ended, or was not ready in time; the message holds the end of its log."""
+
+
+class PortTaken(DaemonFailed):
+    """Somebody took the server's port between our choice and its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A running server process and the file that its output goes to."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    def wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Return as soon as `is_ready`; raise when the process ends first or takes too long."""
+        deadline = time.monotonic() + START_SECONDS
+        while not is_ready():
+            if self.process.poll() is not None:
+                raise self._failure(f"ended with status {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready after {START_SECONDS:.0f} s")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End the process: asked first, then killed."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _failure(self, problem: str) -> DaemonFailed:
+        tail = "\n".join(self.log_file.read_text(errors="replace").splitlines()[-15:])
+        kind = PortTaken if "address already in use" in tail else DaemonFailed
+        return kind(f"{self.name} {problem}; the end of {self.log_file}:\n{tail}")
+
+
+@contextmanager
+def running(name: str, command: Sequence[str], log_file: Path) -> Iterator[Daemon]:
+    """Run `command` until the block ends."""
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            dies_with_parent(command),
+            env=plain_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    daemon = Daemon(name, process, log_file)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def dies_with_parent(command: Sequence[str]) -> list[str]:
+    """Return `command` such that the kernel kills it when we die, however that happens.
+
+    `setpriv` (util-linux) sets PR_SET_PDEATHSIG and becomes the command, under the same process id. To the
+    kernel "we" is the thread that starts it.
+    """
+    setpriv = shutil.which("setpriv")
+    return [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *command]
+
+
+def plain_environment() -> dict[str, str]:
+    """Return our environment without what would change a server or client, such as a proxy or a kubeconfig."""
+    return {name: os.environ[name] for name in ("PATH", "TMPDIR", "GOMAXPROCS") if name in os.environ}
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,151 @@
+"""The cache of built servers, with a stand-in for the Go tool chain."""
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+
+from tests.servers.__main__ import list_servers
+from tests.servers.build import BuildFailed, GoMissing, build_missing, cache_folder, find, find_go
+from tests.servers.catalog import ETCD, KUBE_APISERVER, NEWEST, OLDEST, SERVERS, Module, Server
+from tests.servers.start import ServersMissing, SkippedServersMissing, require_servers
+
+GO = """#!/bin/sh
+[ "$1" = env ] && echo go{version} && exit
+echo built >>"$0.log"
+for argument; do case "$argument" in -o=*) printf %s {binary} >"${{argument#-o=}}";; esac; done
+{ending}
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    """Return a server whose module is a folder of this test's own."""
+    folder = tmp_path / "module"
+    folder.mkdir()
+    (folder / "go.mod").write_text("module m\n\ngo 1.26.0\n\nrequire example.org/it v1.2.3\n")
+    (folder / "go.sum").write_text("sums\n")
+    return Server("it", Module(folder, "example.org/it"))
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the only folder on PATH besides the system's own; the cache is this test's own too."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("COREPIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.delenv("CI", raising=False)
+    return folder
+
+
+def install_go(folder: Path, *, version: str = "1.26.8", binary: str = "whole", ending: str = "") -> Path:
+    """Put a `go` into `folder` that builds `binary` and then does `ending`."""
+    go = folder / "go"
+    go.write_text(GO.format(version=version, binary=binary, ending=ending))
+    go.chmod(0o755)
+    return go
+
+
+def test_catalog_versions_come_from_go_mod() -> None:
+    """The pinned versions are those of the issue."""
+    assert [server.label for server in SERVERS] == [
+        "etcd 3.7.3",
+        "kube-apiserver 1.37.1",
+        "kubectl 1.37.1",
+        "kube-apiserver 1.30.14",
+    ]
+    stamp = KUBE_APISERVER[OLDEST].module.build_flags[-1]
+    assert "-X k8s.io/component-base/version.gitVersion=v1.30.14" in stamp
+
+
+@pytest.mark.parametrize("file", ["go.mod", "go.sum"])
+def test_cache_key_follows_the_pins(server: Server, file: str) -> None:
+    """A changed go.mod or go.sum gives another folder, and equal ones the same."""
+    module = server.module
+    assert replace(module).digest == module.digest
+    (module.folder / file).write_text((module.folder / file).read_text() + "// changed\n")
+    assert replace(module).digest != module.digest
+    assert replace(module, tags=("other",)).digest != replace(module).digest
+
+
+@pytest.mark.parametrize("ending", ["exit 1", "kill -KILL $$"])
+def test_half_build_is_never_used(server: Server, bin_folder: Path, ending: str) -> None:
+    """What a failed or killed `go build` leaves is neither found nor in the way of the next build."""
+    install_go(bin_folder, binary="half", ending=f"echo broken; {ending}")
+    with pytest.raises(BuildFailed, match=r"building it 1\.2\.3 failed .*\nbroken"):
+        build_missing(io.StringIO(), [server])
+    assert find(server, cache_folder()) is None
+
+    left_by_a_kill = cache_folder() / ".partial-1"
+    left_by_a_kill.mkdir()
+    install_go(bin_folder)
+    out = io.StringIO()
+    build_missing(out, [server])
+    path = find(server, cache_folder())
+    assert path is not None
+    assert path.read_text() == "whole"
+    assert not left_by_a_kill.exists()
+    assert out.getvalue().splitlines()[-1].split() == ["it", "1.2.3", "0", "min", "0", "s", "0", "MB"]
+
+
+def test_two_builds_at_once_build_once(server: Server, bin_folder: Path) -> None:
+    """The second build waits for the first, and then finds its result."""
+    go = install_go(bin_folder, ending="sleep 0.3")
+    with ThreadPoolExecutor() as pool:
+        outs = [io.StringIO(), io.StringIO()]
+        list(pool.map(lambda out: build_missing(out, [server]), outs))
+    assert go.with_name("go.log").read_text().splitlines() == ["built"]
+    assert sum("waiting for another build" in out.getvalue() for out in outs) == 1
+
+
+def test_what_is_there_is_skipped_quietly(server: Server, bin_folder: Path) -> None:
+    """A second run prints nothing and needs no Go."""
+    go = install_go(bin_folder)
+    build_missing(io.StringIO(), [server])
+    go.unlink()
+    out = io.StringIO()
+    build_missing(out, [server])
+    assert out.getvalue() == ""
+
+
+def test_old_or_missing_go_is_told(server: Server, bin_folder: Path) -> None:
+    """Without a Go that is new enough the message names what was found and what is needed."""
+    with pytest.raises(GoMissing, match=r"Go 1\.26\.0 or newer .* there is no `go` on PATH"):
+        find_go([server.module])
+    install_go(bin_folder, version="1.21.5")
+    with pytest.raises(GoMissing, match=r"Go 1\.26\.0 or newer .* is Go 1\.21\.5"):
+        build_missing(io.StringIO(), [server])
+
+
+def test_missing_servers_skip_here_and_fail_in_ci(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that needs servers is skipped with the reason; in CI it fails with the same one."""
+    with pytest.raises(SkippedServersMissing, match="no `go` on PATH") as skipped:
+        require_servers()
+    assert isinstance(skipped.value, SkipTest)
+    install_go(bin_folder)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(ServersMissing, match=r"run `python -m tests\.servers`") as failed:
+        require_servers()
+    assert not isinstance(failed.value, SkipTest)
+
+
+def test_kubebuilder_assets_are_used_for_the_newest_version(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Programs in KUBEBUILDER_ASSETS go before the cache, and never stand for the oldest version."""
+    for name in ("etcd", "kube-apiserver", "kubectl"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    assert require_servers(NEWEST).kube_apiserver == tmp_path / "kube-apiserver"
+    assert find(ETCD, cache_folder()) == tmp_path / "etcd"
+    assert find(KUBE_APISERVER[OLDEST], cache_folder()) is None
+    list_servers()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"{os.sep}etcd")
+    assert lines[-1].endswith("not built")
