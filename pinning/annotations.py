@@ -83,8 +83,11 @@ def is_policy_key(key: str) -> bool:
     return key == CRANE_CPU_MANAGER or key.partition("/")[0] in {*POLICY_FAMILIES, SIDECAR_LIMITS}
 
 
-def read_wishes(annotations: Mapping[str, str], containers: frozenset[str]) -> Wishes:
-    """Return the wishes of a pod's annotations; what cannot be read becomes a cause, never an exception."""
+def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | None) -> Wishes:
+    """Return the wishes of a pod's annotations; what cannot be read becomes a cause, never an exception.
+
+    `containers` is None where the pod does not exist yet, as in a virtual machine's template.
+    """
     causes: list[Cause] = []
     warnings: list[Cause] = []
     policy = _family(CPU_MANAGER, CPUPolicy, annotations, containers, causes)
@@ -110,7 +113,7 @@ def _family(
     family: str,
     words: type[Word],
     annotations: Mapping[str, str],
-    containers: frozenset[str],
+    containers: frozenset[str] | None,
     causes: list[Cause],
 ) -> Scoped[Word]:
     """Read every annotation of a family; causes are appended."""
@@ -124,7 +127,7 @@ def _family(
         if not scope.startswith(CONTAINER_SCOPE):
             expected = f"{family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
             causes.append(Cause(annotation_field(key), f"scope {scope!r} is unknown: write {expected}"))
-        elif container not in containers:
+        elif containers is not None and container not in containers:
             known = ", ".join(sorted(containers)) or "none"
             told = f"container {container!r} does not exist in this pod; its containers are: {known}"
             causes.append(Cause(annotation_field(key), told, "FieldValueNotFound"))

@@ -1,0 +1,121 @@
+"""The webhook's configuration: one frozen value, read from YAML, validated once, unknown keys refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
+from pinning.errors import BadContract, BadQuantity
+from pinning.quantity import RawQuantity, parse_quantity
+
+GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
+KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
+Count = Annotated[int, Meta(ge=1, le=8192)]
+
+
+class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A part of the configuration."""
+
+
+class SidecarResources(_Frozen, frozen=True):
+    """What a container that states nothing gets, as requests and limits (KubeVirt's hook sidecar values)."""
+
+    cpu: RawQuantity = "200m"
+    memory: RawQuantity = "64M"
+
+
+class NodeShape(_Frozen, frozen=True):
+    """One kind of node of the cluster, as the checks of `require` and `isolate` need it."""
+
+    name: str
+    cores: Count  # physical cores
+    threads_per_core: Count = 1
+    reserved_cores: Annotated[int, Meta(ge=0)] = 1
+
+    @property
+    def free_cores(self) -> int:
+        """Physical cores that an empty node of this kind can give away."""
+        return self.cores - self.reserved_cores
+
+
+class KubeVirt(_Frozen, frozen=True):
+    """The cluster settings of KubeVirt that its own webhooks read from the KubeVirt CR."""
+
+    service_accounts: tuple[str, ...] = KUBEVIRT_ACCOUNTS  # names, in any namespace
+    architecture: Literal["amd64", "arm64", "s390x"] = "amd64"
+    rollout_strategy: Literal["LiveUpdate", "Stage"] = "LiveUpdate"
+    max_cpu_sockets: Count | None = None
+    cpu_request: RawQuantity = "100m"
+
+
+class Settings(_Frozen, frozen=True):
+    """Everything that an operator may set for the webhook."""
+
+    feature_gates: str = msgspec.field(name="feature-gates", default=f"{GATE_SIDECAR},{GATE_CPU_MANAGER}")
+    sidecar_limits: Literal["launcher", "claims", "off"] = "launcher"
+    sidecar_resources: SidecarResources = SidecarResources()
+    isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
+    node_shapes: tuple[NodeShape, ...] = ()
+    kube_virt: KubeVirt = msgspec.field(name="kubevirt", default=KubeVirt())
+
+    @property
+    def gates(self) -> frozenset[str]:
+        """The feature gates that are on."""
+        return frozenset(word.strip() for word in self.feature_gates.split(",") if word.strip())
+
+    @property
+    def threads_per_core(self) -> tuple[int, ...]:
+        """Threads per core of every configured node shape; empty when the webhook knows nothing of nodes."""
+        return tuple(shape.threads_per_core for shape in self.node_shapes)
+
+
+def load_settings(document: bytes) -> Settings:
+    """Read the configuration file; raise BadContract naming key, value and remedy. An empty file means defaults."""
+    settings = _convert(parse_yaml(document, "configuration"))
+    unknown = settings.gates - GATES
+    if unknown:
+        raise BadContract(
+            f"feature-gates: {', '.join(sorted(unknown))} is unknown; known are {', '.join(sorted(GATES))}"
+        )
+    for name, value in (
+        ("sidecarResources.cpu", settings.sidecar_resources.cpu),
+        ("sidecarResources.memory", settings.sidecar_resources.memory),
+        ("kubevirt.cpuRequest", settings.kube_virt.cpu_request),
+    ):
+        _require_amount(name, value)
+    for shape in settings.node_shapes:
+        if shape.free_cores < 1:
+            told = f"reservedCores {shape.reserved_cores} of {shape.cores} cores leave none: reserve fewer"
+            raise BadContract(f"nodeShapes[{shape.name}]: {told}")
+    return settings
+
+
+def parse_yaml(document: bytes, what: str) -> object:
+    """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
+    try:
+        return yaml.load(document, Loader=SAFE_LOADER)  # noqa: S506 it is a safe loader
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
+
+
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _convert(parsed: object) -> Settings:
+    try:
+        return msgspec.convert({} if parsed is None else parsed, Settings)
+    except msgspec.ValidationError as error:
+        raise BadContract(f"configuration: {error}") from error
+
+
+def _require_amount(name: str, value: RawQuantity) -> None:
+    try:
+        amount = parse_quantity(value)
+    except BadQuantity as error:
+        raise BadContract(f"{name}: {error}") from error
+    if amount <= 0:
+        raise BadContract(f"{name}: {value} must be more than 0")

@@ -1,0 +1,139 @@
+"""Decide one admission request: decode what its kind needs, ask the pure rules, answer. Built once per configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from pinning.contract import MIRROR_POD, PRODUCT
+from pinning.kube import Pod
+from webhook.answer import Allowed, Denied, Patched
+from webhook.mutate import plan_mutation
+from webhook.pod_rules import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
+from webhook.wire import UNREADABLE, generate_name, malformed
+from webhook.workloads import TEMPLATES, below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pinning.errors import Cause
+    from webhook.config import Settings
+    from webhook.mutations import Mutations
+    from webhook.wire import Request
+
+POD: Final = ("", "Pod")
+CHANGING: Final = frozenset({"CREATE", "UPDATE"})
+_pod = msgspec.json.Decoder(Pod)
+_whole = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Decider:
+    """The rules of one configuration generation; a review is answered by one of these as a whole."""
+
+    settings: Settings
+    mutations: Mutations
+
+    def mutate(self, request: Request) -> Allowed | Patched:
+        """Return the additions to a pod that is being created; anything else is admitted untouched."""
+        if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
+            return Allowed()
+        pod = _decode_pod(request.object)
+        if _is_mirror(pod):
+            return Allowed()
+        whole: Any = pod if self.mutations.is_typed else _whole.decode(request.object)
+        plan = plan_mutation(whole, self.settings, self.mutations)
+        told = _sentences(plan.warnings)
+        if not plan.operations:
+            return Allowed(told)
+        return Patched(plan.operations, told, {"injected": str(len(plan.operations))})
+
+    def validate(self, request: Request) -> Allowed | Denied:
+        """Return whether an object is consistent, with every cause; kinds that are not ours are admitted."""
+        judge = _JUDGES.get(_kind(request))
+        if judge is None or request.operation not in CHANGING:
+            return Allowed()
+        verdict = judge(self, request)
+        if not verdict.causes:
+            return Allowed(_sentences(verdict.warnings))
+        return Denied(
+            kind=request.kind.kind,
+            group=request.kind.group,
+            name=_name(request),
+            causes=verdict.causes,
+            warnings=_sentences(verdict.warnings),
+            audit={"refused": str(len(verdict.causes))},
+        )
+
+
+def under(root: str, verdict: Verdict) -> Verdict:
+    """Return the verdict on a template with its fields told from the whole object."""
+    return Verdict(
+        tuple(replace(cause, field=root + cause.field) for cause in verdict.causes),
+        tuple(replace(warning, field=root + warning.field) for warning in verdict.warnings),
+    )
+
+
+def _kind(request: Request) -> tuple[str, str]:
+    return request.kind.group, request.kind.kind
+
+
+def _decode_pod(document: msgspec.Raw, path: str = "$.request.object") -> Pod:
+    """Return the pod as its owner wrote it: what the kubelet reports does not count at admission."""
+    try:
+        pod = _pod.decode(document)
+    except UNREADABLE as error:
+        raise malformed(error).under(path) from error
+    pod.pop("status", None)
+    return pod
+
+
+def _template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Pod:
+    try:
+        return msgspec.convert(below(msgspec.json.decode(document), path) or {}, Pod)
+    except UNREADABLE as error:
+        raise malformed(error).under(".".join((root, *path))) from error
+
+
+def _is_mirror(pod: Pod) -> bool:
+    return MIRROR_POD in ((pod.get("metadata") or {}).get("annotations") or {})
+
+
+def _sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
+    return tuple(f"{warning.field}: {PRODUCT}: {warning.message}" for warning in warnings)
+
+
+def _name(request: Request) -> str:
+    prefix = generate_name(request)
+    return request.name or (f"{prefix}..." if prefix else "")
+
+
+def _judge_pod(rules: Decider, request: Request) -> Verdict:
+    if request.subResource not in {None, "", "resize"}:
+        return Verdict()
+    pod = _decode_pod(request.object)
+    if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return Verdict()
+    if request.operation == "CREATE":
+        return review_new_pod(pod, rules.settings, rules.mutations)
+    return review_changed_pod(_decode_pod(request.oldObject, "$.request.oldObject"), pod, rules.settings)
+
+
+def _judge_workload(rules: Decider, request: Request) -> Verdict:
+    """Warn only: a refusal of the pods would be seen in an event, a refusal here would stop an apply."""
+    path = TEMPLATES[_kind(request)]
+    template = _template(request.object, path, "$.request.object")
+    if request.operation == "UPDATE":
+        old = _template(request.oldObject, path, "$.request.oldObject")
+        if not changes_claims(old, template):
+            return Verdict()
+    verdict = under(".".join(path) + ".", review_template(template, rules.settings))
+    return Verdict(warnings=(*verdict.causes, *verdict.warnings))
+
+
+_JUDGES: Final[Mapping[tuple[str, str], Callable[[Decider, Request], Verdict]]] = {
+    POD: _judge_pod,
+    **dict.fromkeys(TEMPLATES, _judge_workload),
+}

@@ -1,0 +1,119 @@
+"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits. Pure.
+
+A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
+pod again gives nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinning.contract import (
+    CMK_MUTATE,
+    CMK_MUTATE_TRUE,
+    CMK_NUM_CORES,
+    CMK_RESOURCES,
+    ISOLATED_CORES,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.pod import Claim, Origin, Reading, read_pod
+from pinning.resources import members
+from webhook.patch import Operation, add, additions, joined
+from webhook.sidecars import plan_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.kube import Pod
+    from webhook.config import Settings
+    from webhook.mutations import Fragment, Mutations
+
+UNCHOSEN = frozenset({None, "", "default"})  # the API server writes "default" before any webhook is called
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The additions to one pod, and what its owner is told about them."""
+
+    operations: tuple[Operation, ...]
+    warnings: tuple[Cause, ...] = ()
+
+
+def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
+    """Return everything that corepin adds to a pod when it is created."""
+    reading = read_pod(pod)
+    limits, told = plan_limits(pod, reading, settings)
+    operations = plan_injection(pod, reading, settings, mutations, limits)
+    mounted = _host_path_warnings(pod, mutations) if wants_injection(pod) else ()
+    return Plan(tuple(operations), (*mounted, *told))
+
+
+def wants_injection(pod: Pod) -> bool:
+    """Say whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE or any(
+        resource in member.requests for member in members(pod) for resource in CMK_RESOURCES
+    )
+
+
+def plan_injection(
+    pod: Pod,
+    reading: Reading,
+    settings: Settings,
+    mutations: Mutations,
+    limits: Mapping[str, Fragment] | None = None,
+) -> list[Operation]:
+    """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
+    injects = wants_injection(pod)
+    operations = _pod_additions(pod, mutations) if injects else []
+    for member in members(pod):
+        want = joined(
+            mutations.per_container if injects else {},
+            _claim_additions(reading.claim_of(member.name), settings),
+            (limits or {}).get(member.pointer, {}),
+        )
+        operations += additions(member.pointer, member.container, want)
+    return operations
+
+
+def _pod_additions(pod: Pod, mutations: Mutations) -> list[Operation]:
+    return [*additions("", pod, mutations.per_pod), *_service_account(pod, mutations.service_account)]
+
+
+def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
+    """Give a service account to a pod for which nobody chose one; the deprecated alias follows where it stands."""
+    spec = pod.get("spec") or {}
+    if account is None or spec.get("serviceAccountName") not in UNCHOSEN or account == "default":
+        return
+    if spec.get("serviceAccountName") or spec.get("serviceAccount") in UNCHOSEN:
+        yield add("/spec/serviceAccountName", account)
+        if spec.get("serviceAccount"):
+            yield add("/spec/serviceAccount", account)
+
+
+def _claim_additions(claim: Claim | None, settings: Settings) -> Fragment:
+    """Return what a container gets for its own claim."""
+    if claim is None:
+        return {}
+    if claim.origin is Origin.CMK:
+        return {"env": [{"name": CMK_NUM_CORES, "value": str(claim.count)}]}
+    if claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
+        charged = {ISOLATED_CORES: str(claim.count)}
+        return {"resources": {"requests": charged, "limits": charged}}
+    return {}
+
+
+def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
+    present = {volume.get("name"): volume for volume in (pod.get("spec") or {}).get("volumes") or ()}
+    for name, path in mutations.host_paths.items():
+        other = present.get(name)
+        if other is None:
+            yield Cause(
+                "spec.volumes", f"host directory {path} is mounted read-only into the pod (volume {name})"
+            )
+        elif (other.get("hostPath") or {}).get("path") != path:
+            yield Cause(
+                "spec.volumes", f"volume {name} is the pod's own; CMK's would be host directory {path}"
+            )

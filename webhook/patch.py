@@ -1,0 +1,81 @@
+"""Build JSON Patch operations (RFC 6902) that add what is missing and touch nothing that is there."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypedDict
+
+KEYS: Final = {  # by which member the entries of a list are told apart
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+}
+
+
+class Operation(TypedDict):
+    """One step of a patch; corepin only ever adds."""
+
+    op: str
+    path: str
+    value: Any
+
+
+def add(path: str, value: Any) -> Operation:
+    """Return the step that adds `value` at a JSON pointer."""
+    return {"op": "add", "path": path, "value": value}
+
+
+def escaped(key: str) -> str:
+    """Return a member name as a JSON pointer spells it."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def additions(path: str, have: Any, want: Any) -> list[Operation]:
+    """Return the steps after which everything of `want` is in the document at `path`, where `have` stands now.
+
+    What is there stays: dictionaries merge key by key, lists get the entries they lack, scalars are never replaced.
+    Parents that are absent or null are created. The steps for a merged document are empty.
+    """
+    if isinstance(have, dict) and isinstance(want, dict):
+        steps = []
+        for key, value in want.items():
+            present = have.get(key)
+            below = f"{path}/{escaped(key)}"
+            steps += [add(below, value)] if present is None else additions(below, present, value)
+        return steps
+    if isinstance(have, list) and isinstance(want, list):
+        key = KEYS.get(path.rpartition("/")[2])
+        return [add(f"{path}/-", entry) for entry in want if not any(_same(entry, one, key) for one in have)]
+    return []
+
+
+def _same(entry: Any, other: Any, key: str | None) -> bool:
+    if key and isinstance(entry, dict) and isinstance(other, dict):
+        return bool(entry.get(key) == other.get(key))
+    return bool(_plain(entry) == _plain(other))
+
+
+def _plain(entry: Any) -> Any:
+    """Drop members that say nothing: absent, null and empty are the same to the API."""
+    return (
+        {key: value for key, value in entry.items() if value not in (None, "")}
+        if isinstance(entry, dict)
+        else entry
+    )
+
+
+def joined(*fragments: dict[str, Any]) -> dict[str, Any]:
+    """Return one fragment that wants all that the given ones want; lists follow each other."""
+    whole: dict[str, Any] = {}
+    for fragment in fragments:
+        for key, value in fragment.items():
+            present = whole.get(key)
+            if isinstance(present, dict) and isinstance(value, dict):
+                whole[key] = joined(present, value)
+            elif isinstance(present, list) and isinstance(value, list):
+                whole[key] = [*present, *value]
+            else:
+                whole[key] = value
+    return whole

@@ -1,0 +1,213 @@
+"""The rules that hold a pod, or a workload's template of one, to the contract. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinning.annotations import annotation_field, is_policy_key
+from pinning.contract import (
+    CMK_INJECTED,
+    CMK_MUTATE,
+    CMK_MUTATE_TRUE,
+    CMK_NUM_CORES,
+    ISOLATED_CORES,
+    LAUNCHER_CONTAINER,
+    QoSClass,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.pod import OWN_CORES, Origin, is_dedicated_launcher, read_pod
+from pinning.quantity import millicores, whole
+from pinning.resources import Member, Role, guarantee_gaps, members, qos_class, whole_cpus
+from webhook.mutate import plan_injection, wants_injection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.kube import Pod
+    from pinning.pod import Claim, Reading
+    from webhook.config import NodeShape, Settings
+    from webhook.mutations import Mutations
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with an object, and what its owner should know; no causes means it is admitted."""
+
+    causes: tuple[Cause, ...] = ()
+    warnings: tuple[Cause, ...] = ()
+
+
+def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdict:
+    """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""
+    reading = read_pod(pod)
+    stated = _review(pod, reading, settings)
+    missing = _not_injected(pod, reading, settings, mutations)
+    return Verdict((*stated.causes, *_not_guaranteed(pod), *missing), stated.warnings)
+
+
+def review_template(pod: Pod, settings: Settings) -> Verdict:
+    """Judge a pod that nobody has injected anything into yet."""
+    return _review(pod, read_pod(pod), settings)
+
+
+def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
+    """Judge what an update changes; what was wrong before is nobody's fault now."""
+    if not changes_claims(old, new):
+        return Verdict()
+    before, after = read_pod(old), read_pod(new)
+    was, now = _review(old, before, settings), _review(new, after, settings)
+    causes = tuple(cause for cause in now.causes if cause not in was.causes)
+    return Verdict(
+        causes or tuple(_lost(old, new, before, after)),
+        tuple(warning for warning in now.warnings if warning not in was.warnings),
+    )
+
+
+def changes_claims(old: Pod, new: Pod) -> bool:
+    """Say whether policy annotations or container resources differ between two states of a pod."""
+    return _policies(old) != _policies(new) or _amounts(old) != _amounts(new)
+
+
+def _policies(pod: Pod) -> Mapping[str, str]:
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return {key: value for key, value in annotations.items() if key == CMK_MUTATE or is_policy_key(key)}
+
+
+def _amounts(pod: Pod) -> list[object]:
+    return [(member.name, dict(member.requests), dict(member.limits)) for member in members(pod)]
+
+
+def _review(pod: Pod, reading: Reading, settings: Settings) -> Verdict:
+    claims = {member.name: (member, reading.claim_of(member.name)) for member in members(pod)}
+    causes = [*reading.causes, *_too_large(pod, reading, settings.node_shapes)]
+    warnings = [*reading.warnings, *_mutate_words(pod)]
+    for member, claim in claims.values():
+        causes += _preset_cores(member, claim)
+        causes += _isolated_cores(member, claim)
+        warnings += _throttled(member, claim, settings)
+    return Verdict(tuple(causes), tuple(warnings))
+
+
+def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
+    """Refuse a CMK_NUM_CORES of the user's that is more than the container claims (R10: it is kept)."""
+    if claim is None or claim.origin is not Origin.CMK:
+        return
+    for at, variable in enumerate(member.container.get("env") or ()):
+        value = variable.get("value")
+        if variable.get("name") != CMK_NUM_CORES or value is None or value == str(claim.count):
+            continue
+        if not (
+            value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= claim.count and len(value) < 10
+        ):
+            told = (
+                f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.name} claims; remove it"
+            )
+            yield Cause(f"{member.path}.env[{at}].value", told)
+
+
+def _isolated_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
+    """Refuse a count of isolated cores that differs from what `isolate` will take."""
+    given = member.requests.get(ISOLATED_CORES)
+    if given is None or claim is None or claim.origin is Origin.CMK or claim.smt is not SMTPolicy.ISOLATE:
+        return
+    if whole(given) != claim.count:
+        told = f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
+        yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", told)
+
+
+def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Iterator[Cause]:
+    """Warn when the CPU limit is below the CPUs that a CMK claim brings."""
+    limit = member.limits.get("cpu")
+    if claim is None or claim.origin is not Origin.CMK or limit is None:
+        return
+    brought = claim.count * max(settings.threads_per_core, default=1)
+    if millicores(limit) < brought * 1000:
+        told = f"{limit} throttles container {member.name}, whose {claim.count} cores bring {brought} CPUs or more"
+        yield Cause(f"{member.path}.resources.limits[cpu]", f"{told}; raise or drop the limit")
+
+
+def _mutate_words(pod: Pod) -> Iterator[Cause]:
+    value = ((pod.get("metadata") or {}).get("annotations") or {}).get(CMK_MUTATE)
+    if value is None or value in CMK_MUTATE_TRUE:
+        return
+    field = annotation_field(CMK_MUTATE)
+    if wants_injection(pod):
+        yield Cause(field, f"{value[:20]!r} is no opt-out: a container claims cores, so the pod is injected")
+    elif value.strip().lower() not in {"false", "0", ""}:
+        yield Cause(field, f'{value[:20]!r} asks for nothing: write "true" to be injected')
+
+
+def _too_large(pod: Pod, reading: Reading, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
+    """Refuse whole cores that no configured node could give even when it is empty."""
+    owners = [claim for claim in reading.claims if claim.smt in OWN_CORES]
+    if not shapes or not owners:
+        return
+    if any(_cores_needed(reading.claims, shape) <= shape.free_cores for shape in shapes):
+        return
+    largest = max(shapes, key=lambda shape: (shape.free_cores, shape.name))
+    needed = _cores_needed(reading.claims, largest)
+    for claim in owners:
+        told = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
+        where = next(member.path for member in members(pod) if member.name == claim.container)
+        yield Cause(
+            f"{where}.resources.limits[cpu]",
+            f"{told}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs",
+        )
+
+
+def _cores_needed(claims: tuple[Claim, ...], shape: NodeShape) -> int:
+    """Return the cores that a pod takes on an empty node of a shape, while its neediest containers run."""
+    needs = [(claim.role, _cores_of(claim, shape.threads_per_core)) for claim in claims]
+    lasting = sum(count for role, count in needs if role is Role.SIDECAR)
+    running = sum(count for role, count in needs if role is Role.MAIN)
+    starting = max((count for role, count in needs if role is Role.INIT), default=0)
+    return lasting + max(running, starting)
+
+
+def _cores_of(claim: Claim, threads: int) -> int:
+    if claim.origin is Origin.CMK or claim.smt is SMTPolicy.ISOLATE:
+        return claim.count
+    return -(-claim.count // threads) if claim.smt in OWN_CORES else 0
+
+
+def _not_guaranteed(pod: Pod) -> Iterator[Cause]:
+    """Refuse a launcher with dedicated CPUs that KubeVirt would give up on later (FailedGuaranteePodResources)."""
+    compute = next((one for one in members(pod) if one.name == LAUNCHER_CONTAINER), None)
+    if not is_dedicated_launcher(pod) or compute is None or not whole_cpus(compute):
+        return
+    if qos_class(pod) is QoSClass.GUARANTEED:
+        return
+    for member in members(pod):
+        for name in guarantee_gaps(member):
+            told = (
+                f"container {member.name} must state {name} limits equal to requests, or this virtual machine"
+            )
+            yield Cause(
+                f"{member.path}.resources.limits[{name}]", f"{told} with dedicated CPUs is not Guaranteed"
+            )
+
+
+def _not_injected(pod: Pod, reading: Reading, settings: Settings, mutations: Mutations) -> Iterator[Cause]:
+    missing = plan_injection(pod, reading, settings, mutations)
+    if missing:
+        told = "not injected: the mutating webhook was not called; create the pod again"
+        yield Cause(annotation_field(CMK_INJECTED), f"{told} (missing: {missing[0]['path']})")
+
+
+def _lost(old: Pod, new: Pod, before: Reading, after: Reading) -> Iterator[Cause]:
+    """Refuse a resize after which a container could not keep the policy it has."""
+    if _policies(old) != _policies(new):
+        return
+    for member in members(new):
+        claim = before.claim_of(member.name)
+        if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:
+            limit, request = member.limits.get("cpu"), member.requests.get("cpu")
+            told = (
+                f"container {member.name} has {claim.policy} CPUs, and limit {limit} with request {request}"
+            )
+            yield Cause(
+                f"{member.path}.resources.limits[cpu]",
+                f"{told} is no whole number equal for both: set both to one, or set its policy to none first",
+            )
