@@ -1,0 +1,148 @@
+"""Complete a VMI spec as KubeVirt's mutating webhook does, on a copy.
+
+In a cluster KubeVirt has done this before a validator sees a VMI; offline, and inside of templates, nobody has.
+Source: KubeVirt's pkg/defaults/defaults.go. Only the defaults that CPU and memory rules read are copied.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import EVEN_PARITY
+from pinning.quantity import RawQuantity, parse_quantity, rounded_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pinning.kube import ResourceRequirements
+    from pinning.vmi_kube import CPU, Domain, Memory, VMISpec
+
+ARM64: Final = "arm64"
+BUILT_IN_CPU_REQUEST: Final = (
+    "100m"  # KubeVirt writes the cluster's cpuRequest into a VMI only if it is not this
+)
+MAX_HOTPLUG_VCPUS: Final = 512  # KubeVirt's bound on what maxSockets may amount to by default
+
+
+@dataclass(frozen=True, slots=True)
+class KubeVirtSettings:
+    """What the KubeVirt object of the cluster says, as far as it decides about CPUs."""
+
+    architecture: str = "amd64"
+    live_update: bool = True  # rollout strategy LiveUpdate; False is Stage
+    max_cpu_sockets: int | None = None
+    max_hotplug_ratio: int = 4
+    cpu_request: str = BUILT_IN_CPU_REQUEST
+    cpu_model: str = "host-model"
+    even_parity: bool = False  # gate AlignCPUs is on and the KubeVirt object has the even-parity annotation
+
+
+def vcpu_count(cpu: CPU | None) -> int:
+    """Return the product of those of sockets, cores and threads that are not zero; 0 if none is."""
+    cpu = cpu or {}
+    given = [count for count in (cpu.get("sockets"), cpu.get("cores"), cpu.get("threads")) if count]
+    return prod(given) if given else 0
+
+
+def defaulted(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
+    """Return a VMI's spec with all defaults; idempotent. Raise BadQuantity for an unreadable amount."""
+    result = defaulted_template(spec, settings)
+    cpu = _cpu(_domain(result))
+    if not cpu.get("model"):
+        cpu["model"] = "host-passthrough" if result.get("architecture") == ARM64 else settings.cpu_model
+    if settings.live_update and result.get("architecture") != ARM64 and not cpu.get("maxSockets"):
+        cpu["maxSockets"] = _max_sockets(cpu, settings)
+    return result
+
+
+def defaulted_template(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
+    """Return the VMI spec of a template with the defaults KubeVirt applies before judging it; idempotent."""
+    result: VMISpec = {**spec, "domain": deepcopy(spec.get("domain"))}
+    result["architecture"] = spec.get("architecture") or settings.architecture
+    domain = _domain(result)
+    _default_cpu_request(domain, settings)
+    _default_guest_memory(domain)
+    _default_topology(domain)
+    return result
+
+
+def has_even_parity(spec: VMISpec, annotations: Mapping[str, str], settings: KubeVirtSettings) -> bool:
+    """Tell whether the VMI has the even-parity annotation, its own or the cluster's."""
+    cpu = (spec.get("domain") or {}).get("cpu") or {}
+    return EVEN_PARITY in annotations or (settings.even_parity and bool(cpu.get("isolateEmulatorThread")))
+
+
+def _default_cpu_request(domain: Domain, settings: KubeVirtSettings) -> None:
+    requests = _resources(domain).get("requests") or {}
+    limit = (_resources(domain).get("limits") or {}).get("cpu")
+    if limit is not None and not _is_zero(limit) and _is_zero(requests.get("cpu")):
+        requests["cpu"] = limit
+    elif requests.get("cpu") is None and _wants_cluster_request(domain, settings):
+        requests["cpu"] = settings.cpu_request
+    _resources(domain)["requests"] = requests
+
+
+def _wants_cluster_request(domain: Domain, settings: KubeVirtSettings) -> bool:
+    differs = parse_quantity(settings.cpu_request) != parse_quantity(BUILT_IN_CPU_REQUEST)
+    return differs and not _cpu(domain).get("dedicatedCpuPlacement")
+
+
+def _default_guest_memory(domain: Domain) -> None:
+    memory = _memory(domain)
+    if memory.get("guest") is not None:
+        return
+    hugepages = memory.get("hugepages") or {}
+    amounts = ((_resources(domain).get(part) or {}).get("memory") for part in ("requests", "limits"))
+    memory["guest"] = next((amount for amount in amounts if not _is_zero(amount)), hugepages.get("pageSize"))
+
+
+def _default_topology(domain: Domain) -> None:
+    cpu = _cpu(domain)
+    if vcpu_count(cpu):
+        return
+    amounts = ((_resources(domain).get(part) or {}).get("cpu") for part in ("limits", "requests"))
+    amount = next((amount for amount in amounts if amount is not None), 1)
+    cpu["sockets"] = max(rounded_up(amount), 0)
+    cpu["cores"] = cpu["threads"] = 1
+
+
+def _max_sockets(cpu: CPU, settings: KubeVirtSettings) -> int:
+    sockets = cpu.get("sockets") or 0
+    if settings.max_cpu_sockets:
+        return max(settings.max_cpu_sockets, sockets)
+    wanted = sockets * settings.max_hotplug_ratio
+    per_socket = (cpu.get("cores") or 0) * (cpu.get("threads") or 0)
+    return (
+        wanted if wanted * per_socket <= MAX_HOTPLUG_VCPUS else max(MAX_HOTPLUG_VCPUS // per_socket, sockets)
+    )
+
+
+def _is_zero(amount: RawQuantity | None) -> bool:
+    return amount is None or parse_quantity(amount) == 0
+
+
+def _domain(spec: VMISpec) -> Domain:
+    domain: Domain = spec.get("domain") or {}
+    spec["domain"] = domain
+    return domain
+
+
+def _cpu(domain: Domain) -> CPU:
+    cpu: CPU = domain.get("cpu") or {}
+    domain["cpu"] = cpu
+    return cpu
+
+
+def _memory(domain: Domain) -> Memory:
+    memory: Memory = domain.get("memory") or {}
+    domain["memory"] = memory
+    return memory
+
+
+def _resources(domain: Domain) -> ResourceRequirements:
+    resources: ResourceRequirements = domain.get("resources") or {}
+    domain["resources"] = resources
+    return resources
