@@ -127,11 +127,6 @@ def states_compute(member: Member) -> bool:
     return any(name in member.requests for name in COMPUTE)
 
 
-def is_guaranteed(member: Member) -> bool:
-    """Say whether one container alone meets QoS Guaranteed: CPU and memory limits, requests equal to them."""
-    return not guarantee_gaps(member)
-
-
 def guarantee_gaps(member: Member) -> tuple[str, ...]:
     """Return which of cpu and memory keep a container from QoS Guaranteed."""
     return tuple(name for name in COMPUTE if not _is_fixed(name, member.requests, member.limits))

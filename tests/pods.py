@@ -1,0 +1,60 @@
+"""Short ways to write pods in tests; every value is what a user's YAML would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pinning.kube import Container, Pod, PodSpec
+from pinning.quantity import RawQuantity
+
+CPU_MANAGER = "cpu-manager.corepin.io/pod"
+SMT = "smt-policy.corepin.io/pod"
+NUMA = "numa-policy.corepin.io/pod"
+CORES = "cmk.intel.com/exclusive-cores"
+OTHER_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
+LAUNCHER = {"kubevirt.io": "virt-launcher"}
+DEDICATED = {"cpumanager": "true"}
+
+
+def container(
+    name: str = "main",
+    limits: Mapping[str, RawQuantity] | RawQuantity | None = None,
+    requests: Mapping[str, RawQuantity] | RawQuantity | None = None,
+    **more: Any,
+) -> Container:
+    """Return a container; a plain limit or request means CPU."""
+    resources: dict[str, Any] = {}
+    for key, given in (("limits", limits), ("requests", requests)):
+        if given is not None:
+            resources[key] = dict(given) if isinstance(given, Mapping) else {"cpu": given}
+    made: dict[str, Any] = {"name": name, "image": "registry.example/app:1", **more}
+    if resources:
+        made["resources"] = resources
+    return made  # type: ignore[return-value]
+
+
+def pod(
+    *containers: Container,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    init: list[Container] | None = None,
+    **spec: Any,
+) -> Pod:
+    """Return a pod named `demo`."""
+    made: dict[str, Any] = {"containers": list(containers or [container()]), **spec}
+    if init is not None:
+        made["initContainers"] = init
+    metadata: dict[str, Any] = {"name": "demo", "namespace": "default"}
+    if annotations is not None:
+        metadata["annotations"] = dict(annotations)
+    if labels is not None:
+        metadata["labels"] = dict(labels)
+    body: PodSpec = made  # type: ignore[assignment]
+    return {"metadata": metadata, "spec": body}  # type: ignore[typeddict-item]
+
+
+def launcher(*beside: Container, compute: Container | None = None, **more: Any) -> Pod:
+    """Return a virt-launcher pod with dedicated CPUs and, if not told otherwise, 4 CPUs and 1 Gi."""
+    made = compute or container("compute", {"cpu": "4", "memory": "1Gi"})
+    return pod(made, *beside, labels=LAUNCHER, nodeSelector=DEDICATED, **more)
