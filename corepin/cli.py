@@ -1,0 +1,63 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The `corepin` command: finds the verb, runs it, and turns failures into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from corepin.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# The modules of this package that are verbs, in the order of --help. Each has `add_parser(subparsers)` and
+# `run(args) -> int`, and imports what is heavy in `run` only.
+VERBS = ("webhook",)
+
+FAILED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    args = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except CommandFailed as error:
+        print(f"corepin {args.verb}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command and all its verbs."""
+    parser = argparse.ArgumentParser(
+        prog="corepin",
+        description="Gives containers and virtual machines on Kubernetes the CPUs they were promised.",
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="show the version and exit"
+    )
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name in VERBS:
+        verb = importlib.import_module(f"corepin.{name}")
+        verb.add_parser(subparsers).set_defaults(run=verb.run)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version of the installed distribution."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"corepin {version('corepin')}")
+        parser.exit()

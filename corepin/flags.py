@@ -1,0 +1,52 @@
+"""Flags that an environment variable may set too, so that a manifest can choose either."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+PREFIX = "COREPIN_"
+
+
+def variable(flag: str) -> str:
+    """Return the environment variable of a flag, e.g. COREPIN_TLS_CERT of --tls-cert."""
+    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def add_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str, default: str) -> None:
+    """Add a flag whose default is its environment variable, then `default`."""
+    parser.add_argument(
+        flag,
+        metavar=metavar,
+        default=os.environ.get(variable(flag)) or default,
+        help=f"{text} (default: {default}; {variable(flag)})",
+    )
+
+
+def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:
+    """Add a flag that stays None when neither it nor its environment variable is given."""
+    parser.add_argument(
+        flag,
+        metavar=metavar,
+        default=os.environ.get(variable(flag)) or None,
+        help=f"{text} ({variable(flag)})",
+    )
+
+
+def add_list_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:
+    """Add a flag that may be given often; its environment variable holds a list with commas."""
+    parser.add_argument(
+        flag,
+        metavar=metavar,
+        action="append",
+        help=f"{text} ({variable(flag)}, separated by commas)",
+    )
+
+
+def listed(flag: str, given: list[str] | None) -> frozenset[str]:
+    """Return what a list flag holds, or else its environment variable."""
+    names = os.environ.get(variable(flag), "").split(",") if given is None else given
+    return frozenset(name.strip() for name in names if name.strip())

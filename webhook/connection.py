@@ -1,0 +1,99 @@
+"""One connection of a client: uvicorn's protocol with the limits and checks that it lacks.
+
+uvicorn never drops a client that is slow with its first byte, its headers or its body, and shows no application
+the peer's certificate. Both are settled here, once per connection and not once per request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from starlette.responses import PlainTextResponse
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from webhook.tls import peer_names
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+    from uvicorn.server import ServerState
+
+FORBIDDEN = 403
+
+
+@dataclass(slots=True)
+class Policy:
+    """What all connections of a listener obey. `names` empty: any verified client certificate will do."""
+
+    needs_certificate: bool = False
+    names: frozenset[str] = frozenset()
+    is_draining: bool = field(default=False, init=False)
+
+    def refusal(self, certificate: dict[str, Any] | None) -> str | None:
+        """Say why a client is not served, None when it is."""
+        if not self.needs_certificate:
+            return None
+        if not certificate:
+            return "a client certificate is required"
+        if self.names and self.names.isdisjoint(peer_names(certificate)):
+            return "the client certificate bears none of the allowed names"
+        return None
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that knows since when its client owes it something, or it owes its client an answer."""
+
+    def __init__(
+        self, policy: Policy, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(config=config, server_state=state, app_state={}, _loop=loop)
+        self._policy = policy
+        self.busy_since: float | None = None  # None while the connection is idle between two requests
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Check the client's certificate; one that is refused gets 403 for whatever it asks."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self.busy_since = self.loop.time()
+        refusal = self._policy.refusal(transport.get_extra_info("peercert"))
+        if refusal is not None:
+            self.app = PlainTextResponse(f"corepin: {refusal}\n", FORBIDDEN)
+
+    def data_received(self, data: bytes) -> None:
+        """Note the first byte of a request."""
+        if self.busy_since is None:
+            self.busy_since = self.loop.time()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """Start a request; while draining its answer ends the connection."""
+        super().on_headers_complete()
+        if self._policy.is_draining:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """Note the end of a request that was answered before its body had ended (413): the rest was thrown away."""
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self.busy_since = None
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """Note that nothing is owed, unless another request waits already."""
+        super().on_response_complete()
+        self.busy_since = self.loop.time() if self.pipeline else None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has begun that has no complete answer."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def drop_if_busy_since(self, moment: float) -> None:
+        """Cut the connection if it has been busy with one request since `moment`."""
+        if self.busy_since is not None and self.busy_since <= moment:
+            self.transport.abort()

@@ -1,0 +1,72 @@
+"""Build one generation of decisions from the configuration files, and prove it before it serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pinning.errors import BadContract
+from webhook import wire
+from webhook.answer import Denied, encode
+from webhook.config import Settings, load_settings
+from webhook.decide import Decider
+from webhook.mutations import BUILT_IN, load_mutations
+from webhook.reload import Unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from webhook.app import Decisions
+    from webhook.reload import Contents, File
+
+T = TypeVar("T")
+
+# A pod that asks for a core, so that the self-test walks the whole path of a mutation.
+SAMPLE: Final = b"""{
+  "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+  "request": {
+    "uid": "self-test", "operation": "CREATE", "namespace": "corepin", "name": "self-test",
+    "kind": {"group": "", "version": "v1", "kind": "Pod"},
+    "resource": {"group": "", "version": "v1", "resource": "pods"},
+    "object": {
+      "metadata": {"name": "self-test"},
+      "spec": {"containers": [{"name": "a", "resources": {
+        "requests": {"cmk.intel.com/exclusive-cores": "1"}, "limits": {"cmk.intel.com/exclusive-cores": "1"}
+      }}]}
+    }
+  }
+}"""
+
+
+class Generations:
+    """Builds deciders from the contents of the configuration and the mutations file, in this order."""
+
+    def __init__(self, config: File, mutations: File) -> None:
+        self._config = config
+        self._mutations = mutations
+
+    def __call__(self, contents: Contents) -> Decider:
+        """Return a proven decider, or raise `Unusable` naming the file and the reason."""
+        config, mutations = contents
+        settings = _loaded(self._config, load_settings, config, Settings())
+        decider = Decider(settings, _loaded(self._mutations, load_mutations, mutations, BUILT_IN))
+        prove(decider)
+        return decider
+
+
+def prove(decider: Decisions) -> None:
+    """Send a built-in review through the decider; an exception or a refused mutation means it must not serve."""
+    request = wire.decode(SAMPLE)
+    answer = decider.mutate(request)
+    if isinstance(answer, Denied):
+        raise Unusable(f"the self-test was refused: {answer.causes[0].message}")
+    encode(request.uid, answer)
+    encode(request.uid, decider.validate(request))
+
+
+def _loaded(file: File, load: Callable[[bytes], T], content: bytes | None, default: T) -> T:
+    if content is None:
+        return default
+    try:
+        return load(content)
+    except BadContract as error:
+        raise Unusable(f"{file.path}: {error}") from error

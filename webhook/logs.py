@@ -1,0 +1,83 @@
+"""JSON log lines: one per review, written at once; everything else through `logging` with a JSON formatter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class ReviewLine(msgspec.Struct, omit_defaults=True, gc=False):
+    """What is told of one review; never a part of its object."""
+
+    time: datetime
+    endpoint: str
+    outcome: str
+    reason: str
+    seconds: float
+    generation: int
+    level: str = "INFO"
+    event: str = ""
+    uid: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    generate_name: str | None = msgspec.field(name="generateName", default=None)
+    kind: str | None = None
+    operation: str | None = None
+    fields: tuple[str, ...] = ()
+
+
+def to_standard_output(line: bytes) -> None:
+    """Write one whole line; a reader that went away must not fail a review."""
+    try:
+        os.write(sys.stdout.fileno(), line)
+    except OSError:
+        logging.getLogger(__name__).debug("log line lost")
+
+
+class ReviewLog:
+    """Writes the line of each review."""
+
+    def __init__(self, write: Callable[[bytes], object] = to_standard_output) -> None:
+        self._write = write
+
+    def __call__(self, line: ReviewLine) -> None:
+        """Write `line` in one piece."""
+        self._write(_encode(line) + b"\n")
+
+
+class JSONFormatter(logging.Formatter):
+    """Formats a record as one JSON line: a constant event, and facts given as `extra={"facts": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line without its line break."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname,
+            "event": record.getMessage(),
+            "logger": record.name,
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return _encode(line).decode()
+
+
+def configure(level: int = logging.INFO) -> None:
+    """Send all logging of the process to standard error as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(
+        logging.ERROR
+    )  # it warns of every garbled request: anyone could flood us
+    logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -1,0 +1,163 @@
+"""Values built from files, rebuilt when the bytes change; the last good one stays when new ones are bad.
+
+Bytes are compared, not times: Kubernetes swaps a mounted Secret or ConfigMap by renaming a symbolic link. Readers
+call `current()` once per piece of work and so see one consistent generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from webhook.metrics import ReloadMeter
+
+T = TypeVar("T")
+Contents = tuple[bytes | None, ...]  # of the files in their order; None where an optional one is absent
+
+logger = logging.getLogger(__name__)
+
+
+class Unusable(Exception):
+    """Files that cannot be taken into service; the message names the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file to watch; an optional one may be absent until it first appears."""
+
+    path: Path
+    optional: bool = False
+
+    def read(self) -> bytes | None:
+        """Return the bytes, None for an optional file that is absent."""
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError as error:
+            if self.optional:
+                return None
+            raise Unusable(f"{self.path} does not exist") from error
+        except OSError as error:
+            raise Unusable(f"{self.path} cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Generic[T]):
+    """A value in service and its number, counted from 1."""
+
+    number: int
+    value: T
+
+
+class Watched(Generic[T]):
+    """A value built from files. `load` once, then `refresh` as often as you like, from one thread at a time."""
+
+    def __init__(
+        self, name: str, files: tuple[File, ...], build: Callable[[Contents], T], meter: ReloadMeter
+    ) -> None:
+        self._name = name
+        self._files = files
+        self._build = build
+        self._meter = meter
+        self._serving: Contents = ()
+        self._seen: Contents | str = ()  # what was judged last: bytes, or why there were none
+        self._generation: Generation[T] | None = None
+
+    def current(self) -> Generation[T]:
+        """Return the value in service."""
+        if self._generation is None:
+            raise RuntimeError(f"{self._name} is not loaded")
+        return self._generation
+
+    def load(self) -> None:
+        """Build the first value, or raise `Unusable`."""
+        contents = self._read()
+        self._adopt(contents, self._build(contents))
+
+    def refresh(self) -> None:
+        """Take changed files into service, or keep what serves and say why."""
+        try:
+            contents = self._read()
+        except Unusable as error:
+            self._keep(str(error), error)
+            return
+        if contents == self._seen:
+            return
+        if contents == self._serving:
+            self._restore(contents)
+        else:
+            self._replace(contents)
+
+    def _read(self) -> Contents:
+        contents = tuple(file.read() for file in self._files)
+        for file, before, now in zip(self._files, self._serving, contents, strict=False):
+            if before is not None and now is None:
+                raise Unusable(f"{file.path} is gone")
+        return contents
+
+    def _replace(self, contents: Contents) -> None:
+        try:
+            value = self._build(contents)
+        except Exception as error:  # noqa: BLE001 - a bug in building must not stop what serves; it is logged
+            self._judge_again_or_keep(contents, error)
+            return
+        if self._is_still(contents):
+            self._adopt(contents, value)
+
+    def _judge_again_or_keep(self, contents: Contents, error: Exception) -> None:
+        """Keep the old value, unless the files changed while they were read: the next refresh judges those."""
+        if self._is_still(contents):
+            self._keep(contents, error)
+
+    def _is_still(self, contents: Contents) -> bool:
+        try:
+            return self._read() == contents
+        except Unusable:
+            return False
+
+    def _adopt(self, contents: Contents, value: T) -> None:
+        number = self._generation.number + 1 if self._generation else 1
+        self._generation = Generation(number, value)
+        self._serving = self._seen = contents
+        self._meter.adopted(number)
+        logger.info("files taken into service", extra={"facts": {"files": self._name, "generation": number}})
+
+    def _restore(self, contents: Contents) -> None:
+        """Note that the files on disk are again those that serve."""
+        self._seen = contents
+        number = self.current().number
+        self._meter.adopted(number)
+        logger.info("files are as before", extra={"facts": {"files": self._name, "generation": number}})
+
+    def _keep(self, seen: Contents | str, error: Exception) -> None:
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self._meter.kept()
+        logger.error(
+            "changed files refused, the older ones serve on",
+            extra={"facts": {"files": self._name, "reason": str(error)}},
+            exc_info=None if isinstance(error, Unusable) else error,
+        )
+
+
+class Refreshable(Protocol):
+    """Something that may have changed."""
+
+    def refresh(self) -> None:
+        """Look again."""
+        ...
+
+
+async def watch(watched: Iterable[Refreshable], seconds: float) -> None:
+    """Refresh for ever, in a thread: a slow disk must not delay a review."""
+    targets = tuple(watched)
+    while True:
+        await asyncio.sleep(seconds)
+        for target in targets:
+            await asyncio.to_thread(target.refresh)

@@ -1,0 +1,145 @@
+"""The webhook's process: one event loop with the TLS listener for reviews, and a plain one for health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from webhook.app import create_app
+from webhook.connection import Policy
+from webhook.listener import Address, Limits, Listener
+from webhook.logs import ReviewLog
+from webhook.metrics import Metrics, ReloadMeter
+from webhook.reload import File, Watched, watch
+from webhook.status import Readiness, create_status_app
+from webhook.tls import Identities, TLSFiles, listener_context, now_utc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from webhook.app import Decisions
+    from webhook.reload import Contents
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator may choose."""
+
+    listen: Address
+    metrics_listen: Address
+    tls: TLSFiles
+    config: File
+    mutations: File
+    client_names: frozenset[str] = frozenset()
+    poll_seconds: float = 2.0  # reading four small files costs 50 us
+    limits: Limits = field(default_factory=Limits)
+
+
+class Service:
+    """Everything that serves, loaded and bound; raises `Unusable` when a file or an address is."""
+
+    def __init__(self, options: Options, build: Callable[[Contents], Decisions]) -> None:
+        self.options = options
+        self.metrics = Metrics()
+        self.deciders = Watched(
+            "configuration",
+            (options.config, options.mutations),
+            build,
+            ReloadMeter(self.metrics, "configuration"),
+        )
+        self.identities = Watched(
+            "certificate",
+            options.tls.watched(),
+            Identities(options.tls),
+            ReloadMeter(self.metrics, "certificate"),
+        )
+        self.deciders.load()
+        self.identities.load()
+        self.readiness = Readiness(self._not_after, now_utc)
+        self.reviews = self._review_listener()
+        self.status = self._status_listener()
+        self._observe()
+
+    def _review_listener(self) -> Listener:
+        options = self.options
+        asks_clients = options.tls.client_ca is not None
+        context = listener_context(lambda: self.identities.current().value.context, asks_clients=asks_clients)
+        app = create_app(self.deciders.current, self.metrics, ReviewLog())
+        policy = Policy(asks_clients, options.client_names)
+        return Listener(app, options.listen.bind(), options.limits, policy, context)
+
+    def _status_listener(self) -> Listener:
+        app = create_status_app(self.readiness, self.metrics)
+        return Listener(app, self.options.metrics_listen.bind(), self.options.limits, Policy())
+
+    def _not_after(self) -> datetime:
+        return self.identities.current().value.not_after
+
+    def _observe(self) -> None:
+        self.metrics.observe(
+            "corepin_webhook_certificate_not_after_seconds",
+            "When the certificate in service expires, in seconds since 1970.",
+            lambda: self._not_after().timestamp(),
+        )
+        self.metrics.observe(
+            "corepin_webhook_connections",
+            "Connections that stand on the listener for reviews.",
+            lambda: len(self.reviews.connections),
+        )
+        self.metrics.observe(
+            "corepin_webhook_ready",
+            "1 while the webhook is ready.",
+            lambda: self.readiness.obstacle() is None,
+        )
+
+    async def serve(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch((self.deciders, self.identities), self.options.poll_seconds))
+            status = group.create_task(self.status.serve())
+            reviews = group.create_task(self.reviews.serve())
+            await self._tell_ready()
+            await stop.wait()
+            watching.cancel()
+            self._tell_draining()
+            await reviews
+            self.status.should_exit = True
+            await status
+        logger.info("stopped")
+
+    async def _tell_ready(self) -> None:
+        await self.status.has_started.wait()
+        await self.reviews.has_started.wait()
+        self.readiness.is_listening = True
+        facts = {"reviews": str(self.reviews.address), "metrics": str(self.status.address)}
+        logger.info("serving", extra={"facts": facts})
+
+    def _tell_draining(self) -> None:
+        self.readiness.is_draining = True
+        self.reviews.should_exit = True
+        logger.info("draining", extra={"facts": {"connections": len(self.reviews.connections)}})
+
+
+def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
+    """Serve until told to stop; raise `Unusable` when it cannot start."""
+
+    async def main() -> None:
+        service = Service(options, build)
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: collections need not walk it again and again
+        await service.serve()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

@@ -1,0 +1,67 @@
+"""Read how long a certificate is valid, without an X.509 library: `cryptography` would cost 8 MB in every replica.
+
+Only the path through the DER encoding to the two dates is walked (RFC 5280, 4.1); nothing is verified here.
+"""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+VERSION_TAG = 0xA0  # explicit [0], absent in version 1 certificates
+UTC_TIME_TAG = 0x17
+FIELDS_BEFORE_VALIDITY = 3  # serial number, signature algorithm, issuer
+
+
+class BadCertificate(ValueError):
+    """A text is not a certificate."""
+
+
+class _Element(NamedTuple):
+    """One DER element: its tag, and where its value starts and ends."""
+
+    tag: int
+    start: int
+    end: int
+
+
+def not_after(pem: bytes) -> datetime:
+    """Return the end of validity of the first certificate of a PEM file."""
+    try:
+        return _not_after(_first_certificate(pem.decode("ascii")))
+    except (ValueError, IndexError) as error:
+        raise BadCertificate("no certificate can be read") from error
+
+
+def _first_certificate(text: str) -> bytes:
+    start = text.index(BEGIN)
+    return ssl.PEM_cert_to_DER_cert(text[start : text.index(END, start) + len(END)])
+
+
+def _not_after(der: bytes) -> datetime:
+    certificate = _element(der, 0)
+    body = _element(der, certificate.start)
+    field = _element(der, body.start)
+    if field.tag == VERSION_TAG:
+        field = _element(der, field.end)
+    for _ in range(FIELDS_BEFORE_VALIDITY):
+        field = _element(der, field.end)
+    begin = _element(der, field.start)
+    return _time(der, _element(der, begin.end))
+
+
+def _element(der: bytes, at: int) -> _Element:
+    tag, length, start = der[at], der[at + 1], at + 2
+    if length & 0x80:  # the long form: the low bits count the bytes of the length
+        size = length & 0x7F
+        length, start = int.from_bytes(der[start : start + size]), start + size
+    return _Element(tag, start, start + length)
+
+
+def _time(der: bytes, element: _Element) -> datetime:
+    text = der[element.start : element.end].decode("ascii")
+    if element.tag == UTC_TIME_TAG:  # two digits of the year; 50 and later are of the last century
+        text = ("19" if text >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
