@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.kube import Pod
+from pinning.vmi import Kind
 from webhook.answer import Allowed, Denied, Patched
 from webhook.mutate import plan_mutation
 from webhook.pod_rules import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
+from webhook.vm_rules import KINDS, VirtObject, review_changed_vm, review_changed_vmi, review_vm
 from webhook.wire import UNREADABLE, generate_name, malformed
 from webhook.workloads import TEMPLATES, below
 
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
     from pinning.errors import Cause
     from webhook.config import Settings
     from webhook.mutations import Mutations
-    from webhook.wire import Request
+from webhook.wire import Request
 
+Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 _pod = msgspec.json.Decoder(Pod)
+_machine = msgspec.json.Decoder(VirtObject)
 _whole = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -82,12 +86,16 @@ def _kind(request: Request) -> tuple[str, str]:
 
 def _decode_pod(document: msgspec.Raw, path: str = "$.request.object") -> Pod:
     """Return the pod as its owner wrote it: what the kubelet reports does not count at admission."""
-    try:
-        pod = _pod.decode(document)
-    except UNREADABLE as error:
-        raise malformed(error).under(path) from error
+    pod = _decode(_pod, document, path)
     pod.pop("status", None)
     return pod
+
+
+def _decode(decoder: msgspec.json.Decoder[Decoded], document: msgspec.Raw, path: str) -> Decoded:
+    try:
+        return decoder.decode(document)
+    except UNREADABLE as error:
+        raise malformed(error).under(path) from error
 
 
 def _template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Pod:
@@ -133,7 +141,24 @@ def _judge_workload(rules: Decider, request: Request) -> Verdict:
     return Verdict(warnings=(*verdict.causes, *verdict.warnings))
 
 
+def _judge_machine(rules: Decider, request: Request) -> Verdict:
+    kind = KINDS[_kind(request)]
+    if request.subResource:
+        return Verdict()
+    new = _decode(_machine, request.object, "$.request.object")
+    if request.operation == "CREATE":
+        return review_vm(kind, new, rules.settings)
+    if (new.get("metadata") or {}).get("deletionTimestamp"):
+        return Verdict()
+    old = _decode(_machine, request.oldObject, "$.request.oldObject")
+    if kind is not Kind.VMI:
+        return review_changed_vm(kind, old, new, rules.settings)
+    whole_old, whole_new = _whole.decode(request.oldObject), _whole.decode(request.object)
+    return review_changed_vmi(whole_old, whole_new, request.userInfo.username or "", rules.settings)
+
+
 _JUDGES: Final[Mapping[tuple[str, str], Callable[[Decider, Request], Verdict]]] = {
     POD: _judge_pod,
     **dict.fromkeys(TEMPLATES, _judge_workload),
+    **dict.fromkeys(KINDS, _judge_machine),
 }

@@ -1,0 +1,97 @@
+"""Hold KubeVirt's objects to the contract: the rules of `pinning.vmi`, and our annotations that KubeVirt copies. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from pinning.annotations import read_wishes
+from pinning.contract import GATE_SIDECAR
+from pinning.errors import Cause
+from pinning.kube import ObjectMeta
+from pinning.vmi import Kind, KubeVirtSettings, find_template, review_vmi, vmi_update_causes
+from pinning.vmi_kube import VirtSpec
+from webhook.pod_rules import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from webhook.config import Settings
+
+KINDS: Final = {
+    ("kubevirt.io", Kind.VMI.value): Kind.VMI,
+    ("kubevirt.io", Kind.VM.value): Kind.VM,
+    ("kubevirt.io", Kind.REPLICA_SET.value): Kind.REPLICA_SET,
+    ("pool.kubevirt.io", Kind.POOL.value): Kind.POOL,
+}
+SERVICE_ACCOUNT: Final = "system:serviceaccount:"
+
+
+class VirtObject(TypedDict, total=False):
+    """Any of KubeVirt's four kinds."""
+
+    metadata: ObjectMeta | None
+    spec: VirtSpec | None
+
+
+def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
+    """Judge one object as a whole."""
+    metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
+    review = review_vmi(
+        kind,
+        metadata,
+        spec,
+        kubevirt_settings(settings),
+        sidecar_gate=GATE_SIDECAR in settings.gates,
+        threads_per_core=settings.threads_per_core,
+    )
+    template = find_template(kind, metadata, spec)
+    if isinstance(template, Cause):
+        return Verdict(review.causes, review.warnings)
+    wishes = read_wishes(template.annotations, None)
+    return Verdict(
+        (*review.causes, *_under(template.path, wishes.causes)),
+        (*review.warnings, *_under(template.path, wishes.warnings)),
+    )
+
+
+def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Settings) -> Verdict:
+    """Judge what an update of an object with a template changes; what was wrong before stays as it is."""
+    was, now = review_vm(kind, old, settings), review_vm(kind, new, settings)
+    return Verdict(
+        tuple(cause for cause in now.causes if cause not in was.causes),
+        tuple(warning for warning in now.warnings if warning not in was.warnings),
+    )
+
+
+def review_changed_vmi(
+    old: Mapping[str, Any], new: Mapping[str, Any], username: str, settings: Settings
+) -> Verdict:
+    """Judge the update of a running machine, whose spec nobody but KubeVirt may change."""
+    by_kubevirt = is_kubevirt(username, settings)
+    causes = vmi_update_causes(old.get("spec") or {}, new.get("spec") or {}, by_kubevirt=by_kubevirt)
+    before, after = (
+        read_wishes(((one.get("metadata") or {}).get("annotations") or {}), None) for one in (old, new)
+    )
+    return Verdict((*causes, *(cause for cause in after.causes if cause not in before.causes)))
+
+
+def is_kubevirt(username: str, settings: Settings) -> bool:
+    """Say whether a request comes from one of KubeVirt's own accounts, in whatever namespace it is installed."""
+    name = username.removeprefix(SERVICE_ACCOUNT).rpartition(":")[2]
+    return username.startswith(SERVICE_ACCOUNT) and name in settings.kube_virt.service_accounts
+
+
+def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
+    """Return the cluster's KubeVirt settings as the domain names them."""
+    given = settings.kube_virt
+    return KubeVirtSettings(
+        architecture=given.architecture,
+        live_update=given.rollout_strategy == "LiveUpdate",
+        max_cpu_sockets=given.max_cpu_sockets,
+        cpu_request=str(given.cpu_request),
+    )
+
+
+def _under(path: str, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    return tuple(replace(one, field=path + one.field) for one in found)
