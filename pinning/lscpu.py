@@ -1,6 +1,7 @@
 """Read what lscpu prints as JSON, of every util-linux since 2.34: strings or numbers, yes/no or booleans.
 
-An offline CPU has no core ("-" or null): such a row adds nothing but its absence from the online CPUs.
+An offline CPU has no core ("-" or null): such a row adds nothing but its absence from the online CPUs. Up to 2.41
+the dash stands without quotes, which is not JSON (https://github.com/util-linux/util-linux/issues/3430).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ COMMAND: Final = "lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLIN
 _CACHE_COLUMN = re.compile(
     r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*"
 )  # "l1d:l1i:l2:l3"; which, the machine decides
+_BARE_DASH = re.compile(r"(:\s*)-(?=\s*[,}])")
 _ABSENT: Final = (None, "", "-")
 _ONLINE: Final = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
 _LAST_LEVEL: Final = 3  # an L2 belongs to its core; where no L3 is told the package is the cache domain
@@ -46,7 +48,7 @@ def parse_lscpu(text: str) -> tuple[list[CPUFacts], CPUSet]:
 
 def _rows(text: str) -> list[Row]:
     try:
-        document = json.loads(text)
+        document = json.loads(_BARE_DASH.sub(r"\1null", text))
     except ValueError as error:
         raise BadTopology(f"lscpu: not JSON ({error}): write the file with `{COMMAND}`") from error
     rows = document.get("cpus") if isinstance(document, dict) else None
@@ -99,15 +101,17 @@ def _number(row: Row, column: str) -> int | None:
 def _caches(row: Row, package: int) -> Mapping[str, Hashable]:
     """Return the ids of the L2 and of the last-level cache.
 
-    lscpu leaves out the id of a cache that a CPU does not have, at whatever place: only the first ids can be
-    told, which is right because caches are missing from the outermost level inwards.
+    A cache that a CPU does not have leaves no gap in its ids: "64:64:8" under l1d:l1i:l2:l3 has no L3, and "1:0"
+    no L1 (both were seen on one Core Ultra 9 185H). The two L1 of a CPU have one id, which tells these apart.
     """
     column = next((name for name in row if _CACHE_COLUMN.fullmatch(name)), None)
     if column is None or row[column] in _ABSENT:
         return {}
-    levels = re.split("[^a-z0-9]", column)
+    levels, numbers = re.split("[^a-z0-9]", column), str(row[column]).split(":")
+    if len(set(numbers[:2])) > 1:
+        levels = levels[-len(numbers) :]
     caches: dict[str, Hashable] = {}
-    for level, number in zip(levels, str(row[column]).split(":"), strict=False):
+    for level, number in zip(levels, numbers, strict=False):
         if not number.isdigit():
             raise _bad(column.upper(), row[column], "numbers with colons between them, such as 0:0:0:0")
         caches[level] = (package, int(number))

@@ -201,6 +201,27 @@ def test_lscpu_of_a_cpu_without_a_level_three_cache() -> None:
     assert topology.l2_caches == {0: CPUSet([0]), 1: CPUSet([1, 2])}
 
 
+def test_lscpu_of_a_cpu_without_level_one_caches() -> None:
+    """Ids that differ in the first two places belong to the outermost caches (CPU 16 of a Core Ultra 9 185H)."""
+    topology = Topology.from_lscpu(
+        lscpu(
+            {"cpu": 15, "core": 9, "l1d:l1i:l2:l3": "6:6:0:0"},
+            {"cpu": 16, "core": 10, "l1d:l1i:l2:l3": "1:0"},
+            {"cpu": 17, "core": 11, "l1d:l1i:l2:l3": "10:10:1:0"},
+        )
+    )
+
+    assert topology.uncore_caches == {15: CPUSet.parse("15-17")}
+    assert topology.l2_caches == {15: CPUSet([15]), 16: CPUSet([16, 17])}
+
+
+def test_lscpu_with_bare_dashes() -> None:
+    """Up to util-linux 2.41 an offline CPU's columns are dashes without quotes; they are read as absent."""
+    text = lscpu({"cpu": 0, "core": 0, "node": None}, {"cpu": 1, "core": None, "node": None})
+
+    assert Topology.from_lscpu(text.replace("null", "-")).online == CPUSet([0])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
