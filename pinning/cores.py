@@ -1,0 +1,77 @@
+"""Whole physical cores for CMK claims, in CMK's order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+from pinning.cpuset import EMPTY, CPUSet, union
+from pinning.errors import NotEnoughCPUs
+
+if TYPE_CHECKING:
+    from pinning.topology import Core, Topology
+
+Mode = Literal["packed", "spread"]
+Order = tuple[int, ...]
+
+
+def take_cores(
+    topology: Topology,
+    free: CPUSet,
+    count: int,
+    *,
+    mode: Mode = "packed",
+    prefer_isolated: bool = True,
+    keep: CPUSet = EMPTY,
+) -> CPUSet:
+    """Return the online CPUs of `count` cores that are wholly free, wholly isolated ones first.
+
+    "packed" goes by package, then core; "spread" takes from the packages in turns. Cores of `keep` stay as long as
+    one of their CPUs is online, and what has to be added lies nearest to them.
+    """
+    if count < 0:
+        raise ValueError(f"count {count} must be 0 or more")
+    kept = [core for core in topology.cores_of(keep) if core.cpus & keep & topology.online]
+    new = [core for core in _wholly_free(topology, free | keep) if core not in kept]
+    found = len(kept) + len(new)
+    if found < count:
+        raise NotEnoughCPUs(count, found, _refusal(topology, free, count, found))
+    lost = keep - topology.online
+    order = _orders(topology, new, mode, prefer_isolated=prefer_isolated)
+    new.sort(key=lambda core: (order[core.id][0], *_apart(topology, core, lost or keep), *order[core.id]))
+    return union(topology.online_cpus_of(core) for core in [*kept, *new][:count])
+
+
+def _wholly_free(topology: Topology, free: CPUSet) -> list[Core]:
+    online = [(core, topology.online_cpus_of(core)) for core in topology.cores]
+    return [core for core, cpus in online if cpus and cpus <= free]
+
+
+def _orders(topology: Topology, cores: list[Core], mode: Mode, *, prefer_isolated: bool) -> dict[int, Order]:
+    """Return the sort key of each core: whether the kernel schedules on it, then CMK's packed or spread order."""
+    turns: Counter[tuple[bool, int]] = Counter()
+    orders: dict[int, Order] = {}
+    for core in cores:
+        scheduled = prefer_isolated and not topology.online_cpus_of(core) <= topology.isolated
+        turn = turns[scheduled, core.package] if mode == "spread" else 0
+        turns[scheduled, core.package] += 1
+        orders[core.id] = (int(scheduled), turn, core.package, core.id)
+    return orders
+
+
+def _apart(topology: Topology, core: Core, anchor: CPUSet) -> Order:
+    """Return a key that grows with the distance from the anchor; without an anchor all cores are equal."""
+    groups = (
+        topology.l2_caches[core.l2],
+        topology.uncore_caches[core.uncore_cache],
+        topology.numa_nodes[core.numa_node],
+        topology.packages[core.package],
+    )
+    return tuple(int(group.isdisjoint(anchor)) for group in groups)
+
+
+def _refusal(topology: Topology, free: CPUSet, count: int, found: int) -> str:
+    touched = len(topology.cores_of(free & topology.online)) - len(_wholly_free(topology, free))
+    shared = f" ({touched} more have a free CPU, but also a busy one)" if touched else ""
+    fits = f"ask for at most {found} or " if found else ""
+    return f"wanted {count} whole cores, {found} are wholly free{shared}: {fits}wait until a container frees some"
