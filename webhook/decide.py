@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pinning.errors import Cause
     from webhook.config import Settings
     from webhook.mutations import Mutations
-from webhook.wire import Request
+    from webhook.wire import Request
 
 Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
