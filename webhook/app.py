@@ -123,14 +123,15 @@ class ReviewEndpoint:
     def _record(self, reply: Reply, seconds: float) -> None:
         self._meter.count(reply.outcome, reply.reason, seconds)
         line = ReviewLine(
-            datetime.now(UTC),
-            self._endpoint,
-            reply.outcome,
-            reply.reason,
-            round(seconds, 6),
-            reply.generation,
+            time=datetime.now(UTC),
+            level="INFO",
+            event="review",
+            endpoint=self._endpoint,
+            outcome=reply.outcome,
+            reason=reply.reason,
+            seconds=round(seconds, 6),
+            generation=reply.generation,
         )
-        line.event = "review"
         line.fields = reply.fields
         if (request := reply.request) is not None:
             line.uid = request.uid

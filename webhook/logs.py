@@ -20,13 +20,13 @@ class ReviewLine(msgspec.Struct, omit_defaults=True, gc=False):
     """What is told of one review; never a part of its object."""
 
     time: datetime
+    level: str
+    event: str
     endpoint: str
     outcome: str
     reason: str
     seconds: float
     generation: int
-    level: str = "INFO"
-    event: str = ""
     uid: str | None = None
     namespace: str | None = None
     name: str | None = None
