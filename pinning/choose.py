@@ -1,0 +1,173 @@
+"""Which CPUs a claim gets from what is free: the node's configuration put into the words of the allocator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinning.allocate import Placement, place, take_cores
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.cpuset import EMPTY, CPUSet
+from pinning.errors import NotEnoughCPUs
+from pinning.pod import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.ledger import Assignment
+    from pinning.node_config import NodeConfig
+    from pinning.packed import Sort
+    from pinning.pod import Claim
+    from pinning.pools import NodeSets
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The policies that hold for a claim on this node, defaults filled in."""
+
+    policy: CPUPolicy
+    smt: SMTPolicy
+    numa: NUMAPolicy
+
+    @classmethod
+    def of(cls, claim: Claim, config: NodeConfig) -> Terms:
+        """Fill in what a claim leaves open. A CMK claim owns its cores, so `prefer` means `require` for it."""
+        numa = claim.numa or config.numa_policy
+        if claim.policy is CPUPolicy.SHARE:
+            return cls(claim.policy, SMTPolicy.PREFER, numa)
+        smt = claim.smt or config.smt_policy
+        if claim.origin is Origin.CMK and claim.smt is not SMTPolicy.ISOLATE:
+            smt = SMTPolicy.REQUIRE
+        return cls(claim.policy, smt, numa)
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """Chooses CPUs on one node."""
+
+    sets: NodeSets
+    config: NodeConfig
+
+    def fresh(self, claim: Claim, terms: Terms, free: CPUSet, reusable: CPUSet) -> Placement:
+        """Return CPUs for a claim that has none; raise NotEnoughCPUs."""
+        return self._first(claim, terms, free, claim.count, reusable=reusable & self.sets.source(claim))
+
+    def resized(
+        self, one: Assignment, terms: Terms, free: CPUSet, before: Placement | None = None
+    ) -> Placement:
+        """Return what a container shall hold for its claim's count, from what it has; raise NotEnoughCPUs.
+
+        `before` is what it had while all of its CPUs ran: replacements are taken near the lost ones.
+        """
+        return self._first(one.claim, terms, free, one.claim.count, keep=before or _placement(one))
+
+    def moved(self, one: Assignment, terms: Terms, free: CPUSet) -> Placement:
+        """Return as many CPUs as it has under other policies, keeping what these allow; raise NotEnoughCPUs."""
+        count = core_count(self.sets, one) if one.claim.origin is Origin.CMK else len(one.cpus)
+        return self._first(one.claim, terms, free, count, held=_placement(one))
+
+    def _first(
+        self,
+        claim: Claim,
+        terms: Terms,
+        free: CPUSet,
+        count: int,
+        *,
+        reusable: CPUSet = EMPTY,
+        keep: Placement | None = None,
+        held: Placement | None = None,
+    ) -> Placement:
+        """Try the CPUs from the most to the least suitable."""
+        refused = NotEnoughCPUs(count, 0)
+        for among in self._tiers(terms, free & self.sets.source(claim)):
+            try:
+                if claim.origin is Origin.CMK and terms.smt is SMTPolicy.REQUIRE:
+                    return self._cores(terms, among | reusable, count, keep or held)
+                return self._placed(terms, among, count, reusable, keep, held)
+            except NotEnoughCPUs as problem:
+                refused = problem
+        raise refused
+
+    def _tiers(self, terms: Terms, free: CPUSet) -> Iterator[CPUSet]:
+        """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones."""
+        balanced = free - self.sets.isolated
+        if terms.smt is SMTPolicy.PREFER and balanced and balanced != free:
+            yield balanced
+        yield free
+
+    def _placed(
+        self,
+        terms: Terms,
+        free: CPUSet,
+        count: int,
+        reusable: CPUSet,
+        keep: Placement | None,
+        held: Placement | None,
+    ) -> Placement:
+        chosen = place(
+            self.sets.topology,
+            free,
+            count,
+            smt=terms.smt,
+            numa_policy=terms.numa,
+            sort=self.config.sort,
+            distribute=self.config.distribute,
+            align_uncore=self.config.align_uncore,
+            reusable=reusable,
+            keep=keep,
+            held=held,
+        )
+        return Placement(chosen.cpus, chosen.idle & self.sets.allocatable)
+
+    def _cores(self, terms: Terms, free: CPUSet, count: int, own: Placement | None) -> Placement:
+        keep = own.owned if own else EMPTY
+        refused = NotEnoughCPUs(count, 0)
+        for inside in self._numa_choices(terms.numa, keep):
+            try:
+                return Placement(
+                    take_cores(
+                        self.sets.topology,
+                        free & inside,
+                        count,
+                        mode=self._mode(terms.numa),
+                        keep=keep & inside,
+                    )
+                )
+            except NotEnoughCPUs as problem:
+                refused = max(refused, problem, key=lambda one: one.found)
+        raise refused
+
+    def _numa_choices(self, numa: NUMAPolicy, keep: CPUSet) -> list[CPUSet]:
+        """Return where all cores shall lie; for `single` one node after the other, the one with most of its own first."""
+        if numa is not NUMAPolicy.SINGLE:
+            return [self.sets.topology.cpus]
+        nodes = self.sets.topology.numa_nodes
+        return [nodes[node] for node in sorted(nodes, key=lambda node: (-len(nodes[node] & keep), node))]
+
+    def _mode(self, numa: NUMAPolicy) -> Sort:
+        """CMK's own mode cuts its pool; within it cores are taken in order, as `cmk isolate` does."""
+        if numa is NUMAPolicy.DISTRIBUTED:
+            return "spread"
+        return "packed" if self.config.pools else self.config.sort
+
+
+def _placement(one: Assignment) -> Placement:
+    return Placement(one.cpus, one.idle)
+
+
+def core_count(sets: NodeSets, one: Assignment) -> int:
+    """Return on how many cores a container runs."""
+    return len(sets.topology.cores_of(one.cpus))
+
+
+def shortage(sets: NodeSets, one: Assignment) -> int:
+    """Return how much of what its claim promises a container lacks; below 0 it has more.
+
+    A CMK claim counts cores and means all of their CPUs, so a sibling that came back and idles is lacking too.
+    """
+    if one.claim.origin is not Origin.CMK:
+        return one.claim.count - len(one.cpus)
+    cores = one.claim.count - core_count(sets, one)
+    if cores == 0 and one.smt is SMTPolicy.REQUIRE:
+        return len(one.idle)
+    return cores

@@ -1,0 +1,152 @@
+"""What the agent sees of one node when it plans: values, already read, with nothing left to look up.
+
+A pod is read once, when the API sends it; planning over 250 containers must not read them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from pinning.contract import MIRROR_POD
+from pinning.pod import is_launcher, read_pod
+from pinning.resources import members
+
+if TYPE_CHECKING:
+    from pinning.cpuset import CPUSet
+    from pinning.errors import Cause
+    from pinning.kube import Pod
+    from pinning.pod import Claim
+    from pinning.topology import Topology
+
+CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: the uid that the runtime knows it by
+FINAL_PHASES = frozenset({"Succeeded", "Failed"})
+
+
+class Owner(NamedTuple):
+    """Who may hold CPUs: one container of one pod, whichever of its restarts runs."""
+
+    pod_uid: str
+    container: str
+
+
+class State(StrEnum):
+    """Where a container of the runtime is in its life."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPod:
+    """A pod as the API shows it, with its claims."""
+
+    uid: str  # as the runtime knows it
+    namespace: str
+    name: str
+    created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
+    claims: tuple[Claim, ...]
+    places: tuple[str, ...]  # the names of its containers in the order in which they start
+    is_final: bool = False  # its phase is Succeeded or Failed
+    is_vm: bool = False  # a launcher pod of KubeVirt
+    causes: tuple[Cause, ...] = ()
+    warnings: tuple[Cause, ...] = ()
+
+    @classmethod
+    def of(cls, pod: Pod) -> SeenPod:
+        """Read a pod of the API. A static pod is known by the hash of its manifest, as the runtime knows it."""
+        metadata = pod.get("metadata") or {}
+        annotations = metadata.get("annotations") or {}
+        static_uid = annotations.get(CONFIG_HASH) if MIRROR_POD in annotations else None
+        reading = read_pod(pod)
+        return cls(
+            uid=static_uid or metadata.get("uid") or "",
+            namespace=metadata.get("namespace") or "default",
+            name=metadata.get("name") or "",
+            created=metadata.get("creationTimestamp") or "",
+            claims=reading.claims,
+            places=tuple(member.name for member in members(pod)),
+            is_final=((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES,
+            is_vm=is_launcher(pod),
+            causes=reading.causes,
+            warnings=reading.warnings,
+        )
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """The total order of pods: oldest first, then by uid."""
+        return self.created, self.uid
+
+
+@dataclass(frozen=True, slots=True)
+class SeenContainer:
+    """A container as the runtime has it; `cpus` is what was read back from the kernel, empty when nothing was."""
+
+    id: str
+    pod_uid: str
+    name: str
+    state: State
+    cpus: CPUSet
+
+    @property
+    def owner(self) -> Owner:
+        """Whose restart this is."""
+        return Owner(self.pod_uid, self.name)
+
+    @property
+    def is_live(self) -> bool:
+        """Say whether it runs, or may start to run at any moment."""
+        return self.state is not State.EXITED
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One node at one moment."""
+
+    topology: Topology  # with what is online now, and what was known before
+    universe: CPUSet  # online, within the effective cpuset of the kubelet's pod root
+    pods: tuple[SeenPod, ...] = ()
+    containers: tuple[SeenContainer, ...] = ()
+    pods_complete: bool = True  # the API has listed every pod of the node
+    containers_complete: bool = True  # the runtime has listed every container
+
+    @cached_property
+    def live(self) -> tuple[SeenContainer, ...]:
+        """Containers that run or may start, in a total order."""
+        return tuple(
+            sorted((one for one in self.containers if one.is_live), key=lambda one: (*one.owner, one.id))
+        )
+
+    @cached_property
+    def live_uids(self) -> frozenset[str]:
+        """The pods that have a live container."""
+        return frozenset(one.pod_uid for one in self.live)
+
+    @cached_property
+    def running(self) -> frozenset[Owner]:
+        """The containers that run."""
+        return frozenset(one.owner for one in self.live if one.state is State.RUNNING)
+
+    @cached_property
+    def by_age(self) -> tuple[SeenPod, ...]:
+        """The pods that are not over, oldest first, each uid once."""
+        pods = {pod.uid: pod for pod in sorted(self.pods, key=lambda pod: pod.age, reverse=True)}
+        return tuple(sorted((pod for pod in pods.values() if not pod.is_final), key=lambda pod: pod.age))
+
+    @cached_property
+    def known_uids(self) -> frozenset[str]:
+        """The pods that the API has, and that are not over."""
+        return frozenset(pod.uid for pod in self.by_age)
+
+    def is_gone(self, pod_uid: str) -> bool:
+        """Say whether nothing of a pod is left: not in the API or over, and nothing of it runs (design rule 3)."""
+        complete = self.pods_complete and self.containers_complete
+        return complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids
+
+
+def unknown_containers(observed: Observed) -> tuple[SeenContainer, ...]:
+    """Return live containers whose pod the API did not show: look each up by name, they may only be late."""
+    return tuple(one for one in observed.live if one.pod_uid not in observed.known_uids)
