@@ -1,0 +1,191 @@
+"""The documents that the offline commands take and give: files or standard input, and the objects in them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from corepin.errors import CommandFailed
+from corepin.yaml_text import SIZE_LIMIT, BadYAML, read_yaml
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+STDIN: Final = "-"
+_LIST: Final = "List"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML document: `content` is a Kubernetes object or a list of them."""
+
+    source: str
+    line: int
+    content: dict[str, Any]
+
+    def failed(self, why: str) -> CommandFailed:
+        """Return the failure that this document causes, naming its file and line."""
+        return CommandFailed(f"{self.source}:{self.line}: {why}")
+
+    def items(self) -> Iterator[Item]:
+        """Yield the objects of the document: itself, or the entries of a `kind: List`, however deep."""
+        yield from self._items("", self.content, "")
+
+    def _items(self, pointer: str, content: dict[str, Any], kind: str) -> Iterator[Item]:
+        item = self._item(pointer, content, kind)
+        entries = content.get("items")
+        if not item.kind.endswith(_LIST) or not isinstance(entries, list):
+            yield item
+            return
+        for at, entry in enumerate(entries):
+            below = f"{pointer}/items/{at}"
+            if not isinstance(entry, dict):
+                raise self.failed(f"{_dotted(below)} is no object, but {_what(entry)}")
+            yield from self._items(below, entry, item.kind.removesuffix(_LIST))
+
+    def _item(self, pointer: str, content: dict[str, Any], kind: str) -> Item:
+        """Return an object with its kind; the entries of a typed list (PodList) need not state theirs."""
+        api_version = content.get("apiVersion") or (self.content.get("apiVersion") if kind else None)
+        stated = content.get("kind") or kind
+        for name, value in (("apiVersion", api_version), ("kind", stated)):
+            if not isinstance(value, str) or not value:
+                where = f"{_dotted(pointer)}." if pointer else ""
+                raise self.failed(f"{where}{name} is missing: every Kubernetes object states it")
+        metadata = content.get("metadata")
+        return Item(
+            self,
+            pointer,
+            content,
+            str(api_version),
+            str(stated),
+            metadata if isinstance(metadata, dict) else {},
+        )
+
+
+@dataclass(frozen=True)
+class Item:
+    """One Kubernetes object, with its place in its document as a JSON pointer."""
+
+    document: Document
+    pointer: str
+    content: dict[str, Any]
+    api_version: str
+    kind: str
+    metadata: dict[str, Any]
+
+    @property
+    def group(self) -> str:
+        """The API group, empty for the core's kinds."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The object's name, `prefix-...` where the API server will complete it."""
+        prefix = self.metadata.get("generateName")
+        return str(self.metadata.get("name") or (f"{prefix}..." if prefix else ""))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace, empty where the document states none."""
+        return str(self.metadata.get("namespace") or "")
+
+    @property
+    def title(self) -> str:
+        """The object in words: `Pod team/web`."""
+        place = f"{self.namespace}/{self.name or '(no name)'}" if self.namespace else self.name or "(no name)"
+        return f"{self.kind} {place}"
+
+
+def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the flag that names the documents, as kubectl has it."""
+    parser.add_argument(
+        "-f",
+        "--filename",
+        metavar="FILE",
+        action="append",
+        required=required,
+        help="YAML or JSON file, - for standard input; may be repeated",
+    )
+
+
+def read_documents(source: str) -> list[Document]:
+    """Return the documents of a file that are not empty; raise CommandFailed naming file and line."""
+    shown = "standard input" if source == STDIN else source
+    text = _decoded(_read(source, shown), shown)
+    documents = [
+        Document(shown, line, _object(content, shown, line))
+        for line, content in _parsed(text, shown)
+        if content is not None
+    ]
+    if not documents:
+        raise CommandFailed(f"{shown}: holds no document")
+    return documents
+
+
+def write_out(text: str) -> None:
+    """Print the text; raise CommandFailed where nobody reads it any more (`corepin inject ... | head`)."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        raise CommandFailed("standard output was closed before everything was written") from error
+    except OSError as error:
+        raise CommandFailed(f"standard output: {error.strerror}") from error
+
+
+def _read(source: str, shown: str) -> bytes:
+    try:
+        if source == STDIN:
+            data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(SIZE_LIMIT + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise CommandFailed(f"{shown}: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > SIZE_LIMIT:
+        raise CommandFailed(f"{shown}: is larger than {SIZE_LIMIT >> 20} MB: split it")
+    return data
+
+
+def _decoded(data: bytes, shown: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise CommandFailed(f"{shown}:{line}: is not UTF-8 text") from error
+
+
+def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:
+    try:
+        return list(read_yaml(text))
+    except BadYAML as error:
+        if text.lstrip().startswith("{"):  # JSON may hold what YAML 1.1 does not know, e.g. \ud83d\ude00
+            try:
+                return [(1, msgspec.json.decode(text))]
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                pass  # told as YAML, which names the line
+        raise CommandFailed(f"{shown}:{error.line}: {error.why}") from error
+
+
+def _object(content: Any, shown: str, line: int) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise CommandFailed(f"{shown}:{line}: expected a Kubernetes object, found {_what(content)}")
+    return content
+
+
+def _what(value: Any) -> str:
+    return {list: "a list", dict: "a mapping", str: "a text", type(None): "nothing"}.get(
+        type(value), "a number"
+    )
+
+
+def _dotted(pointer: str) -> str:
+    """Return a pointer as field paths have it: items[3]."""
+    return pointer.removeprefix("/").replace("items/", "items[").replace("/", "].") + "]"

@@ -1,0 +1,73 @@
+"""`corepin inject`: complete documents as the mutating webhook would, without a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from corepin.documents import add_file_flag, read_documents, write_out
+from corepin.flags import add_optional_flag
+
+if TYPE_CHECKING:
+    import argparse
+
+    from corepin.documents import Document
+    from webhook.decide import Decider
+
+DESCRIPTION = "Complete pods and pod templates as the webhook would, and print them. Needs no cluster."
+EPILOG = """\
+Pods and the templates of Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs and CronJobs are completed; every
+other document is printed as it is. Comments go, the order of keys stays. Warnings go to standard error.
+Exit code: 0 printed, 2 a document could not be read (then nothing is printed).
+Example: corepin inject -f pod.yaml | kubectl apply -f -
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "inject", help="complete YAML as the webhook would", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_file_flag(parser)
+    add_decider_flags(parser)
+    return parser
+
+
+def add_decider_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the rules, spelled as the server's."""
+    add_optional_flag(parser, "--config", "FILE", "the webhook's configuration")
+    add_optional_flag(parser, "--mutations", "FILE", "CMK's mutations")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the completed documents; print nothing when one of them cannot be read."""
+    from corepin.offline import load_decider
+    from corepin.yaml_text import write_yaml
+
+    documents = [document for source in args.filename for document in read_documents(source)]
+    decider = load_decider(args)
+    write_out(write_yaml([_completed(decider, document) for document in documents]))
+    return 0
+
+
+def _completed(decider: Decider, document: Document) -> Any:
+    from corepin.offline import inject
+
+    whole: Any = document.content
+    for item in document.items():
+        injected = inject(decider, item)
+        for warning in injected.warnings:
+            print(f"{document.source}:{document.line}: {item.title}: warning: {warning}", file=sys.stderr)
+        whole = _replaced(whole, item.pointer, injected.content)
+    return whole
+
+
+def _replaced(whole: Any, pointer: str, content: dict[str, Any]) -> Any:
+    """Put an object back into the list that it was taken from."""
+    import jsonpatch
+
+    if not pointer:
+        return content
+    return jsonpatch.apply_patch(whole, [{"op": "replace", "path": pointer, "value": content}], in_place=True)

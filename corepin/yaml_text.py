@@ -1,0 +1,236 @@
+"""Read and write YAML as kubectl understands it, from the parser's events.
+
+PyYAML's own loaders do not fit: they let duplicate keys pass, turn timestamps and `1:30` into something else, expand
+aliases without a limit, and the fast one crashes the process on deep nesting. So nothing here builds a tree of nodes.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+DEPTH_LIMIT: Final = 200  # no Kubernetes object is nested half as deep
+SIZE_LIMIT: Final = 2**25  # nodes and characters of a file with its aliases written out; an object holds 3 MB
+
+_NULL: Final = re.compile(r"~|null|Null|NULL|")
+_BOOL: Final = re.compile(
+    r"(?P<true>yes|Yes|YES|true|True|TRUE|on|On|ON)|no|No|NO|false|False|FALSE|off|Off|OFF"
+)
+_INT: Final = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)")
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NUMBER_LIKE: Final = re.compile(r"[-+.]?[0-9][-+.:_0-9a-fA-FoxOX]*|[yYnN]")
+_LONG: Final = 64  # a number with more digits than this is a text
+_TAG: Final = "tag:yaml.org,2002:"
+_MERGE: Final = "<<"
+
+
+class BadYAML(Exception):
+    """A text is no YAML that Kubernetes could read."""
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line}: {why}")
+        self.line = line
+        self.why = why
+
+
+def read_yaml(text: str) -> Iterator[tuple[int, Any]]:
+    """Yield every document with the line on which it starts; raise BadYAML where one cannot be read."""
+    try:
+        yield from _Reader(yaml.CSafeLoader(text)).documents()
+    except yaml.MarkedYAMLError as error:
+        raise _explained(error, text) from error
+    except yaml.reader.ReaderError as error:
+        line = text.encode(errors="replace")[: error.position].count(b"\n") + 1
+        raise BadYAML(line, f"{error.reason}: character {error.character!r}") from error
+    except UnicodeEncodeError as error:
+        raise BadYAML(text.count("\n", 0, error.start) + 1, "a text is not Unicode") from error
+
+
+def write_yaml(documents: Iterable[Any]) -> str:
+    """Return the documents as YAML, keys in the order in which they stand."""
+    return yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**16, explicit_start=True
+    ).removeprefix("---\n")
+
+
+@dataclass
+class _Reader:
+    """Builds values from events; `size` counts what was built, copies of aliases included."""
+
+    parser: yaml.CSafeLoader
+    size: int = 0
+    anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)  # value, size
+
+    def documents(self) -> Iterator[tuple[int, Any]]:
+        while (event := self.parser.get_event()) is not None:
+            if isinstance(event, yaml.DocumentStartEvent):
+                self.anchors.clear()
+                root = self._next()
+                yield _line(root), self._value(root, 0)
+
+    def _next(self) -> Any:
+        return self.parser.get_event()
+
+    def _value(self, event: Any, depth: int) -> Any:
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event)
+        if depth > DEPTH_LIMIT:
+            raise BadYAML(_line(event), f"nested more than {DEPTH_LIMIT} deep")
+        before = self.size
+        self._grow(event, 1)
+        value: Any
+        if isinstance(event, yaml.ScalarEvent):
+            self._grow(event, len(event.value))
+            value = _scalar(event)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = list(self._entries(event, depth))
+        else:
+            value = self._mapping(event, depth)
+        if event.anchor:
+            self.anchors[event.anchor] = (value, self.size - before)
+        return value
+
+    def _grow(self, event: Any, size: int) -> None:
+        self.size += size
+        if self.size > SIZE_LIMIT:
+            raise BadYAML(
+                _line(event), f"the file holds more than {SIZE_LIMIT >> 20} MB with aliases written out"
+            )
+
+    def _alias(self, event: Any) -> Any:
+        if event.anchor not in self.anchors:
+            raise BadYAML(_line(event), f"alias *{event.anchor} names no anchor that stands before it")
+        value, size = self.anchors[event.anchor]
+        self._grow(event, size)
+        return copy.deepcopy(value)
+
+    def _entries(self, start: Any, depth: int) -> Iterator[Any]:
+        _expect_tag(start, "seq")
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            yield self._value(event, depth + 1)
+
+    def _mapping(self, start: Any, depth: int) -> dict[str, Any]:
+        _expect_tag(start, "map")
+        merged: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        own: dict[str, Any] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            key = _key(event)
+            value = self._value(self._next(), depth + 1)
+            if key == _MERGE and event.implicit[0]:
+                merged |= _merged(value, event)
+                continue
+            if key in own:
+                raise BadYAML(_line(event), f"key {key!r} stands there twice (first on line {lines[key]})")
+            own[key], lines[key] = value, _line(event)
+        return {**merged, **own}
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+def _key(event: Any) -> str:
+    """Return a key as its text: Kubernetes knows no others, and `1` and `on` are meant as they are written."""
+    if not isinstance(event, yaml.ScalarEvent):
+        raise BadYAML(_line(event), "a key must be a text, not an alias, a list or a mapping")
+    return str(event.value)
+
+
+def _merged(value: Any, event: Any) -> dict[str, Any]:
+    sources = value if isinstance(value, list) else [value]
+    if not all(isinstance(source, dict) for source in sources):
+        raise BadYAML(_line(event), "<< merges mappings only")
+    whole: dict[str, Any] = {}
+    for source in sources:
+        whole = {**source, **whole}
+    return whole
+
+
+def _expect_tag(event: Any, kind: str) -> None:
+    if event.tag not in {None, "!", _TAG + kind}:
+        raise BadYAML(_line(event), f"tag {event.tag} means nothing to Kubernetes")
+
+
+def _scalar(event: Any) -> Any:
+    text = str(event.value)
+    if event.implicit[0]:
+        return _plain(text)
+    if event.tag in {None, "!", f"{_TAG}str"}:
+        return text
+    value = _plain(text)
+    kinds: dict[str, Any] = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}
+    wanted = kinds.get(event.tag.removeprefix(_TAG))
+    if wanted is None or not isinstance(value, wanted):
+        raise BadYAML(_line(event), f"tag {event.tag} does not fit {text[:40]!r}")
+    return value
+
+
+def _plain(text: str) -> Any:
+    """Return what a scalar without quotes means."""
+    if _NULL.fullmatch(text):
+        return None
+    word = _BOOL.fullmatch(text)
+    if word:
+        return word["true"] is not None
+    if len(text) <= _LONG and _INT.fullmatch(text):
+        return _integer(text)
+    if len(text) <= _LONG and _FLOAT.fullmatch(text):
+        return _finite(text)
+    return text
+
+
+def _integer(text: str) -> Any:
+    digits = text.replace("_", "").lstrip("+-")
+    try:
+        size = int("0o" + digits[1:], 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0)
+    except ValueError:  # `0_`, `0x_`: no digits
+        return _finite(text)
+    value = -size if text.startswith("-") else size
+    return value if -(2**63) <= value < 2**64 else float(value)
+
+
+def _finite(text: str) -> Any:
+    """Return a number, or the text where JSON has no such number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if abs(value) != float("inf") else text
+
+
+def _explained(error: yaml.MarkedYAMLError, text: str) -> BadYAML:
+    mark = error.problem_mark or error.context_mark
+    number = int(mark.line) if mark else 0
+    lines = text.splitlines()
+    line = lines[number] if number < len(lines) else ""
+    indent = line[: len(line) - len(line.lstrip())]
+    why = str(error.problem or error.context)
+    return BadYAML(
+        number + 1, why + (" (YAML is indented by spaces, and here is a tab)" if "\t" in indent else "")
+    )
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes texts so that kubectl's YAML reads texts again."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> Any:
+    """Quote what looks like a number to kubectl (`12e4567`), and keep many lines as many lines."""
+    style = "|" if "\n" in text else '"' if _NUMBER_LIKE.fullmatch(text) else None
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
+
+
+def _no_alias(dumper: _Dumper, value: Any) -> bool:
+    return True
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.ignore_aliases = _no_alias  # type: ignore[method-assign,assignment]
