@@ -76,7 +76,7 @@ MAX_DEPTH: Final = 8  # deeper parts of a spec are compared as a whole
 
 
 class Review(NamedTuple):
-    """The answer: refused if there are causes; warnings come either way."""
+    """The answer: refused if there are causes, which come without warnings."""
 
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
@@ -134,7 +134,7 @@ def review_vmi(
     view = _view(kind, template, readable(template.spec, bad), settings)
     causes += (cause for rule in _rules(kind, template, bad) for cause in rule(view))
     causes += () if sidecar_gate else _hook_sidecars(template)
-    if bad or template.is_unfinished:
+    if causes or template.is_unfinished:  # warnings about numbers that will change would mislead
         return Review(tuple(causes))
     even_parity = has_even_parity(view.spec, template.annotations, settings)
     warnings = warnings_of(view, even_parity=even_parity, threads_per_core=threads_per_core)

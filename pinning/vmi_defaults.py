@@ -77,7 +77,7 @@ def has_even_parity(spec: VMISpec, annotations: Mapping[str, str], settings: Kub
 
 def _default_cpu_request(domain: Domain, settings: KubeVirtSettings) -> None:
     requests = _resources(domain).get("requests") or {}
-    limit = (_resources(domain).get("limits") or {}).get("cpu")
+    _, limit = _request_and_limit(domain, "cpu")
     if limit is not None and not _is_zero(limit) and _is_zero(requests.get("cpu")):
         requests["cpu"] = limit
     elif requests.get("cpu") is None and _wants_cluster_request(domain, settings):
@@ -95,17 +95,17 @@ def _default_guest_memory(domain: Domain) -> None:
     if memory.get("guest") is not None:
         return
     hugepages = memory.get("hugepages") or {}
-    amounts = ((_resources(domain).get(part) or {}).get("memory") for part in ("requests", "limits"))
-    memory["guest"] = next((amount for amount in amounts if not _is_zero(amount)), hugepages.get("pageSize"))
+    given = (amount for amount in _request_and_limit(domain, "memory") if not _is_zero(amount))
+    memory["guest"] = next(given, hugepages.get("pageSize"))
 
 
 def _default_topology(domain: Domain) -> None:
     cpu = _cpu(domain)
     if vcpu_count(cpu):
         return
-    amounts = ((_resources(domain).get(part) or {}).get("cpu") for part in ("limits", "requests"))
-    amount = next((amount for amount in amounts if amount is not None), 1)
-    cpu["sockets"] = max(rounded_up(amount), 0)
+    request, limit = _request_and_limit(domain, "cpu")
+    fallback = 1 if request is None else request
+    cpu["sockets"] = max(rounded_up(fallback if limit is None else limit), 0)
     cpu["cores"] = cpu["threads"] = 1
 
 
@@ -118,6 +118,11 @@ def _max_sockets(cpu: CPU, settings: KubeVirtSettings) -> int:
     return (
         wanted if wanted * per_socket <= MAX_HOTPLUG_VCPUS else max(MAX_HOTPLUG_VCPUS // per_socket, sockets)
     )
+
+
+def _request_and_limit(domain: Domain, resource: str) -> tuple[RawQuantity | None, RawQuantity | None]:
+    resources = _resources(domain)
+    return (resources.get("requests") or {}).get(resource), (resources.get("limits") or {}).get(resource)
 
 
 def _is_zero(amount: RawQuantity | None) -> bool:

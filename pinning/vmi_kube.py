@@ -1,4 +1,3 @@
-# ruff: noqa: TC001 (msgspec reads the annotations while the program runs)
 """The parts of KubeVirt objects that corepin reads, in the API's own spelling.
 
 Typed dictionaries as in `pinning.kube`: every key may be absent or null, unknown keys are ignored. An empty

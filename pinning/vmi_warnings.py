@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pinning.contract import EVEN_PARITY
-from pinning.errors import BadContract, Cause
 from pinning.quantity import rounded_up
 from pinning.realtime import RealtimeMask
 from pinning.vmi_defaults import vcpu_count
@@ -14,6 +13,7 @@ from pinning.vmi_view import CPU_AMOUNTS, POOL_COUNT, find
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pinning.errors import Cause
     from pinning.quantity import RawQuantity
     from pinning.vmi_kube import Domain
     from pinning.vmi_view import VMIView
@@ -25,7 +25,10 @@ def pod_cpus(vmi: VMIView, *, even_parity: bool) -> int:
 
 
 def warnings_of(vmi: VMIView, *, even_parity: bool, threads_per_core: tuple[int, ...]) -> Iterator[Cause]:
-    """Yield every warning; `threads_per_core` lists the shapes of all nodes, empty when they are unknown."""
+    """Yield every warning about a VMI that no rule refuses.
+
+    `threads_per_core` lists the shapes of all nodes; empty when they are unknown.
+    """
     if vmi.is_dedicated and not (threads_per_core and max(threads_per_core) < 2):
         yield from _odd_total(vmi, even_parity=even_parity)
     if vmi.is_dedicated:
@@ -109,10 +112,7 @@ def _pool_without_policy(vmi: VMIView) -> Iterator[Cause]:
 
 def _mask_of_nobody(vmi: VMIView) -> Iterator[Cause]:
     mask = (vmi.cpu.get("realtime") or {}).get("mask") or ""
-    try:
-        parsed = RealtimeMask.parse(mask)
-    except BadContract:
-        return  # refused, not warned
+    parsed = RealtimeMask.parse(mask)
     numbers = f"the vCPUs are 0 to {vmi.vcpus - 1}"
     if not parsed.selected_count(vmi.vcpus):
         message = f"mask {mask[:40]} selects no vCPU, {numbers}: list those to run in realtime, for example 0"

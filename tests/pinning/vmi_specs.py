@@ -1,0 +1,45 @@
+"""Short ways to write VMI specs and to ask for the answer, for the tests about VMIs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pinning.vmi import Kind, KubeVirtSettings, Review, review_vmi
+
+if TYPE_CHECKING:
+    from pinning.errors import Cause
+    from pinning.vmi_kube import VirtSpec
+
+SETTINGS = KubeVirtSettings()
+STAGED = KubeVirtSettings(live_update=False)
+PASSTHROUGH: dict[str, Any] = {"guestMappingPassthrough": {}}
+
+
+def vmi(  # each keyword is one part of a spec
+    cpu: dict[str, Any] | None = None,
+    *,
+    requests: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
+    memory: dict[str, Any] | None = None,
+    architecture: str | None = None,
+    **domain: Any,
+) -> VirtSpec:
+    """Return the spec of a VMI with 1Gi of memory unless told otherwise."""
+    memory = {"guest": "1Gi"} if memory is None else memory
+    parts: Any = {"cpu": cpu, "memory": memory, "resources": {"requests": requests, "limits": limits}}
+    return {"architecture": architecture, "domain": parts | domain}
+
+
+def dedicated(**cpu: Any) -> dict[str, Any]:
+    """Return guest CPUs with dedicated placement."""
+    return {"dedicatedCpuPlacement": True} | cpu
+
+
+def review(spec: VirtSpec, settings: KubeVirtSettings = SETTINGS, **options: Any) -> Review:
+    """Judge the spec as that of a VMI."""
+    return review_vmi(Kind.VMI, {}, spec, settings, **options)
+
+
+def fields(causes: tuple[Cause, ...]) -> list[str]:
+    """Return the fields of causes without the root that nearly all of them share."""
+    return [cause.field.removeprefix("spec.domain.") for cause in causes]
