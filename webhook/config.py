@@ -97,12 +97,9 @@ def load_settings(document: bytes) -> Settings:
 def parse_yaml(document: bytes, what: str) -> object:
     """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
     try:
-        return yaml.load(document, Loader=SAFE_LOADER)  # noqa: S506 it is a safe loader
+        return yaml.safe_load(document)  # not the C loader: deep nesting ends that one in a segmentation fault
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
-
-
-SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _convert(parsed: object) -> Settings:

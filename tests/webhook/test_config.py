@@ -1,0 +1,91 @@
+"""The configuration file: defaults, and refusals that name key, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.errors import BadContract
+from webhook.config import Settings, load_settings
+from webhook.vm_rules import is_kubevirt
+
+
+@pytest.mark.parametrize("document", [b"", b"# nothing\n", b"{}", b"sidecarLimits: launcher"])
+def test_an_empty_file_means_the_defaults(document: bytes) -> None:
+    """What nobody sets is as shipped: sidecar limits for launchers, both gates on."""
+    settings = load_settings(document)
+    assert settings == Settings()
+    assert settings.gates == {"Sidecar", "CPUManager"}
+    assert settings.threads_per_core == ()
+
+
+def test_every_key_is_read() -> None:
+    """The file of the operator guide sets each value."""
+    settings = load_settings(
+        b"""
+feature-gates: "Sidecar"
+sidecarLimits: "claims"
+sidecarResources: {cpu: 100m, memory: 128Mi}
+isolatedCores: false
+nodeShapes:
+- {name: compute, cores: 32, threadsPerCore: 2, reservedCores: 2}
+kubevirt:
+  serviceAccounts: [virt]
+  architecture: arm64
+  rolloutStrategy: Stage
+  maxCpuSockets: 8
+  cpuRequest: 200m
+"""
+    )
+    assert settings.gates == {"Sidecar"}
+    assert (settings.node_shapes[0].free_cores, settings.threads_per_core) == (30, (2,))
+    assert settings.kube_virt.max_cpu_sockets == 8
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (b"sidecarLimit: off", "sidecarLimit"),
+        (b"sidecarLimits: sometimes", "$.sidecarLimits"),
+        (b"sidecarLimits: off", "$.sidecarLimits"),  # YAML 1.1 reads a bare off as false
+        (b"feature-gates: Sidecars", "Sidecars is unknown; known are CPUManager, Sidecar"),
+        (b"sidecarResources: {cpu: lots}", "sidecarResources.cpu: 'lots'"),
+        (b"sidecarResources: {memory: 0}", "sidecarResources.memory: 0 must be more than 0"),
+        (b"kubevirt: {cpuRequest: x}", "kubevirt.cpuRequest"),
+        (b"kubevirt: {architecture: mips}", "$.kubevirt.architecture"),
+        (b"nodeShapes: [{name: a, cores: 0}]", "$.nodeShapes[0].cores"),
+        (b"nodeShapes: [{name: a, cores: 2, reservedCores: 2}]", "nodeShapes[a]: reservedCores 2 of 2 cores"),
+        (b"nodeShapes: [{cores: 2}]", "name"),
+        (b"[1, 2]", "object"),
+        (b"a: [", "line 1"),
+        (b"\xff\xfe\x00", "YAML"),
+        (b"a: b: c", "line 1"),
+    ],
+)
+def test_a_wrong_file_is_refused_saying_where(document: bytes, told: str) -> None:
+    """The message names the key or the line, and the value or what is expected."""
+    with pytest.raises(BadContract) as refused:
+        load_settings(document)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_deeply_nested_file_is_refused() -> None:
+    """A hostile file ends in a refusal, not in a crash."""
+    with pytest.raises(BadContract):
+        load_settings(b"[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("username", "expected"),
+    [
+        ("system:serviceaccount:kubevirt:kubevirt-controller", True),
+        ("system:serviceaccount:other-namespace:kubevirt-handler", True),
+        ("system:serviceaccount:kubevirt:default", False),
+        ("kubevirt-controller", False),
+        ("system:serviceaccount:", False),
+        ("", False),
+    ],
+)
+def test_kubevirts_accounts_are_known_in_any_namespace(username: str, expected: bool) -> None:
+    """Only a service account of one of the configured names counts as KubeVirt."""
+    assert is_kubevirt(username, Settings()) is expected
