@@ -1,0 +1,32 @@
+"""What the terminal can show: colour or not, and how many columns."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NARROWEST: Final = 40
+WIDEST: Final = 200
+DEFAULT: Final = 80
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Say whether to write colour: to a terminal that can, unless NO_COLOR is set (https://no-color.org)."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
+    """Return the columns to use, 40 to 200: $COLUMNS, else the terminal's, else 80."""
+    wanted = environ.get("COLUMNS", "")
+    width = int(wanted) if wanted.isascii() and wanted.isdigit() else _terminal_columns(stream)
+    return min(max(width or DEFAULT, NARROWEST), WIDEST)
+
+
+def _terminal_columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # no terminal, or a stream without a file
+        return DEFAULT

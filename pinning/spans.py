@@ -1,0 +1,52 @@
+"""Lines of text whose parts may be coloured, measured without their colour."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text and how to show it: the parameters of an ANSI SGR sequence ("1;32"), or none."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Span, ...]
+
+
+def text_line(text: str) -> Line:
+    """Return a line without colour."""
+    return (Span(text),)
+
+
+def wrapped(text: str, width: int) -> list[Line]:
+    """Return as many lines without colour as the text needs."""
+    return [text_line(line) for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+
+
+def width_of(line: Line) -> int:
+    """Return the columns that a line takes."""
+    return sum(len(span.text) for span in line)
+
+
+def padded(line: Line, width: int) -> Line:
+    """Return the line filled with blanks up to a width."""
+    return (*line, Span(" " * (width - width_of(line))))
+
+
+def paint(lines: Iterable[Line], *, colour: bool) -> str:
+    """Return the text of the lines, with colour or without, and no blanks at any end."""
+    return "".join(_painted(line, colour=colour).rstrip() + "\n" for line in lines)
+
+
+def _painted(line: Line, *, colour: bool) -> str:
+    return "".join(
+        f"\033[{span.style}m{span.text}\033[0m" if colour and span.style else span.text for span in line
+    )
