@@ -179,7 +179,7 @@ def test_r12_tolerations_are_appended_once() -> None:
     ],
 )
 def test_r13_a_chosen_service_account_is_never_replaced(
-    mutations: Mutations, given: dict[str, str], account: str | None, alias: str | None
+    mutations: Mutations, given: dict[str, Any], account: str | None, alias: str | None
 ) -> None:
     """R13, fixed: only what the API server fills in is replaced, and alias and name never disagree."""
     spec = applied(pod(cores(), **given), mutations)["spec"]

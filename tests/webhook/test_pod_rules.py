@@ -220,7 +220,7 @@ WRONG = pod(container("main", "1500m"), annotations={CPU_MANAGER: "exclusive", S
 
 def test_an_update_of_something_else_is_admitted_however_wrong_the_pod_is() -> None:
     """Labels, foreign annotations and images of a wrong pod may change."""
-    new = copy.deepcopy(WRONG)
+    new: Any = copy.deepcopy(WRONG)
     new["metadata"] = {**(new["metadata"] or {}), "labels": {"a": "b"}}
     new["metadata"]["annotations"] = {**(new["metadata"]["annotations"] or {}), "example.com/x": "y"}
     assert changed(WRONG, new) == Verdict()
