@@ -115,10 +115,20 @@ def _request(item: Item, kind: GroupVersionKind, content: dict[str, Any]) -> Req
 
 def _misshapen(item: Item, error: Malformed, path: tuple[str, ...]) -> CommandFailed:
     """Translate what the webhook would answer with HTTP 400."""
-    field = ".".join((*path, error.path.removeprefix(_OBJECT).removeprefix(".")))
-    return item.document.failed(
-        f"{item.title}: {field}: {error.why}" if field else f"{item.title}: {error.why}"
-    )
+    below_object = error.path.removeprefix(_OBJECT).removeprefix(".")
+    field = _named(item.content, ".".join((*path, below_object)).removesuffix("."))
+    told = f"{field}: {error.why}" if field else error.why
+    return item.document.failed(f"{item.title}: {told}")
+
+
+def _named(content: dict[str, Any], field: str) -> str:
+    """Return the field with the key that msgspec leaves out of `annotations[...]`: the first that holds no text."""
+    parent = field.removesuffix("[...]")
+    entries = below(content, tuple(parent.split(".")))
+    if parent == field or not isinstance(entries, dict):
+        return field
+    key = next((key for key, value in entries.items() if not isinstance(value, str)), "...")
+    return f"{parent}[{key}]"
 
 
 def _under(path: Sequence[str], warnings: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,50 @@
+"""Write certificates and keys so that nobody ever sees half a file, or a private key that others may read."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRIVATE: Final = 0o600
+PUBLIC: Final = 0o644
+
+
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Create a file with its mode and content in one step; raise FileExistsError when there is one already."""
+    partial = _written_beside(path, content, mode)
+    try:
+        os.link(partial, path)  # unlike a rename, it fails where something stands
+    finally:
+        partial.unlink()
+
+
+def write_over(path: Path, content: bytes, mode: int) -> None:
+    """Create a file, or replace the one that is there, in one step."""
+    partial = _written_beside(path, content, mode)
+    try:
+        partial.replace(path)
+    except OSError:
+        partial.unlink()
+        raise
+
+
+def _written_beside(path: Path, content: bytes, mode: int) -> Path:
+    """Return a complete file with the mode in the same directory, under a name of this process's own."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)  # the umask may have taken bits away
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        partial.unlink()
+        raise
+    return partial
