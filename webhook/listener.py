@@ -134,12 +134,16 @@ class Listener(uvicorn.Server):
             self._drop_slow()
         return await super().on_tick(counter)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what has begun or is on its way, with `Connection: close`; then close what is idle, cut the rest."""
+    def drain(self) -> None:
+        """End every connection with its next answer, from this moment; then stop."""
         self._policy.is_draining = True
         for connection in self.connections:
             if connection.is_answering:
                 connection.shutdown()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what has begun or is on its way; then close what is idle, and at last cut what remains."""
         await self._wait_closed(self._limits.linger_seconds)
         for server in self.servers:
             server.close()

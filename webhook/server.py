@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ class Service:
             watching.cancel()
             self._tell_draining()
             await reviews
-            self.status.should_exit = True
+            self.status.drain()
             await status
         logger.info("stopped")
 
@@ -129,7 +130,7 @@ class Service:
 
     def _tell_draining(self) -> None:
         self.readiness.is_draining = True
-        self.reviews.should_exit = True
+        self.reviews.drain()
         logger.info("draining", extra={"facts": {"connections": len(self.reviews.connections)}})
 
 
@@ -143,5 +144,8 @@ def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
         await service.serve()
 
     disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with warnings.catch_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # of peers in mid-handshake, whom only the loop can reach

@@ -1,0 +1,128 @@
+"""A webhook process under test: started on free ports, its log followed line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import trustme
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 30.0  # for a busy machine; nothing waits that long for success
+
+
+class Log:
+    """Lines of a stream, kept while they come."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.plain: list[bytes] = []  # what is no JSON
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, args=(stream,))
+        self._thread.start()
+
+    def _follow(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            with self._news:
+                self._keep(line)
+                self._news.notify_all()
+        stream.close()
+
+    def _keep(self, line: bytes) -> None:
+        try:
+            self.lines.append(json.loads(line))
+        except ValueError:
+            self.plain.append(line)
+
+    def wait_for(self, event: str, count: int = 1, **facts: object) -> dict[str, Any]:
+        """Return the line of the `count`th such event, once it is there."""
+
+        def found() -> list[dict[str, Any]]:
+            wanted = {"event": event, **facts}.items()
+            return [
+                line
+                for line in self.lines
+                if wanted <= {k: v for k, v in line.items() if k in dict(wanted)}.items()
+            ]
+
+        with self._news:
+            assert self._news.wait_for(lambda: len(found()) >= count, PATIENCE_SECONDS), (
+                event,
+                self.lines,
+                self.plain,
+            )
+            return found()[count - 1]
+
+    def join(self) -> None:
+        """Wait for the end of the stream."""
+        self._thread.join()
+
+
+class Server:
+    """A running webhook."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.process = process
+        self.reviews = Log(process.stdout)
+        self.log = Log(process.stderr)
+        serving = self.log.wait_for("serving")
+        self.address = serving["reviews"]
+        self.host, _, port = self.address.rpartition(":")
+        self.port = int(port)
+        self.url = f"https://{self.address}"
+        self.status_url = f"http://{serving['metrics']}"
+
+    def terminate(self) -> int:
+        """Ask the process to stop and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def resident_megabytes(self) -> float:
+        """Return the resident memory of the process."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def metric(self, sample: str) -> float:
+        """Return one sample of /metrics."""
+        lines = httpx.get(f"{self.status_url}/metrics").text.splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
+
+
+@contextlib.contextmanager
+def serving(*flags: object, **limits: float) -> Iterator[Server]:
+    """Run a webhook on free ports until the block ends."""
+    command = [sys.executable, "-W", "error", "-m", "tests.webhook.fast_server", json.dumps(limits)]
+    ports = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, *ports, *map(str, flags)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            server = Server(process)
+            yield server
+        finally:
+            process.kill()
+            process.wait()
+        server.log.join()
+        server.reviews.join()
+
+
+def trusting(*cas: trustme.CA) -> ssl.SSLContext:
+    """Return a client's context that trusts these CAs."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for ca in cas:
+        ca.configure_trust(context)
+    return context
