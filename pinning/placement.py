@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -164,10 +165,20 @@ class _Claim:
         return self._tiers(self._beside(taken, room), own)
 
     def _tiers(self, pool: int, first: CPUSet) -> list[int]:
-        """Return the pool in three: on what comes first, on wholly isolated cores, and the rest."""
-        preferred = pool & self._charged(first.mask)
-        isolated = pool & self._isolated() & ~preferred
-        return [preferred, isolated, pool & ~preferred & ~isolated]
+        """Return the pool in parts: on what comes first, on wholly isolated cores, and the rest."""
+        preferred = [pool & cpus for cpus in self._preferred(first)]
+        left = pool & ~sum(preferred)
+        isolated = left & self._isolated()
+        return [*preferred, isolated, left & ~isolated]
+
+    def _preferred(self, first: CPUSet) -> list[int]:
+        """Return what the CPUs of `first` make come first: themselves, or their cores, those with most of them first."""
+        if self.smt is SMTPolicy.PREFER:
+            return [first.mask]
+        touched: defaultdict[int, int] = defaultdict(int)
+        for core in self.topology.cores_of(first):
+            touched[len(core.cpus & first)] |= core.cpus.mask
+        return [touched[number] for number in sorted(touched, reverse=True)]
 
     def _isolated(self) -> int:
         """Return the cores wholly isolated from the kernel's scheduler; only whole-core claims look for them."""
@@ -178,16 +189,20 @@ class _Claim:
 
     def _fitting(self, tiers: list[int]) -> list[int]:
         """Return the tiers, under `single` those of the best NUMA node; raise NotEnoughCPUs when too few."""
-        nodes = machine_of(self.topology).numa_nodes
-        single = self.policy is NUMAPolicy.SINGLE
-        regions = [node.mask for node in nodes] if single else [self.topology.online.mask]
-        found = max(sum((tier & region).bit_count() for tier in tiers) for region in regions)
+        found = self._most(sum(tiers))
         if found < self.count:
             raise NotEnoughCPUs(self.count, found, self._refusal(found))
-        if not single:
+        if self.policy is not NUMAPolicy.SINGLE:
             return tiers
         region = self._narrowest(tiers)
         return [tier & region for tier in tiers]
+
+    def _most(self, cpus: int) -> int:
+        """Return how many of the CPUs the NUMA policy could give at once."""
+        if self.policy is not NUMAPolicy.SINGLE:
+            return cpus.bit_count()
+        nodes = machine_of(self.topology).numa_nodes
+        return max(((node.mask & cpus).bit_count() for node in nodes), default=0)
 
     def _narrowest(self, tiers: list[int]) -> int:
         return replace(self._picker(), machine=machine_of(self.topology)).narrowest(tiers, self.count)
@@ -227,9 +242,10 @@ class _Claim:
         remedies = [f"ask for at most {found}"] if found else []
         if where and self._pool().bit_count() >= self.count:
             remedies.append(f"choose numa-policy {NUMAPolicy.PACKED}")
-        if self.smt is not SMTPolicy.PREFER and len(self.usable) >= self.count:
+        if self.smt is not SMTPolicy.PREFER and self._most(self.usable.mask) >= self.count:
             remedies.append(f"choose smt-policy {SMTPolicy.PREFER}")
-        remedy = " or ".join([*remedies, "wait until a container frees some"])
+        remedies.append("wait until a container frees some")
+        remedy = " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))
         return f"wanted {self.count} {_WANTED[self.smt]}{where}, found {found}{busy}: {remedy}"
 
 
