@@ -9,10 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy, SMTPolicy
+from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy
 from pinning.cpuset import EMPTY, CPUSet, union
 from pinning.errors import BadContract, PinningError
-from pinning.pod import OWN_CORES, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,11 +74,6 @@ class NodeSets:
         )
         allowed = named & self.allocatable
         return allowed - self.isolated if claim.policy is CPUPolicy.SHARE else allowed
-
-
-def wants_cores(claim: Claim, smt: SMTPolicy) -> bool:
-    """Say whether a claim owns its cores whole."""
-    return claim.policy is CPUPolicy.EXCLUSIVE and (claim.origin is Origin.CMK or smt in OWN_CORES)
 
 
 def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeSets:
