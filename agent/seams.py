@@ -1,0 +1,141 @@
+"""What the agent stands on: the four things it asks of the outside, so that each can be real, local or simulated.
+
+The loop (`agent.loop`) knows only these. Errors are translated at the edge that meets them:
+
+AgentError
+  +- Unavailable   the runtime, the API server or the kernel does not answer now; try again later
+  +- Gone          the container or pod is not there any more; nothing to do
+  +- Refused       it answered no; the message says why and what to do
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pinning.cpuset import CPUSet
+    from pinning.kube import Pod
+    from pinning.observed import State
+    from pinning.topology import Topology
+
+
+class AgentError(Exception):
+    """Anything outside that went wrong."""
+
+
+class Unavailable(AgentError):
+    """What was asked does not answer now; trying again later may help."""
+
+
+class Gone(AgentError):
+    """The container or pod is not there any more."""
+
+
+class Refused(AgentError):
+    """The answer is no; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContainer:
+    """One container as the runtime knows it (sandboxes are none)."""
+
+    id: str
+    pod_uid: str  # as the runtime knows it: of a static pod the hash of its manifest
+    namespace: str
+    pod: str
+    name: str
+    state: State
+    pid: int  # of its first process in the host's pid namespace; 0 when it has none
+    cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: not known
+    in_vm: bool = False  # runs inside a VM sandbox (Kata): its cpuset is changed by the runtime alone
+
+
+class Runtime(Protocol):
+    """The container runtime of the node."""
+
+    name: str  # e.g. "containerd 2.4.2"
+
+    async def containers(self) -> tuple[RuntimeContainer, ...]:
+        """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        ...
+
+    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+        """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
+
+        Raises Gone, Unavailable, Refused.
+        """
+        ...
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""
+        ...
+
+
+class Cgroups(Protocol):
+    """The cpuset hierarchy of the kernel, version 1 or 2. Paths are those of RuntimeContainer.cgroup."""
+
+    version: int
+    writable: bool
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
+        ...
+
+    def write(self, cgroup: str, cpus: CPUSet) -> None:
+        """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set."""
+        ...
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Compare every task below the cgroup with `cpus` (design section 8, proof)."""
+        ...
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Call `written` with the path of every cgroup whose `cpuset.cpus` somebody writes, until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StrayTasks:
+    """What the tasks of a cgroup may run on, compared with its assignment."""
+
+    outside: tuple[int, ...] = ()  # task ids allowed on CPUs that are not theirs: drift
+    narrowed: tuple[
+        int, ...
+    ] = ()  # task ids allowed on fewer CPUs: their own choice, or a mask they inherited
+
+
+class PodSource(Protocol):
+    """Where the pods of this node come from."""
+
+    complete: bool  # the source has shown every pod once, and is in reach
+
+    def pods(self) -> Mapping[str, Pod]:
+        """Return the pods of this node by uid (of the API)."""
+        ...
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Keep `pods` up to date and call `changed` after every change, until cancelled; reconnects by itself."""
+        ...
+
+
+class Machine(Protocol):
+    """The CPUs of the node."""
+
+    def topology(self) -> Topology:
+        """Return what the kernel shows now, offline CPUs as remembered from before."""
+        ...
+
+    def universe(self) -> CPUSet:
+        """Return the online CPUs within the effective cpuset of the kubelet's pod root."""
+        ...
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+        ...
+
+    def machine_id(self) -> str:
+        """Return the id of this machine."""
+        ...
