@@ -186,4 +186,4 @@ def _cpu_lines(key: Key, width: int, digits: int) -> list[str]:
         expand_tabs=False,
         replace_whitespace=False,
     )
-    return [line.replace("\t", "") for line in lines]
+    return [line.replace("\t", "") for line in lines] or [count]

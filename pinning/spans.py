@@ -48,5 +48,6 @@ def paint(lines: Iterable[Line], *, colour: bool) -> str:
 
 def _painted(line: Line, *, colour: bool) -> str:
     return "".join(
-        f"\033[{span.style}m{span.text}\033[0m" if colour and span.style else span.text for span in line
+        f"\033[{span.style}m{span.text}\033[0m" if colour and span.style and span.text.strip() else span.text
+        for span in line
     )
