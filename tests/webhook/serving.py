@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -48,22 +49,22 @@ class Log:
 
     def wait_for(self, event: str, count: int = 1, **facts: object) -> dict[str, Any]:
         """Return the line of the `count`th such event, once it is there."""
+        wanted = {"event": event, **facts}
+        found: list[dict[str, Any]] = []
+        looked_at = 0
 
-        def found() -> list[dict[str, Any]]:
-            wanted = {"event": event, **facts}.items()
-            return [
-                line
-                for line in self.lines
-                if wanted <= {k: v for k, v in line.items() if k in dict(wanted)}.items()
-            ]
+        def is_there() -> bool:
+            nonlocal looked_at
+            while looked_at < len(self.lines) and len(found) < count:
+                line = self.lines[looked_at]
+                looked_at += 1
+                if all(line.get(name) == value for name, value in wanted.items()):
+                    found.append(line)
+            return len(found) == count
 
         with self._news:
-            assert self._news.wait_for(lambda: len(found()) >= count, PATIENCE_SECONDS), (
-                event,
-                self.lines,
-                self.plain,
-            )
-            return found()[count - 1]
+            assert self._news.wait_for(is_there, PATIENCE_SECONDS), (wanted, self.lines[-9:], self.plain)
+        return found[-1]
 
     def join(self) -> None:
         """Wait for the end of the stream."""
@@ -95,6 +96,12 @@ class Server:
         """Return the resident memory of the process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def wait_for_connections(self, count: int) -> None:
+        """Ask for the number of connections until it is `count`; a peer knows of its own end first."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (found := self.metric("corepin_webhook_connections")) != count:
+            assert time.monotonic() < deadline, found
 
     def metric(self, sample: str) -> float:
         """Return one sample of /metrics."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal
 import socket
 import ssl
@@ -123,7 +122,7 @@ def test_new_pair_is_served_and_a_bad_one_is_not(secret: Mounted) -> None:
         assert server.metric(refused) == 0
 
         assert http.post("/mutate", content=review()).status_code == 200
-        assert server.metric("corepin_webhook_connections") == 1  # still the first one
+        server.wait_for_connections(1)  # still the first one
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -192,7 +191,7 @@ def test_body_that_is_too_long_is_read_to_its_end(secret: Mounted) -> None:
         codes = [http.post("/mutate", content=body).status_code for body in (b"x" * 2**23, review())]
 
         assert codes == [413, 200]
-        assert server.metric("corepin_webhook_connections") == 1
+        server.wait_for_connections(1)
 
 
 def test_request_that_has_begun_is_answered_after_sigterm(secret: Mounted) -> None:
@@ -201,7 +200,7 @@ def test_request_that_has_begun_is_answered_after_sigterm(secret: Mounted) -> No
     with serving(*tls_flags(secret), linger_seconds=0.2, grace_seconds=PATIENCE_SECONDS) as server:
         with connected(server) as begun:
             begun.sendall(request_head(len(body)) + body[:40])
-            wait_for_connections(server, 1)
+            server.wait_for_connections(1)
             server.process.send_signal(signal.SIGTERM)
             server.log.wait_for("draining")
 
@@ -219,7 +218,7 @@ def test_request_on_an_idle_connection_is_answered_while_lingering(secret: Mount
     """A request that was on its way when SIGTERM came is answered, and the connection closed after it."""
     with serving(*tls_flags(secret), linger_seconds=PATIENCE_SECONDS) as server:
         with connected(server) as idle:
-            wait_for_connections(server, 1)
+            server.wait_for_connections(1)
             server.process.send_signal(signal.SIGTERM)
             server.log.wait_for("draining", connections=1)
             idle.sendall(request_head(len(review())) + review())
@@ -233,17 +232,10 @@ def test_idle_peers_do_not_hold_the_exit(secret: Mounted) -> None:
     """A peer that never answers the end of TLS, and one in mid-handshake, are left behind soon."""
     with serving(*tls_flags(secret), linger_seconds=0.1, tls_close_seconds=0.2) as server:
         with connected(server), socket.create_connection((server.host, server.port)):
-            wait_for_connections(server, 1)
+            server.wait_for_connections(1)
             server.process.send_signal(signal.SIGTERM)
 
             assert server.process.wait(4) == 0
 
         server.log.wait_for("stopped")
         assert server.log.plain == []
-
-
-def wait_for_connections(server: Server, count: int) -> None:
-    """Ask for the number of connections until it is `count`: the handshake ends on our side first."""
-    for _ in itertools.count():
-        if server.metric("corepin_webhook_connections") == count:
-            return
