@@ -92,10 +92,11 @@ class Drawing:
 
     def _block(self, cores: Sequence[Core], *, titled: bool) -> list[Line]:
         lines = [text_line(self._title(cores))] if titled else []
-        step = self._cores_a_line(len(cores))
+        step, threads = self._cores_a_line(len(cores)), max(len(core.cpus) for core in cores)
         for start in range(0, len(cores), step):
-            rows = list(self._rows(cores[start : start + step]))
-            lines += [(), *rows] if start and len(rows) > 1 else rows
+            if start and threads > 1:
+                lines.append(())  # else the next cores would look like more siblings
+            lines += self._rows(cores[start : start + step])
         return lines
 
     def _cores_a_line(self, count: int) -> int:

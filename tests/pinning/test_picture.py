@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_uppercase
@@ -16,7 +17,7 @@ from pinning.cpuset import EMPTY, CPUSet
 from pinning.floorplan import LAYOUTS, Drawing, Layout
 from pinning.picture import Owner, Picture, draw
 from pinning.spans import Span, paint, width_of
-from pinning.topology import Topology
+from pinning.topology import EFFICIENCY, PERFORMANCE, Topology
 from tests.machines import lscpu_text
 from tests.strategies import cpu_sets, topologies
 
@@ -27,8 +28,11 @@ GOLDEN = Path(__file__).parents[1] / "data/pictures"
 
 
 def machine(name: str) -> Topology:
-    """Return a real machine."""
-    return Topology.from_lscpu(lscpu_text(name))
+    """Return a real machine; the core types, which lscpu does not tell, by the width of the cores."""
+    read = Topology.from_lscpu(lscpu_text(name))
+    types = {1: EFFICIENCY, 2: PERFORMANCE} if name.startswith("core-") else {}
+    cores = tuple(replace(core, core_type=types.get(len(core.cpus))) for core in read.cores)
+    return replace(read, cores=cores)
 
 
 def filled(topology: Topology, cores_of_owners: Sequence[int]) -> Picture:
@@ -51,6 +55,7 @@ def filled(topology: Topology, cores_of_owners: Sequence[int]) -> Picture:
         pytest.param("t2-micro", 40, [], id="1-cpu"),
         pytest.param("xeon-d-1541", 40, [1, 2, 2], id="16-cpus-narrow"),
         pytest.param("core-ultra-9-185h", 80, [2, 1, 2, 3], id="hybrid"),
+        pytest.param("azure-f72s-v2", 40, [2, 1, 2, 3], id="72-cpus-narrow"),
         pytest.param("power9-ac922", 120, [1, 3, 2, 5], id="smt4"),
         pytest.param("epyc-7742-nps4", 120, [2, 4, 8, 1, 16], id="8-nodes"),
         pytest.param("epyc-9754", 80, [1, 4, 2] * 12, id="512-cpus"),
