@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import GATE_SIDECAR, HOOK_SIDECARS
 from pinning.errors import Cause
-from pinning.vmi_defaults import KubeVirtSettings, defaulted, defaulted_template, has_even_parity, vcpu_count
+from pinning.vmi_defaults import KubeVirtSettings, defaulted, has_even_parity, vcpu_count
 from pinning.vmi_rules import (
     INSTANCETYPE_RULES,
     NEEDS_ALL_MEMORY,
@@ -47,7 +47,6 @@ __all__ = [
     "Review",
     "Template",
     "defaulted",
-    "defaulted_template",
     "find_template",
     "review_vmi",
     "vcpu_count",
@@ -131,7 +130,7 @@ def review_vmi(
     domain = template.spec.get("domain") or {}
     bad = unreadable(domain)
     causes = [_unread(template, path, text) for path, text in bad.items()]
-    view = _view(kind, template, readable(template.spec, bad), settings)
+    view = _view(template, readable(template.spec, bad), settings)
     causes += (cause for rule in _rules(kind, template, bad) for cause in rule(view))
     causes += () if sidecar_gate else _hook_sidecars(template)
     if causes or template.is_unfinished:  # warnings about numbers that will change would mislead
@@ -171,7 +170,9 @@ def _template(path: str, kind: Kind, spec: VMSpec) -> Template | Cause:
 
 
 def _missing(path: str, kind: Kind) -> Cause:
-    message = f"is not set; a {kind} needs the machine that it shall run: add {path}.spec"
+    message = (
+        f"{path.rpartition('.')[2]} is not set; a {kind} needs the machine that it shall run: add {path}.spec"
+    )
     return Cause(path, message, REQUIRED)
 
 
@@ -180,12 +181,11 @@ def _unread(template: Template, path: str, text: str) -> Cause:
     return Cause(f"{template.path}spec.domain.{path}", f"{name} {text}")
 
 
-def _view(kind: Kind, template: Template, spec: VMISpec, settings: KubeVirtSettings) -> VMIView:
+def _view(template: Template, spec: VMISpec, settings: KubeVirtSettings) -> VMIView:
     root = f"{template.path}spec."
     if template.is_unfinished:
         return VMIView(root, spec, settings)  # KubeVirt applies defaults after the instancetype
-    complete = defaulted if kind is Kind.VMI else defaulted_template
-    return VMIView(root, complete(spec, settings), settings)
+    return VMIView(root, defaulted(spec, settings), settings)
 
 
 def _rules(kind: Kind, template: Template, bad: Mapping[str, str]) -> Iterator[Rule]:
@@ -211,7 +211,7 @@ def _changes(path: str, old: object, new: object) -> Iterator[Cause]:
             yield from _changes(f"{path}.{key}", old.get(key), new.get(key))
     elif old != new and not (_is_nothing(old) and _is_nothing(new)):
         message = (
-            f"changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "
+            f"{path.rpartition('.')[2]} changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "
             "change its VirtualMachine and restart that, or create the VMI again"
         )
         yield Cause(path, message, NOT_SUPPORTED)

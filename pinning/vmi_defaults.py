@@ -48,24 +48,18 @@ def vcpu_count(cpu: CPU | None) -> int:
 
 
 def defaulted(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
-    """Return a VMI's spec with all defaults; idempotent. Raise BadQuantity for an unreadable amount."""
-    result = defaulted_template(spec, settings)
-    cpu = _cpu(_domain(result))
-    if not cpu.get("model"):
-        cpu["model"] = "host-passthrough" if result.get("architecture") == ARM64 else settings.cpu_model
-    if settings.live_update and result.get("architecture") != ARM64 and not cpu.get("maxSockets"):
-        cpu["maxSockets"] = _max_sockets(cpu, settings)
-    return result
+    """Return a copy of a VMI's spec with all defaults; idempotent. Raise BadQuantity for an unreadable amount.
 
-
-def defaulted_template(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
-    """Return the VMI spec of a template with the defaults KubeVirt applies before judging it; idempotent."""
+    KubeVirt leaves model and maxSockets of a template alone, which changes no verdict about it.
+    """
     result: VMISpec = {**spec, "domain": deepcopy(spec.get("domain"))}
     result["architecture"] = spec.get("architecture") or settings.architecture
     domain = _domain(result)
     _default_cpu_request(domain, settings)
     _default_guest_memory(domain)
     _default_topology(domain)
+    _default_model(result, settings)
+    _default_max_sockets(result, settings)
     return result
 
 
@@ -107,6 +101,18 @@ def _default_topology(domain: Domain) -> None:
     fallback = 1 if request is None else request
     cpu["sockets"] = max(rounded_up(fallback if limit is None else limit), 0)
     cpu["cores"] = cpu["threads"] = 1
+
+
+def _default_model(spec: VMISpec, settings: KubeVirtSettings) -> None:
+    cpu = _cpu(_domain(spec))
+    if not cpu.get("model"):
+        cpu["model"] = "host-passthrough" if spec.get("architecture") == ARM64 else settings.cpu_model
+
+
+def _default_max_sockets(spec: VMISpec, settings: KubeVirtSettings) -> None:
+    cpu = _cpu(_domain(spec))
+    if settings.live_update and spec.get("architecture") != ARM64 and not cpu.get("maxSockets"):
+        cpu["maxSockets"] = _max_sockets(cpu, settings)
 
 
 def _max_sockets(cpu: CPU, settings: KubeVirtSettings) -> int:

@@ -29,10 +29,10 @@ def warnings_of(vmi: VMIView, *, even_parity: bool, threads_per_core: tuple[int,
 
     `threads_per_core` lists the shapes of all nodes; empty when they are unknown.
     """
-    if vmi.is_dedicated and not (threads_per_core and max(threads_per_core) < 2):
+    if vmi.is_dedicated and threads_per_core and max(threads_per_core) == 1:
+        yield from _threads_without_smt(vmi)
+    elif vmi.is_dedicated:
         yield from _odd_total(vmi, even_parity=even_parity)
-    if vmi.is_dedicated:
-        yield from _threads_without_smt(vmi, threads_per_core)
     yield from _pool_without_policy(vmi)
     yield from _mask_of_nobody(vmi)
 
@@ -94,9 +94,9 @@ def _even_remedy(vmi: VMIView) -> str:
     return "set an even number of vCPUs, or isolateEmulatorThread to true, which uses one more"
 
 
-def _threads_without_smt(vmi: VMIView, threads_per_core: tuple[int, ...]) -> Iterator[Cause]:
+def _threads_without_smt(vmi: VMIView) -> Iterator[Cause]:
     threads = vmi.cpu.get("threads") or 0
-    if threads > 1 and threads_per_core and max(threads_per_core) < 2:
+    if threads > 1:
         message = f"threads is {threads}, but no node has more than one thread per core: set threads to 1, raise cores"
         yield vmi.cause("cpu.threads", message)
 
@@ -104,7 +104,7 @@ def _threads_without_smt(vmi: VMIView, threads_per_core: tuple[int, ...]) -> Ite
 def _pool_without_policy(vmi: VMIView) -> Iterator[Cause]:
     if _pool(vmi) and vmi.domain.get("ioThreadsPolicy") != "supplementalPool":
         message = (
-            f"adds {_pool(vmi)} CPUs to the pod but makes no I/O threads: "
+            f"supplementalPoolThreadCount adds {_pool(vmi)} CPUs to the pod but makes no I/O threads: "
             "set ioThreadsPolicy to supplementalPool or remove it"
         )
         yield vmi.cause(POOL_COUNT, message)
@@ -115,8 +115,8 @@ def _mask_of_nobody(vmi: VMIView) -> Iterator[Cause]:
     parsed = RealtimeMask.parse(mask)
     numbers = f"the vCPUs are 0 to {vmi.vcpus - 1}"
     if not parsed.selected_count(vmi.vcpus):
-        message = f"mask {mask[:40]} selects no vCPU, {numbers}: list those to run in realtime, for example 0"
+        message = f"realtime.mask {mask[:40]} selects no vCPU, {numbers}: list those to run in realtime, for example 0"
         yield vmi.cause("cpu.realtime.mask", message)
     if strangers := parsed.strangers(vmi.vcpus):
-        message = f"mask names {', '.join(strangers)[:40]}, but {numbers}: set existing vCPUs, without leading zeros"
+        message = f"realtime.mask names {', '.join(strangers)[:40]}, but {numbers}: set existing vCPUs, without leading zeros"
         yield vmi.cause("cpu.realtime.mask", message)

@@ -9,7 +9,7 @@ import pytest
 
 from pinning.contract import EVEN_PARITY
 from pinning.errors import BadQuantity
-from pinning.vmi import KubeVirtSettings, defaulted, defaulted_template, vcpu_count
+from pinning.vmi import KubeVirtSettings, defaulted, vcpu_count
 from pinning.vmi_defaults import has_even_parity
 from pinning.vmi_view import find
 from tests.pinning.vmi_specs import SETTINGS, STAGED, dedicated, vmi
@@ -154,12 +154,6 @@ def test_everything_may_be_absent() -> None:
         "architecture": "amd64",
         "domain": {"cpu": cpu, "memory": {"guest": None}, "resources": {"requests": {}}},
     }
-
-
-def test_templates_get_neither_model_nor_hotplug_room() -> None:
-    """In a template KubeVirt completes amounts and topology only."""
-    cpu = (defaulted_template(vmi(limits={"cpu": 2}), SETTINGS).get("domain") or {}).get("cpu")
-    assert cpu == {"sockets": 2, "cores": 1, "threads": 1}
 
 
 def test_unreadable_amount_raises() -> None:

@@ -10,13 +10,12 @@ from pinning.vmi import Kind, KubeVirtSettings, review_vmi
 from pinning.vmi_defaults import defaulted
 from pinning.vmi_rules import dedicated_has_cpus
 from pinning.vmi_view import VMIView
-from tests.pinning.vmi_specs import PASSTHROUGH, SETTINGS, STAGED, dedicated, fields, review, vmi
+from tests.pinning.vmi_specs import HUGE, PASSTHROUGH, SETTINGS, STAGED, dedicated, fields, review, vmi
 
 if TYPE_CHECKING:
     from pinning.vmi_kube import VirtSpec
 
 REALTIME = dedicated(cores=2, numa=PASSTHROUGH, realtime={})
-HUGE = {"guest": "1Gi", "hugepages": {"pageSize": "2Mi"}}
 ARM = "arm64"
 PLACEMENT = "cpu.dedicatedCpuPlacement"
 PASSTHROUGH_FIELD = "cpu.numa.guestMappingPassthrough"

@@ -98,6 +98,11 @@ def test_guest_threads_without_smt(threads: int, shapes: tuple[int, ...], expect
     assert fields(review(spec, threads_per_core=shapes).warnings) == expected
 
 
+def test_odd_total_where_smt_is_known() -> None:
+    """An odd total is told where nodes are known to have SMT."""
+    assert fields(review(vmi(dedicated(cores=3)), threads_per_core=(1, 2)).warnings) == ["cpu"]
+
+
 def test_guest_threads_without_pinning() -> None:
     """Guest threads of a VMI that is not pinned are nobody's business."""
     assert review(vmi({"threads": 2}), threads_per_core=(1,)).warnings == ()
@@ -123,6 +128,7 @@ def test_pool_without_policy(policy: str | None, count: int, expected: list[str]
     [
         pytest.param({"cores": 4}, {"limits": {"cpu": "4"}}, ["resources"], id="limit"),
         pytest.param({"cores": 4}, {"requests": {"cpu": 4}}, ["resources"], id="request"),
+        pytest.param({"sockets": 4}, {"limits": {"cpu": 4}}, ["resources"], id="sockets"),
         pytest.param({"cores": 4}, {}, [], id="topology-alone"),
         pytest.param({"cores": 4}, {"requests": {"cpu": "0"}}, [], id="request-0"),
         pytest.param({}, {"limits": {"cpu": "4"}}, [], id="amount-alone"),

@@ -8,11 +8,12 @@ from pinning.vmi import Kind, KubeVirtSettings, Review, review_vmi
 
 if TYPE_CHECKING:
     from pinning.errors import Cause
-    from pinning.vmi_kube import VirtSpec
+    from pinning.vmi_kube import VirtSpec, VMISpec
 
 SETTINGS = KubeVirtSettings()
 STAGED = KubeVirtSettings(live_update=False)
 PASSTHROUGH: dict[str, Any] = {"guestMappingPassthrough": {}}
+HUGE: dict[str, Any] = {"guest": "1Gi", "hugepages": {"pageSize": "2Mi"}}
 
 
 def vmi(  # each keyword is one part of a spec
@@ -43,3 +44,12 @@ def review(spec: VirtSpec, settings: KubeVirtSettings = SETTINGS, **options: Any
 def fields(causes: tuple[Cause, ...]) -> list[str]:
     """Return the fields of causes without the root that nearly all of them share."""
     return [cause.field.removeprefix("spec.domain.") for cause in causes]
+
+
+def wrapped(
+    kind: Kind, spec: VMISpec, annotations: dict[str, str] | None = None, **matchers: Any
+) -> VirtSpec:
+    """Return the spec of an object of that kind with a VMI inside."""
+    machine: Any = {"template": {"metadata": {"annotations": annotations}, "spec": spec}, **matchers}
+    whole: VirtSpec = {"virtualMachineTemplate": {"spec": machine}} if kind is Kind.POOL else machine
+    return whole
