@@ -1,0 +1,42 @@
+"""Small machines with names, for allocation by hand. Siblings of core N are N and N + the number of cores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pinning.cpuset import CPUSet
+from pinning.topology import CPUFacts, Topology, assemble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Place = tuple[int, int, int]  # package, NUMA node, last-level cache
+
+
+def machine(cores: int, smt: int, place: Callable[[int], Place]) -> Topology:
+    """Return a machine of equal cores; `place` says where core N lies."""
+    facts = [
+        CPUFacts(core + thread * cores, core, *place(core)) for core in range(cores) for thread in range(smt)
+    ]
+    return assemble(facts, CPUSet(range(cores * smt)))
+
+
+def machine_of_cores(*cores: str) -> Topology:
+    """Return a machine of one NUMA node with these sets of siblings."""
+    facts = [CPUFacts(cpu, text, 0, 0) for text in cores for cpu in CPUSet.parse(text)]
+    return assemble(facts, CPUSet(fact.cpu for fact in facts))
+
+
+FLAT = machine(4, 2, lambda _: (0, 0, 0))  # pairs 0,4 1,5 2,6 3,7
+WITHOUT_SMT = machine(4, 1, lambda _: (0, 0, 0))
+DUAL = machine(6, 2, lambda core: (core % 2, core % 2, core % 2))  # even CPUs on socket 0, pairs 0,6 1,7 ...
+SNC = machine(
+    8, 2, lambda core: (core // 4, core // 2, core // 4)
+)  # 2 sockets x 2 nodes x 2 cores, pairs N,N+8
+GLUED = machine(8, 1, lambda core: (core // 2, core // 4, core // 2))  # 2 nodes x 2 sockets x 2 CPUs
+CACHES = machine(8, 2, lambda core: (0, 0, core // 2))  # 4 caches of 2 cores, pairs N,N+8
+FOUR_NODES = machine(8, 2, lambda core: (core // 2, core // 2, core // 2))  # 4 sockets = nodes of 2 cores
+WIDE = machine(18, 1, lambda core: (core // 6, core // 6, core // 6))  # 3 sockets = nodes of 6 CPUs
+FOUR_WAY = machine_of_cores("0-3", "4-7", "8-11")
+HYBRID = machine_of_cores("0-1", "2-3", "4", "5", "6", "7")
+ONE_OFFLINE = FLAT.with_online(CPUSet.parse("0-4,6-7"))  # CPU 5, sibling of 1
