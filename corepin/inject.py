@@ -48,18 +48,23 @@ def run(args: argparse.Namespace) -> int:
 
     documents = [document for source in args.filename for document in read_documents(source)]
     decider = load_decider(args)
-    write_out(write_yaml([_completed(decider, document) for document in documents]))
+    warnings: list[str] = []
+    text = write_yaml([_completed(decider, document, warnings) for document in documents])
+    for warning in warnings:
+        print(warning, file=sys.stderr)
+    write_out(text)
     return 0
 
 
-def _completed(decider: Decider, document: Document) -> Any:
+def _completed(decider: Decider, document: Document, warnings: list[str]) -> Any:
+    """Return the document with every object of it completed; warnings are appended."""
     from corepin.offline import inject
 
     whole: Any = document.content
     for item in document.items():
         injected = inject(decider, item)
-        for warning in injected.warnings:
-            print(f"{document.source}:{document.line}: {item.title}: warning: {warning}", file=sys.stderr)
+        place = f"{document.source}:{document.line}: {item.title}"
+        warnings += [f"{place}: warning: {warning}" for warning in injected.warnings]
         whole = _replaced(whole, item.pointer, injected.content)
     return whole
 

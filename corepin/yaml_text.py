@@ -6,7 +6,6 @@ aliases without a limit, and the fast one crashes the process on deep nesting. S
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 DEPTH_LIMIT: Final = 200  # no Kubernetes object is nested half as deep
-SIZE_LIMIT: Final = 2**25  # nodes and characters of a file with its aliases written out; an object holds 3 MB
+SIZE_LIMIT: Final = 2**25  # characters of a file, also with its aliases written out; an object holds 3 MB
+NODE_SIZE: Final = 8  # characters that a value takes at least, with key and indentation
 
 _NULL: Final = re.compile(r"~|null|Null|NULL|")
 _BOOL: Final = re.compile(
@@ -84,10 +84,10 @@ class _Reader:
         if depth > DEPTH_LIMIT:
             raise BadYAML(_line(event), f"nested more than {DEPTH_LIMIT} deep")
         before = self.size
-        self._grow(event, 1)
+        self.size += NODE_SIZE
         value: Any
         if isinstance(event, yaml.ScalarEvent):
-            self._grow(event, len(event.value))
+            self.size += len(event.value)
             value = _scalar(event)
         elif isinstance(event, yaml.SequenceStartEvent):
             value = list(self._entries(event, depth))
@@ -97,19 +97,14 @@ class _Reader:
             self.anchors[event.anchor] = (value, self.size - before)
         return value
 
-    def _grow(self, event: Any, size: int) -> None:
-        self.size += size
-        if self.size > SIZE_LIMIT:
-            raise BadYAML(
-                _line(event), f"the file holds more than {SIZE_LIMIT >> 20} MB with aliases written out"
-            )
-
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self.anchors:
             raise BadYAML(_line(event), f"alias *{event.anchor} names no anchor that stands before it")
         value, size = self.anchors[event.anchor]
-        self._grow(event, size)
-        return copy.deepcopy(value)
+        self.size += size
+        if self.size > SIZE_LIMIT:
+            raise BadYAML(_line(event), f"aliases make it more than {SIZE_LIMIT >> 20} MB")
+        return _copied(value)
 
     def _entries(self, start: Any, depth: int) -> Iterator[Any]:
         _expect_tag(start, "seq")
@@ -131,6 +126,12 @@ class _Reader:
                 raise BadYAML(_line(event), f"key {key!r} stands there twice (first on line {lines[key]})")
             own[key], lines[key] = value, _line(event)
         return {**merged, **own}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _line(event: Any) -> int:
@@ -161,7 +162,7 @@ def _expect_tag(event: Any, kind: str) -> None:
 
 def _scalar(event: Any) -> Any:
     text = str(event.value)
-    if event.implicit[0]:
+    if event.implicit[0] and event.tag is None:
         return _plain(text)
     if event.tag in {None, "!", f"{_TAG}str"}:
         return text

@@ -1,0 +1,207 @@
+"""Files that cannot be read: one line that names file and line, exit code 2, nothing printed."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from corepin.cli import main
+from corepin.yaml_text import SIZE_LIMIT
+from tests.corepin.documents import POD, written
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
+    """Run a verb that must fail, and return its one line."""
+    assert main([verb, "-f", source]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ": holds no document"),
+        ("---\n# nothing\n---\n", ": holds no document"),
+        (f"{POD}---\n- a\n", ":13: expected a Kubernetes object, found a list"),
+        (f"{POD}---\nword\n", ":13: expected a Kubernetes object, found a text"),
+        ("42\n", ":1: expected a Kubernetes object, found a number"),
+        ("a: 1\na: 2\n", ":2: key 'a' stands there twice (first on line 1)"),
+        ("kind: Pod\n", ":1: apiVersion is missing: every Kubernetes object states it"),
+        ("\n\napiVersion: v1\n", ":3: kind is missing: every Kubernetes object states it"),
+        ("apiVersion: v1\nkind: [Pod]\n", ":1: kind is missing: every Kubernetes object states it"),
+        ("apiVersion: v1\nkind: List\nitems: [1]\n", ":1: items[0] is no object, but a number"),
+        (
+            "apiVersion: v1\nkind: List\nitems: [{}]\n",
+            ":1: items[0].apiVersion is missing: every Kubernetes object states it",
+        ),
+        ('{"apiVersion": "v1",\n "kind" "Pod"}', ":2: did not find expected ',' or '}'"),
+    ],
+    ids=lambda value: repr(value)[-30:],
+)
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_unreadable_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, text: str, told: str
+) -> None:
+    """Both commands tell file, line and what is wrong in the same words."""
+    source = written(tmp_path, text)
+
+    assert failure(capsys, verb, source) == f"corepin {verb}: {source}{told}"
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (POD.replace("spec:", "spec: 1\nx:"), "spec: Expected `object | null`, got `int`"),
+        (
+            POD.replace("  name: fast", "  annotations: {b: x, cmk.intel.com/mutate: true}"),
+            "metadata.annotations[cmk.intel.com/mutate]: Expected `str`, got `bool`",
+        ),
+    ],
+    ids=["spec", "annotation"],
+)
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_misshapen_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, document: str, told: str
+) -> None:
+    """What the server would answer with 400 names the object and the field; the annotation by its key."""
+    source = written(tmp_path, POD, document)
+
+    assert failure(capsys, verb, source).startswith(f"corepin {verb}: {source}:13: Pod team/")
+    assert main([verb, "-f", source]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_template_field_is_told_from_the_whole_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake in a CronJob's template has the path that its owner can follow."""
+    template = "{spec: {containers: 3}}"
+    source = written(
+        tmp_path,
+        f"apiVersion: batch/v1\nkind: CronJob\nspec: {{jobTemplate: {{spec: {{template: {template}}}}}}}\n",
+    )
+
+    for verb in ("inject", "validate"):
+        assert "CronJob (no name): spec.jobTemplate.spec.template.spec.containers: " in failure(
+            capsys, verb, source
+        )
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "-" + "9" * 40])
+def test_json_numbers_beyond_64_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str) -> None:
+    """A number that no API server could hold never ends in a traceback."""
+    source = written(tmp_path, POD.replace("name: app", f"name: app\n    x: {number}"))
+
+    assert main(["validate", "-f", source]) == 0
+    assert "valid" in capsys.readouterr().out
+
+
+def test_json_that_yaml_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A surrogate pair is good JSON; a lone one is told as unreadable."""
+    pod = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"x": "%s"}}}'
+
+    assert main(["inject", "-f", written(tmp_path, pod % "\\ud83d\\ude00")]) == 0
+    assert "\\U0001F600" in capsys.readouterr().out
+    failure(capsys, "inject", written(tmp_path, pod % "\\ud83d"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"a: 1\nb: \xff\n", ":2: is not UTF-8 text"), (b"\xff\xfea\x00", ":1: is not UTF-8 text")],
+    ids=["latin-1", "utf-16"],
+)
+def test_other_encodings_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+) -> None:
+    """Bytes that are no UTF-8 are told with their line."""
+    path = tmp_path / "f.yaml"
+    path.write_bytes(content)
+
+    assert failure(capsys, "validate", str(path)) == f"corepin validate: {path}{told}"
+
+
+def test_byte_order_mark_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file saved by an editor that writes a mark is read all the same."""
+    path = tmp_path / "f.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + POD.encode())
+
+    assert main(["inject", "-f", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("apiVersion: v1\n")
+
+
+def test_places_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory, an absent file and an endless one are told with the system's words."""
+    assert failure(capsys, "inject", str(tmp_path)).endswith(f"{tmp_path}: Is a directory")
+    assert failure(capsys, "inject", str(tmp_path / "x")).endswith("x: No such file or directory")
+    assert failure(capsys, "inject", "a\0b").endswith("embedded null byte")
+    assert failure(capsys, "inject", "/dev/zero").endswith(f"is larger than {SIZE_LIMIT >> 20} MB: split it")
+
+
+def test_standard_input_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-` reads standard input, and a mistake in it names it."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a: 1\na: 2\n")))
+
+    assert failure(capsys, "validate", "-").startswith("corepin validate: standard input:2: key 'a'")
+
+
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_closed_pipe_is_one_line(tmp_path: Path, verb: str) -> None:
+    """A reader that goes away (`| head`) gets exit code 2 and one line, never a traceback."""
+    source = written(tmp_path, *[POD] * 2)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            _command(verb, source),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        f"corepin {verb}: standard output was closed before everything was written"
+    )
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+def _command(verb: str, source: str) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "import sys; from corepin.cli import main; sys.exit(main())",
+        verb,
+        "-f",
+        source,
+    ]
+
+
+def test_full_disk_is_one_line(tmp_path: Path) -> None:
+    """An output that cannot be written is told."""
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 a device
+        ended = subprocess.run(
+            _command("validate", written(tmp_path, POD)),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode == 2
+    assert ended.stderr == "corepin validate: standard output: No space left on device\n"

@@ -1,0 +1,164 @@
+"""YAML as kubectl reads it: what scalars mean, what is refused and on which line, and that writing loses nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corepin.yaml_text import DEPTH_LIMIT, BadYAML, read_yaml, write_yaml
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n"))
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | numbers | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def read(text: str) -> Any:
+    """Return the one document of a text."""
+    ((_, value),) = read_yaml(text)
+    return value
+
+
+@given(st.lists(values, max_size=3))
+def test_what_is_written_reads_the_same(documents: list[Any]) -> None:
+    """Any JSON documents survive, with the keys in their order."""
+    found = [value for _, value in read_yaml(write_yaml(documents))]
+
+    assert found == documents
+    assert [repr(value) for value in found] == [repr(value) for value in documents]
+
+
+@given(texts)
+def test_written_texts_are_texts_to_other_readers(text: str) -> None:
+    """PyYAML's own reader agrees about every text that is written."""
+    assert yaml.safe_load(write_yaml([{"a": text}])) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "12e4567", "0o17", "0x1F", "1_000", "y", "N", "on", "1:30", "007", "+1", "."]
+)
+def test_number_like_texts_are_quoted(text: str) -> None:
+    """What Go's YAML would take for a number or a boolean is written with quotes."""
+    assert write_yaml([{"a": text}]).rstrip() in {f'a: "{text}"', f"a: '{text}'", "a: ."}
+
+
+def test_many_lines_stay_many_lines() -> None:
+    """A script in a ConfigMap stays readable."""
+    assert write_yaml([{"data": {"run": "a\nb\n"}}]) == "data:\n  run: |\n    a\n    b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2020-01-01T00:00:00Z", "2020-01-01T00:00:00Z"),
+        ("1:30", "1:30"),
+        ("1e3", 1000.0),
+        ("1.5", 1.5),
+        ("010", 8),
+        ("0o17", 15),
+        ("-0x1f", -31),
+        ("1_000", 1000),
+        ("08", 8.0),
+        ("yes", True),
+        ("Off", False),
+        ("~", None),
+        ("", None),
+        ("18446744073709551616", 2.0**64),
+        ("1e400", "1e400"),
+        (".inf", ".inf"),
+        ("0x_", "0x_"),
+        ("1" * 65, "1" * 65),
+        ("!!str 1", "1"),
+        ("!!int 1", 1),
+        ("!!float 1", 1),
+        ('"1"', "1"),
+        ("! 1", "1"),
+    ],
+)
+def test_scalars_mean_what_kubectl_reads(text: str, value: object) -> None:
+    """Timestamps stay texts, numbers fit JSON, quotes and tags are obeyed."""
+    found = read(f"a: {text}")["a"]
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_aliases_are_written_out_apart() -> None:
+    """An alias is a copy: changing one place does not change the other."""
+    document = read("a: &x {b: [1]}\nc: *x\n")
+    document["c"]["b"].append(2)
+
+    assert document == {"a": {"b": [1]}, "c": {"b": [1, 2]}}
+
+
+def test_merge_keys_give_way_to_own_ones() -> None:
+    """`<<` takes mappings, the first one first, and never replaces what stands beside it."""
+    text = "x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz: {b: 3, <<: [*x, *y]}\nw: {<<: *x}\n"
+
+    assert read(text)["z"] == {"a": 1, "b": 3, "c": 2}
+    assert read(text)["w"] == {"a": 1, "b": 1}
+    assert read('"<<": 1\n') == {"<<": 1}
+
+
+def test_documents_come_with_their_lines() -> None:
+    """Empty documents count as nothing at their own line, comments do not move the others."""
+    assert list(read_yaml("# c\na: 1\n---\n---\n# d\n\nb: 2\n")) == [(2, {"a": 1}), (4, None), (7, {"b": 2})]
+
+
+def test_anchors_end_with_their_document() -> None:
+    """An alias cannot reach into another document."""
+    with pytest.raises(BadYAML, match=r"line 3: alias \*x names no anchor"):
+        list(read_yaml("a: &x 1\n---\nb: *x\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", 4, "key 'c' stands there twice (first on line 3)"),
+        ("a:\n\tb: 1\n", 2, "here is a tab"),
+        ("a: [1, 2\n", 2, "expected"),
+        ("a: b: c\n", 1, "mapping values are not allowed"),
+        ("a: \x01\n", 1, "control characters are not allowed"),
+        ("é: 1\nb: \ud800\n", 2, "not Unicode"),
+        ("a: &a [*a]\n", 1, "names no anchor that stands before it"),
+        ("a: !!python/object:os.system x\n", 1, "does not fit 'x'"),
+        ("a: !!int x\n", 1, "does not fit 'x'"),
+        ("a: !!set {b}\n", 1, "means nothing to Kubernetes"),
+        ("a: !x [1]\n", 1, "means nothing to Kubernetes"),
+        ("? [a]\n: 1\n", 1, "a key must be a text"),
+        ("<<: 1\n", 1, "merges mappings only"),
+        ("[" * 100_000, 1, f"nested more than {DEPTH_LIMIT} deep"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_bad_yaml_is_told_with_its_line(text: str, line: int, why: str) -> None:
+    """Each kind of mistake names the line on which somebody can mend it."""
+    with pytest.raises(BadYAML) as refused:
+        list(read_yaml(text))
+
+    assert refused.value.line == line
+    assert why in refused.value.why
+
+
+def test_deepest_nesting_is_readable() -> None:
+    """The limit itself is allowed."""
+    assert read("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
+
+
+def test_billion_laughs_end_early() -> None:
+    """Aliases of aliases are counted before they are written out."""
+    levels = "".join(
+        f"{name}: &{name} [{','.join([f'*{before}'] * 100)}]\n"
+        for before, name in zip("abcdef", "bcdefg", strict=True)
+    )
+
+    with pytest.raises(BadYAML, match="aliases make it more than 32 MB"):
+        list(read_yaml("a: &a [x]\n" + levels))
