@@ -98,6 +98,8 @@ UNREADABLE = (
 def decode(body: bytes) -> Request:
     """Return the request of a review, or raise `Malformed` naming the JSON path."""
     try:
+        if not body.isascii():
+            body.decode()  # what msgspec leaves raw it has not looked at
         review = _review.decode(body)
     except UNREADABLE as error:
         raise malformed(error) from error
