@@ -60,7 +60,8 @@ class Address(NamedTuple):
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             return socket.create_server((self.host, self.port), family=family)
         except OSError as error:
-            raise Unusable(f"cannot listen on {self}: {error.strerror}") from error
+            reason = str(error.strerror).partition(" (")[0]  # the rest repeats the address
+            raise Unusable(f"cannot listen on {self}: {reason}") from error
 
 
 class Listener(uvicorn.Server):
