@@ -50,6 +50,8 @@ SHAPES = {
     "power8-s822lc": (2, [0, 8], 20, 20, 20, 160, 160, 8),
     "power8-s822lc-smt-off": (2, [0, 8], 20, 20, 20, 20, 20, 1),
     "power9-ac922": (2, [0, 8], 20, 20, 40, 160, 160, 4),
+    "qemu-2s4c2t": (2, [0, 1], 2, 8, 8, 16, 16, 2),
+    "qemu-2s4c2t-offline": (2, [0, 1], 2, 7, 7, 13, 13, 2),
     "t2-micro": (1, [0], 1, 1, 1, 1, 1, 1),
     "thunderx2-cn9980": (2, [0, 1], 2, 64, 64, 256, 256, 4),
     "xeon-6248-snc2": (2, [0, 1, 2, 3], 2, 40, 40, 80, 80, 2),
@@ -77,7 +79,7 @@ def test_machines_have_their_known_shape(machine: tuple[str, Topology]) -> None:
     assert shape == SHAPES[name]
 
 
-@pytest.mark.parametrize("name", ["xeon-d-1541-offline", "core-ultra-9-185h", "kvm-xeon-2cpu"])
+@pytest.mark.parametrize("name", ["xeon-d-1541-offline", "core-ultra-9-185h", "qemu-2s4c2t-offline"])
 def test_a_capture_keeps_the_tree(name: str, tmp_path: Path) -> None:
     """Capturing a materialised machine and materialising the capture changes nothing that is read."""
     root = materialise(name, tmp_path)
@@ -122,6 +124,16 @@ def test_an_smt_mode_is_remembered(tmp_path: Path) -> None:
     now = read_topology(materialise("power8-s822lc-smt-off", tmp_path / "now"))
 
     assert now.remembering(before) == before.with_online(now.online)
+
+
+def test_a_real_kernel_forgets_what_is_remembered(tmp_path: Path) -> None:
+    """Captured before and after: one sibling and one whole core, lowest of its package and cache, went offline."""
+    before = read_topology(materialise("qemu-2s4c2t", tmp_path / "before"))
+    now = read_topology(materialise("qemu-2s4c2t-offline", tmp_path / "now"))
+
+    assert now.cpus == before.cpus - CPUSet.parse("3,8-9")
+    assert now.remembering(before).cores == before.cores
+    assert now.isolated == CPUSet.parse("4-5,12-13")
 
 
 def test_the_lowest_cpu_offline_moves_no_name(tmp_path: Path) -> None:
