@@ -47,10 +47,30 @@ class _Problem:
             left = [self.room[node] - each for node in nodes]
             if min(left) >= 0 and sum([free // self.group for free in left]) >= groups:
                 spent = before - sum([(free + free + each) * each for free in left])
-                for change, extra in self._extras(left, groups):
-                    if spent + change < least:
-                        least = spent + change
-                        yield _Split(nodes, each, tuple(nodes[place] for place in extra), least)
+                for change, extra in self._better(left, groups, least - spent):
+                    least = spent + change
+                    yield _Split(nodes, each, tuple(nodes[place] for place in extra), least)
+
+    def _better(self, left: list[int], groups: int, than: int) -> Iterator[tuple[int, Nodes]]:
+        """Yield extras that change the sum of squares to less and less, until no extra could change it to less."""
+        most = self._largest_change(left, groups)
+        if most >= than:
+            return
+        for change, extra in self._extras(left, groups):
+            if change < than:
+                than = change
+                yield change, extra
+            if than == most:
+                return
+
+    def _largest_change(self, left: list[int], groups: int) -> int:
+        """Return the change when each group comes from the node that has most left: no other is larger."""
+        rooms, change = left.copy(), 0
+        for _ in range(groups):
+            rooms.sort()
+            change += self.group * (self.group - 2 * rooms[-1])
+            rooms[-1] -= self.group
+        return change
 
     def _extras(self, left: list[int], groups: int) -> Iterator[tuple[int, Nodes]]:
         """Yield the ways to add the remaining groups to places of `left`, widest first, with the change of squares.

@@ -7,13 +7,14 @@ divided.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from pinning.cpuset import CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from pinning.topology import Core, Topology
 
@@ -94,31 +95,36 @@ def machine_without_smt(topology: Topology) -> Machine:
 
 def _machine(topology: Topology) -> Machine:
     online = topology.online.mask
-    groups = (topology.uncore_caches, topology.numa_nodes, topology.packages)
-    caches, numa_nodes, packages = (_units(group, topology.cores, online) for group in groups)
+    cores = [
+        (core, _unit(core.id, core.cpus.mask & online)) for core in topology.cores if core.cpus.mask & online
+    ]
+    caches, numa_nodes, packages = (
+        _units(cores, level) for level in ("uncore_cache", "numa_node", "package")
+    )
     outer, inner = (numa_nodes, packages) if len(packages) >= len(numa_nodes) else (packages, numa_nodes)
-    cores = tuple(_core(core, online) for core in topology.cores if core.cpus.mask & online)
     levels = [
         [core.cpus for core in topology.cores],
-        *(group.values() for group in (topology.l2_caches, *groups)),
+        topology.l2_caches.values(),
+        topology.uncore_caches.values(),
+        topology.numa_nodes.values(),
+        topology.packages.values(),
     ]
     sharers = tuple(tuple(cpus.mask for cpus in level) for level in levels)
-    return Machine(online, numa_nodes, packages, caches, outer, inner, cores, sharers)
+    return Machine(
+        online, numa_nodes, packages, caches, outer, inner, tuple(unit for _, unit in cores), sharers
+    )
 
 
-def _units(groups: Mapping[int, CPUSet], cores: tuple[Core, ...], online: int) -> tuple[Unit, ...]:
-    units = []
-    for key, cpus in groups.items():
-        mask = cpus.mask & online
-        inside = tuple(_core(core, online) for core in cores if core.cpus.mask & mask)
-        by_size = tuple(sorted(inside, key=lambda core: (core.size, core.id)))
-        units.append(Unit(key, mask, mask.bit_count(), inside, by_size))
-    return tuple(unit for unit in units if unit.mask)
+def _units(cores: list[tuple[Core, Unit]], level: str) -> tuple[Unit, ...]:
+    groups: defaultdict[int, list[Unit]] = defaultdict(list)
+    for core, unit in cores:
+        groups[getattr(core, level)].append(unit)
+    return tuple(_unit(key, sum(core.mask for core in groups[key]), groups[key]) for key in sorted(groups))
 
 
-def _core(core: Core, online: int) -> Unit:
-    mask = core.cpus.mask & online
-    return Unit(core.id, mask, mask.bit_count())
+def _unit(key: int, mask: int, cores: Iterable[Unit] = ()) -> Unit:
+    by_size = sorted(cores, key=lambda core: (core.size, core.id))
+    return Unit(key, mask, mask.bit_count(), tuple(cores), tuple(by_size))
 
 
 def by_free(units: Iterable[Unit], free: int) -> list[Unit]:

@@ -94,9 +94,12 @@ class Picker:
         if width > 1 and len(nodes) > MOST_NODES_COMPARED:
             roomiest = sorted(nodes, key=lambda node: (-(node.mask & among).bit_count(), node.id))
             return _union(node.mask for node in roomiest[:width])
-        sets = [_union(node.mask for node in chosen) for chosen in combinations(nodes, width)]
-        fitting = [cpus for cpus in sets if (cpus & among).bit_count() >= count]
-        return min(fitting, key=lambda cpus: (self._packages(cpus), *_preference(cpus, tiers, count)))
+        room = {node: (node.mask & among).bit_count() for node in nodes}
+        fitting = (
+            chosen for chosen in combinations(nodes, width) if sum([room[node] for node in chosen]) >= count
+        )
+        sets = [_union(node.mask for node in chosen) for chosen in fitting]
+        return min(sets, key=lambda cpus: (self._packages(cpus), *_preference(cpus, tiers, count)))
 
     def _packages(self, cpus: int) -> int:
         return sum(1 for package in self.machine.packages if package.mask & cpus)

@@ -1,0 +1,1 @@
+"""Measurements, side by side with a bare baseline in the same run."""
