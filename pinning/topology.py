@@ -109,6 +109,10 @@ class Topology:
     def _core_by_cpu(self) -> Mapping[int, Core]:
         return {cpu: core for core in self.cores for cpu in core.cpus}
 
+    @cached_property
+    def _core_masks(self) -> tuple[int, ...]:
+        return tuple(core.cpus.mask for core in self.cores)
+
     def _grouped(self, attribute: str) -> dict[int, CPUSet]:
         groups: defaultdict[int, int] = defaultdict(int)
         for core in self.cores:
@@ -127,12 +131,13 @@ class Topology:
         return self.core_of(cpu).cpus
 
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
-        """Return the cores that the CPUs touch, as whole cores."""
-        left, whole = cpus.mask, 0
-        while left:
-            core = self.siblings((left & -left).bit_length() - 1).mask
-            whole |= core
-            left &= ~core
+        """Return the cores that the CPUs touch, as whole cores; raise UnknownCPU for a CPU that does not exist."""
+        if not cpus <= self.cpus:
+            self.core_of((cpus - self.cpus).lowest())  # raises
+        wanted, whole = cpus.mask, 0
+        for core in self._core_masks:
+            if core & wanted:
+                whole |= core
         return CPUSet.of_mask(whole)
 
     def cores_of(self, cpus: CPUSet) -> tuple[Core, ...]:

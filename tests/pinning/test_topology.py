@@ -107,6 +107,8 @@ def test_an_unknown_cpu_is_refused() -> None:
 
     with pytest.raises(UnknownCPU, match=r"CPU 7 is none of this machine's CPUs 0-1"):
         topology.core_of(7)
+    with pytest.raises(UnknownCPU, match="CPU 7 is none"):
+        topology.siblings_of(CPUSet([1, 7]))
 
 
 def test_siblings_on_two_nodes_are_refused() -> None:
