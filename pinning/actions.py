@@ -56,7 +56,7 @@ def plan_actions(observed: Observed, before: Ledger, after: Ledger, sets: NodeSe
     """Return what brings every live container to what the ledger says, in an order that is safe."""
     shared = sets.shared(after)
     unpinned = shared - after.share
-    occupied = union(one.cpus for one in observed.live if after.of(one.owner) or before.of(one.owner))
+    occupied = union(one.cpus & _cpus_of(one, before) for one in observed.live)
     writes: list[_Write] = []
     for seen in observed.live:
         current = seen.cpus or sets.universe  # what cannot be read may be anything

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pinning.allocate import Placement, place, take_cores
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
-from pinning.cpuset import EMPTY, CPUSet
+from pinning.cpuset import EMPTY, CPUSet, union
 from pinning.errors import NotEnoughCPUs
 from pinning.pod import Origin
 
@@ -120,7 +120,7 @@ class Chooser:
         return Placement(chosen.cpus, chosen.idle & self.sets.allocatable)
 
     def _cores(self, terms: Terms, free: CPUSet, count: int, own: Placement | None) -> Placement:
-        keep = own.owned if own else EMPTY
+        keep = self._whole(own.owned, free) if own else EMPTY
         refused = NotEnoughCPUs(count, 0)
         for inside in self._numa_choices(terms.numa, keep):
             try:
@@ -136,6 +136,12 @@ class Chooser:
             except NotEnoughCPUs as problem:
                 refused = max(refused, problem, key=lambda one: one.found)
         raise refused
+
+    def _whole(self, owned: CPUSet, free: CPUSet) -> CPUSet:
+        """Return what is held less the cores that others run on too; lost CPUs stay, to be replaced nearby."""
+        topology = self.sets.topology
+        busy = (core for core in topology.cores_of(owned) if not topology.online_cpus_of(core) <= free | owned)
+        return owned - union(core.cpus for core in busy)
 
     def _numa_choices(self, numa: NUMAPolicy, keep: CPUSet) -> list[CPUSet]:
         """Return where all cores shall lie; for `single` one node after the other, the one with most of its own first."""

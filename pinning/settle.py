@@ -91,6 +91,9 @@ class Settling:
         if one.owns_cores:
             others = self.ledger.held_against(one.owner.pod_uid, one.place, one.claim.role)
             idle = (self.sets.topology.siblings_of(cpus | idle) & usable) - cpus - others
+        if idle and not cpus:
+            cpus = CPUSet([idle.lowest()])
+            idle -= cpus
         return replace(one, cpus=cpus, idle=idle)
 
     def _trim(self, one: Assignment) -> None:
@@ -116,9 +119,11 @@ class Settling:
         left = self.ledger.of(before.owner)
         if left and shortage(self.sets, left) <= 0:
             return
+        free = self._free(before)
+        lost = before.cpus - self.sets.universe  # it tells where the nearest are
+        had = Placement(lost | (left.cpus if left else EMPTY), left.idle if left else EMPTY)
         try:
-            lost = Placement(before.cpus - self.sets.reserved, before.idle - self.sets.reserved)
-            chosen = self._chooser.resized(before, _terms_of(before), self._free(before), lost)
+            chosen = self._chooser.resized(before, _terms_of(before), free, had)
         except NotEnoughCPUs:
             return
         self._adopt(replace(before, cpus=chosen.cpus, idle=chosen.idle))
@@ -139,10 +144,17 @@ class Settling:
         if terms.policy is CPUPolicy.SHARE and one.is_exclusive:
             asked = replace(asked, policy=terms.policy, smt=SMTPolicy.PREFER, idle=EMPTY)
         if less:
-            chosen = self._chooser.resized(asked, _terms_of(asked), self._free(asked))
-            asked = replace(asked, cpus=chosen.cpus, idle=chosen.idle)
+            asked = self._shrunk(pod, asked)
         if asked != one:
             self.ledger = self.ledger.change(asked)
+
+    def _shrunk(self, pod: SeenPod, one: Assignment) -> Assignment:
+        try:
+            chosen = self._chooser.resized(one, _terms_of(one), self._free(one))
+        except NotEnoughCPUs as problem:  # the machine is not what it was when the CPUs were given
+            self._refuse_policy(pod, one.claim, one, str(problem))
+            return one
+        return replace(one, cpus=chosen.cpus, idle=chosen.idle)
 
     def _change_policy(self, pod: SeenPod, claim: Claim) -> None:
         """Make share exclusive on the same CPUs, and place anew under another SMT or NUMA policy."""

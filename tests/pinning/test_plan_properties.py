@@ -1,0 +1,227 @@
+"""Whatever happens to a node, in whatever order: the rules of the design hold at every instant."""
+
+from __future__ import annotations
+
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from pinning.actions import Action, Kind
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.cpuset import CPUSet
+from pinning.errors import BadContract
+from pinning.ledger import Ledger, problems
+from pinning.node_config import NodeConfig, StaticPools
+from pinning.observed import SeenContainer, State
+from pinning.plan import plan
+from pinning.pools import check_machine
+from tests.pinning.world import Wish, World
+from tests.strategies import topologies
+
+POLICIES = st.sampled_from([None, *map(str, CPUPolicy)])
+SMT = st.sampled_from([None, None, *map(str, SMTPolicy)])
+NUMA = st.sampled_from([None, None, None, *map(str, NUMAPolicy)])
+ROLES = st.sampled_from([None, None, None, "", "Always"])
+WISHES = st.builds(
+    Wish,
+    cpu=st.sampled_from(["1", "2", "3", "5", "500m"]),
+    cores=st.sampled_from([0, 0, 0, 1, 2]),
+    policy=POLICIES,
+    smt=SMT,
+    numa=NUMA,
+    init=ROLES,
+)
+CONFIGS = st.builds(
+    NodeConfig,
+    sort=st.sampled_from(["packed", "spread"]),
+    distribute=st.booleans(),
+    align_uncore=st.booleans(),
+    smt_policy=st.sampled_from(SMTPolicy),
+    numa_policy=st.sampled_from(NUMAPolicy),
+)
+
+
+def fits(world: World) -> bool:
+    """Say whether the machine has the cores that the configured pools want."""
+    try:
+        check_machine(world.topology, world.topology.online, world.config)
+    except BadContract:
+        return False
+    return True
+
+
+class Node(RuleBasedStateMachine):
+    """Pods come, change and go, CPUs go off and on, the agent dies, and actions are done in any allowed order."""
+
+    uids = Bundle("uids")
+
+    @initialize(
+        topology=topologies(max_cores_per_cache=3), config=CONFIGS, static=st.booleans(), spare=st.booleans()
+    )
+    def boot(self, topology, config, static, spare) -> None:  # type: ignore[no-untyped-def]
+        """Start with an empty node."""
+        assume(len(topology.cores) > 2)
+        pools = StaticPools(exclusive_cores=1, shared_cores=1 if spare else 0) if static else None
+        config = NodeConfig(
+            sort=config.sort,
+            distribute=config.distribute,
+            align_uncore=config.align_uncore,
+            smt_policy=config.smt_policy,
+            numa_policy=config.numa_policy,
+            pools=pools,
+        )
+        self.all_cpus = topology.cpus
+        self.world = World(topology, config)
+        assume(fits(self.world))
+        self.count = 0
+
+    @rule(
+        target=uids, wishes=st.lists(WISHES, min_size=1, max_size=4), vm=st.sampled_from([False, False, True])
+    )
+    def add(self, wishes: list[Wish], vm: bool) -> str:
+        """Create a pod."""
+        self.count += 1
+        uid = f"u{self.count}"
+        self.world.add(uid, wishes[:1] if vm else wishes, vm=vm)
+        return uid
+
+    @rule(uid=uids, wishes=st.lists(WISHES, min_size=1, max_size=4))
+    def edit(self, uid: str, wishes: list[Wish]) -> None:
+        """Change annotations and amounts of a pod; its containers and their roles cannot change."""
+        document = self.world.documents.get(uid)
+        if document is None or document["metadata"]["labels"]:
+            return
+        before = document["metadata"]["creationTimestamp"]
+        roles = [one.get("restartPolicy", "") for one in document["spec"]["initContainers"]]
+        kinds: list[str | None] = [*roles, *(None for _ in document["spec"]["containers"])]
+        names = [one["name"] for key in ("initContainers", "containers") for one in document["spec"][key]]
+        order = sorted(range(len(names)), key=lambda at: names[at])
+        new = [wishes[at % len(wishes)] for at in range(len(names))]
+        by_name = [
+            Wish(one.cpu, one.cores, one.policy, one.smt, one.numa, kinds[at])
+            for one, at in zip(new, order, strict=True)
+        ]
+        self.world.add(uid, by_name)
+        self.world.documents[uid]["metadata"]["creationTimestamp"] = before
+
+    @rule(uid=uids, state=st.sampled_from(State))
+    def start_or_restart(self, uid: str, state: State) -> None:
+        """Start, or start again, all containers of a pod but its ordinary init containers."""
+        document = self.world.documents.get(uid)
+        if document is None:
+            return
+        for one in self.world.live():
+            if one.pod_uid == uid:
+                self.world.stop(one.id)
+        inits = document["spec"]["initContainers"]
+        for one in [one for one in inits if one.get("restartPolicy")] + document["spec"]["containers"]:
+            self.world.start(uid, one["name"], state)
+
+    @rule(uid=consumes(uids), live_on=st.booleans())
+    def remove(self, uid: str, live_on: bool) -> None:
+        """Take a pod from the API; with --force before its containers end."""
+        self.world.documents.pop(uid, None)
+        for one in self.world.live():
+            if one.pod_uid == uid and not live_on:
+                self.world.stop(one.id)
+
+    @rule(pick=st.integers(0, 30))
+    def end_some_container(self, pick: int) -> None:
+        """End a container."""
+        live = self.world.live()
+        if live:
+            self.world.stop(live[pick % len(live)].id)
+
+    @rule(bits=st.integers(0, 2**40))
+    def flip_cpus(self, bits: int) -> None:
+        """Take CPUs offline and others back; one is always left."""
+        off = CPUSet(cpu for at, cpu in enumerate(self.all_cpus) if bits >> at & 1)
+        self.world.set_online((self.all_cpus - off) or self.all_cpus)
+
+    @rule(pick=st.integers(0, 60))
+    def flip_cpu(self, pick: int) -> None:
+        """Take one CPU offline or back."""
+        cpu = CPUSet([list(self.all_cpus)[pick % len(self.all_cpus)]])
+        online = self.world.topology.online ^ cpu
+        self.world.set_online(online or self.all_cpus)
+
+    @rule()
+    def kill_the_agent(self) -> None:
+        """Start the agent again from its checkpoint."""
+        self.world.ledger = Ledger.from_dict(self.world.ledger.to_dict())
+
+    @rule()
+    def lose_or_find_the_api(self) -> None:
+        """Put the API out of reach, or back."""
+        self.world.api_answers = not self.world.api_answers
+
+    @rule(order=st.randoms(use_true_random=False), stop_after=st.sampled_from([0, 1, 3, 99, 99, 99]))
+    def plan_and_act(self, order, stop_after: int) -> None:  # type: ignore[no-untyped-def]
+        """Plan and act, in any order that the dependencies allow, and maybe die on the way."""
+        before = self.world.ledger
+        made = self.world.plan()
+        self.check_settled(made)
+        done: set[int] = set()
+        while len(done) < min(len(made.actions), stop_after):
+            ready = [
+                at for at, one in enumerate(made.actions) if at not in done and set(one.waits_for) <= done
+            ]
+            at = order.choice(ready)
+            self.check_instant(made.actions[at], before)
+            self.world.write(made.actions[at])
+            done.add(at)
+        if len(done) == len(made.actions):
+            again = self.world.plan()
+            assert not again.actions
+            assert again.ledger == made.ledger
+            assert again.refusals == made.refusals
+            self.check_converged()
+
+    def check_settled(self, made) -> None:  # type: ignore[no-untyped-def]
+        """Check that every rule holds for the ledger, and that the plan is sound."""
+        assert problems(made.ledger, self.world.sets) == ()
+        for at, action in enumerate(made.actions):
+            assert action.cpus
+            assert action.cpus <= self.world.topology.online
+            assert all(earlier < at for earlier in action.waits_for)
+        again = plan(self.world.observe(), made.ledger, self.world.config)
+        assert again.ledger == made.ledger
+        assert again.refusals == made.refusals
+
+    def check_instant(self, action: Action, before: Ledger) -> None:
+        """Check that an action puts nobody beside an owner who was not there before."""
+        one = self.world.containers[action.container_id]
+        gains = action.cpus - one.cpus
+        now, mine = self.world.ledger, self.world.ledger.of(one.owner)
+        for other in self.world.live():
+            if other.owner == one.owner or self.never_meet(one, other):
+                continue
+            for theirs in (now.of(other.owner), before.of(other.owner)):
+                if theirs and theirs.is_exclusive:
+                    assert gains.isdisjoint(other.cpus & theirs.footprint)
+            if mine and mine.is_exclusive:
+                assert other.cpus.isdisjoint(gains & mine.footprint)
+            if mine and mine.is_exclusive and action.kind is Kind.GRANT and one.state is State.RUNNING:
+                assert mine.footprint.isdisjoint(other.cpus)
+
+    def never_meet(self, one: SeenContainer, other: SeenContainer) -> bool:
+        """Say whether two containers of one pod never run at the same time; the world may still show both."""
+        held, theirs = self.world.ledger.of(one.owner), self.world.ledger.of(other.owner)
+        return bool(held and theirs and not held.meets(theirs))
+
+    def check_converged(self) -> None:
+        """Check that every container runs where the ledger says."""
+        shared = self.world.sets.shared(self.world.ledger)
+        for one in self.world.live():
+            held = self.world.ledger.of(one.owner)
+            assert one.cpus == (held.cpus if held else shared)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Check that the checkpoint says the same after it was written and read."""
+        assert Ledger.from_dict(self.world.ledger.to_dict()) == self.world.ledger
+
+
+Node.TestCase.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
+TestNode = Node.TestCase
+TestNode.__doc__ = "Any sequence of events keeps every rule."

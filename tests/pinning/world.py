@@ -1,0 +1,141 @@
+"""A node for property tests: pods, a runtime and a kernel small enough to see through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pinning.contract import KUBEVIRT_LABEL, VIRT_LAUNCHER, CPUPolicy
+from pinning.cpuset import CPUSet
+from pinning.ledger import Ledger
+from pinning.node_config import NodeConfig
+from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.plan import Plan, plan
+from pinning.pools import NodeSets, node_sets
+
+if TYPE_CHECKING:
+    from pinning.actions import Action
+    from pinning.topology import Topology
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One container of a pod: `cores` asks for a CMK resource, else `cpu` is limit and request."""
+
+    cpu: str = "500m"
+    cores: int = 0
+    policy: str | None = None
+    smt: str | None = None
+    numa: str | None = None
+    init: str | None = None  # "Always": a sidecar, "": an ordinary init container
+
+
+def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = False) -> dict[str, Any]:
+    """Return a pod as the API would show it; its containers are called c0, c1..."""
+    annotations: dict[str, str] = {}
+    listed: dict[str, list[dict[str, Any]]] = {"initContainers": [], "containers": []}
+    for number, wish in enumerate(wishes):
+        name = "compute" if vm else f"c{number}"
+        limits = {"cmk.intel.com/exclusive-cores": wish.cores} if wish.cores else {"cpu": wish.cpu}
+        one: dict[str, Any] = {"name": name, "resources": {"limits": limits, "requests": limits}}
+        if wish.init:
+            one["restartPolicy"] = wish.init
+        listed["containers" if wish.init is None else "initContainers"].append(one)
+        families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
+        annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}
+    metadata = {
+        "name": f"pod-{uid}",
+        "uid": uid,
+        "namespace": "test",
+        "creationTimestamp": f"2026-01-01T00:{created // 60:02}:{created % 60:02}Z",
+        "annotations": annotations,
+        "labels": {KUBEVIRT_LABEL: VIRT_LAUNCHER} if vm else {},
+    }
+    return {"metadata": metadata, "spec": {**listed, "nodeSelector": {"cpumanager": "true"} if vm else {}}}
+
+
+@dataclass
+class World:
+    """A node that is changed step by step; `current` is what the kernel has for each container id."""
+
+    topology: Topology
+    config: NodeConfig = field(default_factory=NodeConfig)
+    ledger: Ledger = field(default_factory=Ledger)
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    containers: dict[str, SeenContainer] = field(default_factory=dict)
+    api_answers: bool = True
+    clock: int = 0
+
+    @property
+    def sets(self) -> NodeSets:
+        """The sets of the node as it is now."""
+        return node_sets(self.topology, self.topology.online, self.config)
+
+    def observe(self) -> Observed:
+        """Return what the agent would see."""
+        pods = tuple(SeenPod.of(document) for document in self.documents.values())  # type: ignore[arg-type]
+        return Observed(
+            self.topology,
+            self.topology.online,
+            pods if self.api_answers else (),
+            tuple(self.containers.values()),
+            pods_complete=self.api_answers,
+        )
+
+    def plan(self) -> Plan:
+        """Plan, and take the new ledger over as the agent's checkpoint does."""
+        made = plan(self.observe(), self.ledger, self.config)
+        self.ledger = made.ledger
+        return made
+
+    def add(self, uid: str, wishes: list[Wish], *, vm: bool = False) -> None:
+        """Create or replace a pod in the API."""
+        self.clock += 1
+        created = self.clock
+        self.documents[uid] = pod_document(uid, wishes, created=created, vm=vm)
+
+    def start(self, uid: str, name: str, state: State = State.RUNNING, cpus: CPUSet | None = None) -> str:
+        """Start a container, by default on every CPU that is online."""
+        self.clock += 1
+        number = f"{uid}-{name}-{self.clock}"
+        self.containers[number] = SeenContainer(number, uid, name, state, cpus or self.topology.online)
+        return number
+
+    def stop(self, number: str) -> None:
+        """Let a container end."""
+        self.containers[number] = replace(self.containers[number], state=State.EXITED)
+
+    def set_online(self, online: CPUSet) -> None:
+        """Let CPUs go offline and come back; the kernel takes lost ones out of every cpuset (cgroup v2, effective)."""
+        self.topology = self.topology.with_online(online)
+        for number, one in self.containers.items():
+            self.containers[number] = replace(one, cpus=(one.cpus & online) or online)
+
+    def write(self, action: Action) -> None:
+        """Do one action."""
+        one = self.containers[action.container_id]
+        self.containers[one.id] = replace(one, cpus=action.cpus)
+
+    def live(self) -> list[SeenContainer]:
+        """Containers that run or may start."""
+        return [one for one in self.containers.values() if one.is_live]
+
+    def run_all(self) -> Plan:
+        """Plan, and do every action in its order."""
+        made = self.plan()
+        for action in made.actions:
+            self.write(action)
+        return made
+
+    def holds(self, uid: str, name: str = "c0") -> str:
+        """Return what a container holds, as text: "cpus", or "cpus idle idle"."""
+        one = self.ledger.of(Owner(uid, name))
+        if one is None:
+            return ""
+        return f"{one.cpus} idle {one.idle}" if one.idle else str(one.cpus)
+
+
+def is_exclusive(ledger: Ledger, one: SeenContainer) -> bool:
+    """Say whether a container owns CPUs."""
+    held = ledger.of(one.owner)
+    return held is not None and held.policy is CPUPolicy.EXCLUSIVE
