@@ -123,8 +123,11 @@ class Topology:
         """Return the core of a CPU; raise UnknownCPU when the machine has no such CPU."""
         core = self._core_by_cpu.get(cpu)
         if core is None:
-            raise UnknownCPU(f"CPU {cpu} is none of this machine's CPUs {self.cpus}")
+            raise self._unknown(cpu)
         return core
+
+    def _unknown(self, cpu: int) -> UnknownCPU:
+        return UnknownCPU(f"CPU {cpu} is none of this machine's CPUs {self.cpus}")
 
     def siblings(self, cpu: int) -> CPUSet:
         """Return all known CPUs of the CPU's core, itself included."""
@@ -133,7 +136,7 @@ class Topology:
     def siblings_of(self, cpus: CPUSet) -> CPUSet:
         """Return the cores that the CPUs touch, as whole cores; raise UnknownCPU for a CPU that does not exist."""
         if not cpus <= self.cpus:
-            self.core_of((cpus - self.cpus).lowest())  # raises
+            raise self._unknown((cpus - self.cpus).lowest())
         wanted, whole = cpus.mask, 0
         for core in self._core_masks:
             if core & wanted:
