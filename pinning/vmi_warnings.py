@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pinning.contract import EVEN_PARITY
-from pinning.quantity import rounded_up
 from pinning.realtime import RealtimeMask
 from pinning.vmi_defaults import vcpu_count
-from pinning.vmi_view import CPU_AMOUNTS, POOL_COUNT, find
+from pinning.vmi_view import POOL_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pinning.errors import Cause
-    from pinning.quantity import RawQuantity
     from pinning.vmi_kube import Domain
     from pinning.vmi_view import VMIView
 
@@ -43,26 +41,14 @@ def said_twice(raw: Domain, vmi: VMIView) -> Iterator[Cause]:
     KubeVirt's mutator writes sockets N, cores 1, threads 1 for an amount N alone: that shape is not the user's word.
     """
     cpu, vcpus = raw.get("cpu") or {}, vcpu_count(raw.get("cpu"))
-    amounts: list[RawQuantity] = [
-        amount for path in CPU_AMOUNTS if (amount := _amount(raw, path)) is not None
-    ]
     is_default = cpu.get("sockets") == vcpus and cpu.get("cores") == cpu.get("threads") == 1
-    if (
-        vmi.is_dedicated
-        and vcpus
-        and not is_default
-        and any(rounded_up(amount) == vcpus for amount in amounts)
-    ):
+    is_equal = vcpus in (vmi.request("cpu").value, vmi.limit("cpu").value)
+    if vmi.is_dedicated and vcpus and is_equal and not is_default:
         message = (
             f"the guest's topology and resources.cpu both say {vcpus} CPUs, and must be changed together: "
             "leave resources.cpu out"
         )
         yield vmi.cause("resources", message)
-
-
-def _amount(domain: Domain, path: str) -> RawQuantity | None:
-    value = find(domain, path)
-    return value if isinstance(value, str | int | float) else None
 
 
 def _pool(vmi: VMIView) -> int:

@@ -64,7 +64,7 @@ def test_number_too_long_for_any_machine() -> None:
         pytest.param("0-3", [], id="none"),
         pytest.param("", [], id="empty"),
         pytest.param("3,4", ["4"], id="one"),
-        pytest.param("2-5,^9", ["2-5", "^9"], id="range-and-negation"),
+        pytest.param("2-5,^4", ["2-5", "^4"], id="range-and-negation"),
         pytest.param("01,^02", ["01", "^02"], id="leading-zeros"),
     ],
 )

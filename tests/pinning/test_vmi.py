@@ -6,13 +6,12 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from pinning.contract import HOOK_SIDECARS
 from pinning.errors import Cause
 from pinning.vmi import (
     Kind,
-    KubeVirtSettings,
     Review,
-    defaulted,
     find_template,
     review_vmi,
     vmi_update_causes,
