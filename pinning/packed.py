@@ -171,9 +171,12 @@ class _Accumulator:
 
     def take_whole(self, units: Iterable[Unit]) -> None:
         """Take every unit that is wholly free and not larger than the need."""
+        busy, need, taken = ~self.free, self.need, 0
         for unit in units:
-            if unit.size <= self.need and not unit.mask & ~self.free:
-                self.take(unit.mask)
+            if unit.size <= need and not unit.mask & busy:
+                taken |= unit.mask
+                need -= unit.size
+        self.take(taken)
 
     def take_caches(self) -> None:
         """Take whole caches, then try to put all of the rest into one cache."""

@@ -1,0 +1,69 @@
+"""The fast algorithms agree with the kubelet's rules told plainly, on machines of every shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinning.allocate import take_cpus
+from pinning.cpuset import CPUSet
+from pinning.topology import CPUFacts, Topology, assemble
+from tests.pinning.kubelet_model import Model
+from tests.strategies import cpu_sets
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+
+@st.composite
+def even_machines(draw: DrawFn) -> Topology:
+    """Return a machine whose cores, caches, nodes and packages are all alike, siblings split or adjacent."""
+    sizes = st.integers(1, 3)
+    packages, nodes, caches, cores, threads = draw(
+        st.tuples(sizes, sizes, sizes, sizes, st.sampled_from([1, 2, 4]))
+    )
+    nodes_span_packages = draw(st.sampled_from([False, False, True]))
+    total = packages * nodes * caches * cores
+    split = draw(st.booleans())
+    facts = [
+        CPUFacts(
+            core + thread * total if split else core * threads + thread,
+            core,
+            core // cores // caches // nodes,
+            0 if nodes_span_packages else core // cores // caches,
+            core // cores,
+        )
+        for core in range(total)
+        for thread in range(threads)
+    ]
+    return assemble(facts, CPUSet(range(total * threads)))
+
+
+@st.composite
+def requests(draw: DrawFn) -> tuple[Topology, CPUSet, int]:
+    """Return a machine, what is free of it, and a count that fits."""
+    topology = draw(even_machines())
+    free = draw(cpu_sets(topology.cpus)) | draw(cpu_sets(topology.cpus))
+    return topology, free, draw(st.integers(0, len(free)))
+
+
+@settings(max_examples=300)
+@given(requests(), st.booleans(), st.booleans())
+def test_packed_and_spread_agree_with_the_rules(
+    request: tuple[Topology, CPUSet, int], spread: bool, caches: bool
+) -> None:
+    """Packed, spread and cache alignment choose what the rules say."""
+    topology, free, count = request
+    taken = take_cpus(topology, free, count, sort="spread" if spread else "packed", align_uncore=caches)
+    assert set(taken) == Model(topology).packed(frozenset(free), count, spread=spread, caches=caches)
+
+
+@settings(max_examples=300)
+@given(requests(), st.sampled_from([1, 2, 4]))
+def test_distributed_agrees_with_the_rules(request: tuple[Topology, CPUSet, int], group: int) -> None:
+    """The distributed algorithm chooses what the rules say, though it looks at far fewer combinations."""
+    topology, free, count = request
+    taken = take_cpus(topology, free, count, distribute=True, group_size=group)
+    assert set(taken) == Model(topology).distributed(frozenset(free), count, group)
