@@ -97,7 +97,7 @@ def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> N
     for key, cpus in named.items():
         if not cpus <= topology.cpus:
             told = f"{key}: CPUs {cpus - topology.cpus} do not exist: this machine has {topology.cpus}"
-            raise BadContract(f"{told}; take them out of {cpus}")
+            raise BadContract(f"{told}: name CPUs of these")
     sets = node_sets(topology, universe, config)
     if not sets.allocatable:
         raise BadContract(

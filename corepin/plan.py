@@ -1,0 +1,150 @@
+"""`corepin plan`: which CPUs pods would get on a machine, and why, or why not. Needs neither cluster nor machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corepin.documents import add_file_flag, read_documents, write_out
+from corepin.errors import CommandFailed
+
+if TYPE_CHECKING:
+    import argparse
+
+    from corepin.node_events import Node, Step
+    from pinning.ledger import Assignment
+    from pinning.node_config import NodeConfig
+    from pinning.topology import Topology
+
+DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not. Needs no cluster."
+EPILOG = """\
+The pods are taken as events in their order: a pod of the same namespace and name again is an update, one with
+metadata.deletionTimestamp is gone. With -o json one line is printed after each event; the text shows the machine
+after the last one. The file for --topology is made by
+  lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "plan", help="show which CPUs pods would get on a machine", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_file_flag(parser)
+    parser.add_argument(
+        "--topology",
+        metavar="FILE|DIR",
+        required=True,
+        help="the machine: JSON of lscpu, or a directory that holds a sysfs tree as / does",
+    )
+    parser.add_argument(
+        "--reserved",
+        metavar="LIST",
+        help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU)',
+    )
+    parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json"),
+        default="text",
+        help="text for people (default), or one JSON line after each event",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; pods that do not fit are part of the answer, not a failure."""
+    from corepin.node_events import Node
+    from corepin.terminal import columns, wants_colour
+    from pinning.errors import PinningError
+    from pinning.pools import check_machine
+
+    items = [item for source in args.filename for one in read_documents(source) for item in one.items()]
+    try:
+        topology = _read_machine(args.topology)
+        config = _read_config(args.config, args.reserved)
+        check_machine(topology, topology.online, config)
+    except PinningError as problem:
+        raise CommandFailed(str(problem)) from problem
+    node = Node(topology, config)
+    if args.output == "json":
+        write_out("".join(f"{_json(node, step)}\n" for step in node.steps(items)))
+        return 0
+    from corepin.plan_text import describe
+
+    *_, last = node.steps(items)
+    colour, width = wants_colour(sys.stdout, os.environ), columns(sys.stdout, os.environ)
+    write_out(describe(node, last, width, colour=colour))
+    return 0
+
+
+def _read_machine(given: str) -> Topology:
+    """Read a machine from a file of lscpu's, or from a directory that stands for / or for /sys."""
+    from agent.sysfs import read_topology
+    from pinning.topology import Topology
+
+    path = Path(given)
+    if path.is_dir():
+        is_sys = (path / "devices/system/cpu").is_dir() and not (path / "sys").is_dir()
+        return read_topology(path.absolute().parent if is_sys and path.absolute().name == "sys" else path)
+    try:
+        return Topology.from_lscpu(path.read_text("utf-8"))
+    except (OSError, ValueError) as problem:
+        raise CommandFailed(
+            f"{given}: {getattr(problem, 'strerror', None) or 'is not UTF-8 text'}"
+        ) from problem
+
+
+def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
+    """Return the node's configuration; the flag for reserved CPUs wins over the file."""
+    from dataclasses import replace
+
+    from pinning.cpuset import CPUSet
+    from pinning.errors import BadCPUList
+    from pinning.node_config import DEFAULT, read_node_config
+
+    config = DEFAULT
+    if given is not None:
+        documents = read_documents(given)
+        if len(documents) > 1:
+            raise documents[1].failed("the configuration is one document: remove the others")
+        config = read_node_config(documents[0].content)
+    if reserved is None:
+        return config
+    try:
+        cpus = CPUSet.parse(reserved)
+    except BadCPUList as problem:
+        raise CommandFailed(f"--reserved: {problem}") from problem
+    if not cpus:
+        raise CommandFailed('--reserved: the list is empty: name CPUs such as "0,8", or leave the flag out')
+    return replace(config, reserved=cpus)
+
+
+def _json(node: Node, step: Step) -> str:
+    line = {
+        "pod": step.pod,
+        "assignments": {
+            one.name: _assignment(node, one) for one in sorted(step.ledger, key=lambda one: one.name)
+        },
+        "shared": str(node.sets.shared(step.ledger)),
+        "refused": [
+            {"container": refusal.name, "reason": str(refusal.reason), "message": refusal.message}
+            for refusal in step.refusals
+        ],
+    }
+    return json.dumps(line, ensure_ascii=False)
+
+
+def _assignment(node: Node, one: Assignment) -> dict[str, Any]:
+    nodes = node.topology.numa_nodes
+    return {
+        "policy": str(one.policy),
+        "smtPolicy": str(one.smt),
+        "cpus": str(one.cpus),
+        "idle": str(one.idle),
+        "numaNodes": [number for number in nodes if nodes[number] & one.cpus],
+    }
