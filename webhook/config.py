@@ -50,6 +50,7 @@ class KubeVirt(_Frozen, frozen=True):
     rollout_strategy: Literal["LiveUpdate", "Stage"] = "LiveUpdate"
     max_cpu_sockets: Count | None = None
     cpu_request: RawQuantity = "100m"
+    even_parity: bool = False  # gate AlignCPUs is on, and the KubeVirt CR has the even-parity annotation
 
 
 class Settings(_Frozen, frozen=True):
@@ -97,7 +98,9 @@ def load_settings(document: bytes) -> Settings:
 def parse_yaml(document: bytes, what: str) -> object:
     """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
     try:
-        return yaml.safe_load(document)  # not the C loader: deep nesting ends that one in a segmentation fault
+        return yaml.safe_load(
+            document
+        )  # not the C loader: deep nesting ends that one in a segmentation fault
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
 

@@ -90,6 +90,7 @@ def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
         live_update=given.rollout_strategy == "LiveUpdate",
         max_cpu_sockets=given.max_cpu_sockets,
         cpu_request=str(given.cpu_request),
+        even_parity=given.even_parity,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pinning.errors import BadContract
+from pinning.vmi import KubeVirtSettings
 from webhook.config import Settings, load_settings
-from webhook.vm_rules import is_kubevirt
+from webhook.vm_rules import is_kubevirt, kubevirt_settings
 
 
 @pytest.mark.parametrize("document", [b"", b"# nothing\n", b"{}", b"sidecarLimits: launcher"])
@@ -34,11 +35,14 @@ kubevirt:
   rolloutStrategy: Stage
   maxCpuSockets: 8
   cpuRequest: 200m
+  evenParity: true
 """
     )
     assert settings.gates == {"Sidecar"}
     assert (settings.node_shapes[0].free_cores, settings.threads_per_core) == (30, (2,))
-    assert settings.kube_virt.max_cpu_sockets == 8
+    assert kubevirt_settings(settings) == KubeVirtSettings(
+        "arm64", live_update=False, max_cpu_sockets=8, cpu_request="200m", even_parity=True
+    )
 
 
 @pytest.mark.parametrize(
