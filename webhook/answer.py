@@ -138,6 +138,8 @@ def _cause(cause: Cause) -> dict[str, str]:
 
 def _one_line(text: str) -> str:
     """Return the text without line breaks and control characters, which HTTP warnings cannot carry."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
