@@ -1,0 +1,42 @@
+# Every target sets up what it needs: .venv from the lock, missing Debian packages, test servers built with Go.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PATH := $(PATH):/usr/local/go/bin
+export PATH
+unexport MAKEFLAGS
+
+BIN := .venv/bin
+IMAGE ?= corepin:dev
+# What decides: every branch of it is tested.
+PURE := pinning/*,webhook/mutate.py,webhook/sidecars.py,webhook/pod_rules.py,webhook/vm_rules.py,webhook/patch.py,webhook/workloads.py
+
+.PHONY: help setup demo test unit check image bench
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:
+	@scripts/setup
+
+demo: setup ## start the webhook, send it the examples, show what it says and which CPUs they would get
+	@$(BIN)/python -m demo
+
+test: check ## every check and every test; builds kube-apiserver and etcd the first time
+	@$(BIN)/coverage erase
+	@$(BIN)/pytest --cov --cov-report=
+	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100
+
+unit: setup ## the tests that need no server
+	@$(BIN)/pytest -q -m 'not server'
+
+check: setup ## formatting, lint, types
+	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+image: ## build the container image with docker, podman or buildah (IMAGE=corepin:dev)
+	@scripts/image '$(IMAGE)'
+
+bench: setup ## measure the planner and the webhook side by side with others
+	@$(BIN)/python -m bench
