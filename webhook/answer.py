@@ -85,7 +85,7 @@ def encode(uid: str, answer: Answer) -> bytes:
 
 def message(denied: Denied) -> str:
     """Return one sentence that suffices alone: events of controllers show nothing else."""
-    head = f"{PRODUCT} refuses {denied.kind} {_shorten(denied.name or UNNAMED, 260)}: "
+    head = f"{PRODUCT} refuses {denied.kind} {_shorten(_one_line(denied.name or UNNAMED), 260)}: "
     told: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
     for cause in denied.causes[:CAUSES_TOLD]:
