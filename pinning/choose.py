@@ -140,7 +140,9 @@ class Chooser:
     def _whole(self, owned: CPUSet, free: CPUSet) -> CPUSet:
         """Return what is held less the cores that others run on too; lost CPUs stay, to be replaced nearby."""
         topology = self.sets.topology
-        busy = (core for core in topology.cores_of(owned) if not topology.online_cpus_of(core) <= free | owned)
+        busy = (
+            core for core in topology.cores_of(owned) if not topology.online_cpus_of(core) <= free | owned
+        )
         return owned - union(core.cpus for core in busy)
 
     def _numa_choices(self, numa: NUMAPolicy, keep: CPUSet) -> list[CPUSet]:
@@ -163,7 +165,7 @@ def _placement(one: Assignment) -> Placement:
 
 def core_count(sets: NodeSets, one: Assignment) -> int:
     """Return on how many cores a container runs."""
-    return len(sets.topology.cores_of(one.cpus))
+    return len({sets.topology.core_of(cpu).id for cpu in one.cpus})
 
 
 def shortage(sets: NodeSets, one: Assignment) -> int:

@@ -94,7 +94,10 @@ class Ledger:
 
     def of(self, owner: Owner) -> Assignment | None:
         """Return what a container holds."""
-        return next((one for one in self.pods.get(owner.pod_uid, ()) if one.owner == owner), None)
+        for one in self.pods.get(owner.pod_uid, ()):
+            if one.owner == owner:
+                return one
+        return None
 
     @property
     def held(self) -> CPUSet:

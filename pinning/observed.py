@@ -86,15 +86,9 @@ class SeenContainer:
     """A container as the runtime has it; `cpus` is what was read back from the kernel, empty when nothing was."""
 
     id: str
-    pod_uid: str
-    name: str
+    owner: Owner  # whose restart this is
     state: State
     cpus: CPUSet
-
-    @property
-    def owner(self) -> Owner:
-        """Whose restart this is."""
-        return Owner(self.pod_uid, self.name)
 
     @property
     def is_live(self) -> bool:
@@ -123,7 +117,7 @@ class Observed:
     @cached_property
     def live_uids(self) -> frozenset[str]:
         """The pods that have a live container."""
-        return frozenset(one.pod_uid for one in self.live)
+        return frozenset(one.owner.pod_uid for one in self.live)
 
     @cached_property
     def running(self) -> frozenset[Owner]:
@@ -149,4 +143,4 @@ class Observed:
 
 def unknown_containers(observed: Observed) -> tuple[SeenContainer, ...]:
     """Return live containers whose pod the API did not show: look each up by name, they may only be late."""
-    return tuple(one for one in observed.live if one.pod_uid not in observed.known_uids)
+    return tuple(one for one in observed.live if one.owner.pod_uid not in observed.known_uids)

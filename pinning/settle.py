@@ -6,7 +6,7 @@ back is there for others in the same pass.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pinning.allocate import Placement
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from pinning.pools import NodeSets
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One claim of one pod, with the policies that hold for it on this node."""
+
+    pod: SeenPod
+    claim: Claim
+    owner: Owner
+    terms: Terms
+
+
 class Settling:
     """One pass over a node: the ledger so far, and what had to be refused."""
 
@@ -36,6 +46,12 @@ class Settling:
         self.refusals: dict[Owner, Refusal] = {}
         self._chooser = Chooser(sets, config)
         self._pods = {pod.uid: pod for pod in observed.by_age}
+        self._asks = [
+            Ask(pod, claim, Owner(pod.uid, claim.container), Terms.of(claim, config))
+            for pod in observed.by_age
+            for claim in pod.claims
+        ]
+        self._claiming = {ask.owner for ask in self._asks}
 
     def settle(self) -> None:
         """Bring the ledger to where nothing changes any more."""
@@ -45,11 +61,20 @@ class Settling:
         while before is not self.ledger:
             before = self.ledger
             self.refusals.clear()
+            open_asks = [ask for ask in self._asks if not self._is_fulfilled(ask)]
             for step in (self._give_back, self._change_policy, self._fill):
-                for pod in self.observed.by_age:
-                    for claim in pod.claims:
-                        step(pod, claim)
+                for ask in open_asks:
+                    step(ask)
         self._tell_kept_vms()
+
+    def _is_fulfilled(self, ask: Ask) -> bool:
+        one = self.ledger.of(ask.owner)
+        return (
+            one is not None
+            and one.claim == ask.claim
+            and ask.terms == _terms_of(one)
+            and not shortage(self.sets, one)
+        )
 
     def drop_gone(self) -> None:
         """Free what belonged to pods of which nothing is left, and to containers that claim nothing any more."""
@@ -61,8 +86,7 @@ class Settling:
         return self._claims_nothing(owner) and not self._is_running_vm(owner)
 
     def _claims_nothing(self, owner: Owner) -> bool:
-        pod = self._pods.get(owner.pod_uid)
-        return pod is not None and all(claim.container != owner.container for claim in pod.claims)
+        return owner.pod_uid in self._pods and owner not in self._claiming
 
     def _is_running_vm(self, owner: Owner) -> bool:
         """Say whether libvirt has pinned vCPUs of a running machine inside this container's CPUs."""
@@ -72,17 +96,24 @@ class Settling:
     def _tell_kept_vms(self) -> None:
         for one in self.ledger:
             if self._claims_nothing(one.owner):
-                self._refuse_vm(self._pods[one.owner.pod_uid], one.claim, "is to give its CPUs back")
+                pod = self._pods[one.owner.pod_uid]
+                self._refuse_vm(Ask(pod, one.claim, one.owner, _terms_of(one)), "is to give its CPUs back")
 
     # The machine: CPUs that went away or came back.
 
     def _follow_machine(self) -> None:
-        touched = [one for one in self.ledger if self._as_usable(one) != one]
+        touched = [one for one in self.ledger if self._is_touched(one)]
         for one in touched:
             self._trim(one)
         self._feed_shared()
         for one in sorted(touched, key=self._age):
             self._replace_lost(one)
+
+    def _is_touched(self, one: Assignment) -> bool:
+        """Say whether CPUs of a container went away, or siblings of its cores came back."""
+        usable, footprint = self.sets.allocatable, one.footprint
+        whole = self.sets.topology.siblings_of(footprint) & usable if one.owns_cores else footprint
+        return not (footprint <= usable and whole <= footprint)
 
     def _as_usable(self, one: Assignment) -> Assignment:
         """Return an assignment less the CPUs that went away; siblings that came back to cores owned whole idle."""
@@ -130,73 +161,72 @@ class Settling:
 
     # The pods: what they ask for now.
 
-    def _give_back(self, pod: SeenPod, claim: Claim) -> None:
+    def _give_back(self, ask: Ask) -> None:
         """Do what needs no CPU of anyone: exclusive to share, and fewer CPUs."""
-        one = self.ledger.of(Owner(pod.uid, claim.container))
+        one = self.ledger.of(ask.owner)
         if not one:
             return
-        asked = replace(one, claim=claim)
-        terms = Terms.of(claim, self.config)
+        asked = replace(one, claim=ask.claim)
         less = shortage(self.sets, asked) < 0
-        if self._is_running_vm(one.owner) and (less or terms != _terms_of(one)):
-            self._refuse_vm(pod, claim, "asks for other CPUs")
+        if self._is_running_vm(one.owner) and (less or ask.terms != _terms_of(one)):
+            self._refuse_vm(ask, "asks for other CPUs")
             return
-        if terms.policy is CPUPolicy.SHARE and one.is_exclusive:
-            asked = replace(asked, policy=terms.policy, smt=SMTPolicy.PREFER, idle=EMPTY)
+        if ask.terms.policy is CPUPolicy.SHARE and one.is_exclusive:
+            asked = replace(asked, policy=ask.terms.policy, smt=SMTPolicy.PREFER, idle=EMPTY)
         if less:
-            asked = self._shrunk(pod, asked)
+            asked = self._shrunk(ask, asked)
         if asked != one:
             self.ledger = self.ledger.change(asked)
 
-    def _shrunk(self, pod: SeenPod, one: Assignment) -> Assignment:
+    def _shrunk(self, ask: Ask, one: Assignment) -> Assignment:
         try:
             chosen = self._chooser.resized(one, _terms_of(one), self._free(one))
         except NotEnoughCPUs as problem:  # the machine is not what it was when the CPUs were given
-            self._refuse_policy(pod, one.claim, one, str(problem))
+            self._refuse_policy(ask, one, str(problem))
             return one
         return replace(one, cpus=chosen.cpus, idle=chosen.idle)
 
-    def _change_policy(self, pod: SeenPod, claim: Claim) -> None:
+    def _change_policy(self, ask: Ask) -> None:
         """Make share exclusive on the same CPUs, and place anew under another SMT or NUMA policy."""
-        one = self.ledger.of(Owner(pod.uid, claim.container))
-        terms = Terms.of(claim, self.config)
+        one = self.ledger.of(ask.owner)
+        terms = ask.terms
         if not one or one.owner in self.refusals or terms == _terms_of(one):
             return
         if terms.policy is not one.policy:
             one = replace(one, policy=terms.policy)
             if not self._adopt(one):
-                self._refuse(pod, claim, Reason.SHARED_EMPTY, f"{NO_CPU_SHARED}; it stays {CPUPolicy.SHARE}")
+                self._refuse(ask, Reason.SHARED_EMPTY, f"{NO_CPU_SHARED}; it stays {CPUPolicy.SHARE}")
                 return
         if terms == _terms_of(one):
             return
         try:
             chosen = self._chooser.moved(one, terms, self._free(one))
         except NotEnoughCPUs as problem:
-            self._refuse_policy(pod, claim, one, str(problem))
+            self._refuse_policy(ask, one, str(problem))
             return
         if not self._adopt(replace(one, smt=terms.smt, numa=terms.numa, cpus=chosen.cpus, idle=chosen.idle)):
-            self._refuse_policy(pod, claim, one, NO_CPU_SHARED)
+            self._refuse_policy(ask, one, NO_CPU_SHARED)
 
-    def _fill(self, pod: SeenPod, claim: Claim) -> None:
+    def _fill(self, ask: Ask) -> None:
         """Give CPUs to a container that has none, or fewer than it asks for."""
-        one = self.ledger.of(Owner(pod.uid, claim.container))
+        one = self.ledger.of(ask.owner)
         if one is None:
-            self._start(pod, claim)
+            self._start(ask)
         elif shortage(self.sets, one) > 0:
-            self._grow(pod, one)
+            self._grow(ask, one)
 
-    def _start(self, pod: SeenPod, claim: Claim) -> None:
-        terms = Terms.of(claim, self.config)
-        owner, place = Owner(pod.uid, claim.container), pod.places.index(claim.container)
+    def _start(self, ask: Ask) -> None:
+        pod, claim, terms = ask.pod, ask.claim, ask.terms
+        place = pod.places.index(claim.container)
         free = self.sets.allocatable - self.ledger.held_against(pod.uid, place, claim.role)
         instead = "it does not start before" if claim.must_fit else "it runs in the shared set until"
         try:
             chosen = self._chooser.fresh(claim, terms, free, reusable=free & self.ledger.held)
         except NotEnoughCPUs as problem:
-            self._refuse(pod, claim, Reason.NOT_ENOUGH, f"{problem}; {instead} they are there")
+            self._refuse(ask, Reason.NOT_ENOUGH, f"{problem}; {instead} they are there")
             return
         new = Assignment(
-            owner=owner,
+            owner=ask.owner,
             namespace=pod.namespace,
             pod=pod.name,
             place=place,
@@ -208,23 +238,17 @@ class Settling:
             idle=chosen.idle,
         )
         if not self._adopt(new):
-            self._refuse(
-                pod,
-                claim,
-                Reason.SHARED_EMPTY,
-                f"{NO_CPU_SHARED}; {instead} another container gives CPUs back",
-            )
+            told = f"{NO_CPU_SHARED}; {instead} another container gives CPUs back"
+            self._refuse(ask, Reason.SHARED_EMPTY, told)
 
-    def _grow(self, pod: SeenPod, one: Assignment) -> None:
+    def _grow(self, ask: Ask, one: Assignment) -> None:
         try:
             chosen = self._chooser.resized(one, _terms_of(one), self._free(one))
         except NotEnoughCPUs as problem:
-            self._refuse(
-                pod, one.claim, Reason.KEEPS_FEWER, f"{problem}; it keeps CPUs {one.cpus} until then"
-            )
+            self._refuse(ask, Reason.KEEPS_FEWER, f"{problem}; it keeps CPUs {one.cpus} until then")
             return
         if not self._adopt(replace(one, cpus=chosen.cpus, idle=chosen.idle)):
-            self._refuse(pod, one.claim, Reason.KEEPS_FEWER, f"{NO_CPU_SHARED}; it keeps CPUs {one.cpus}")
+            self._refuse(ask, Reason.KEEPS_FEWER, f"{NO_CPU_SHARED}; it keeps CPUs {one.cpus}")
 
     def _free(self, one: Assignment) -> CPUSet:
         """Return what a container may use: what nobody that can run beside it holds, its own CPUs among it."""
@@ -243,20 +267,20 @@ class Settling:
 
     # Refusals.
 
-    def _refuse(self, pod: SeenPod, claim: Claim, reason: Reason, message: str) -> None:
-        owner = Owner(pod.uid, claim.container)
-        blocks = claim.must_fit and self.ledger.of(owner) is None
-        self.refusals.setdefault(owner, Refusal(owner, pod.namespace, pod.name, reason, message, blocks))
+    def _refuse(self, ask: Ask, reason: Reason, message: str) -> None:
+        """Note why a claim is not fulfilled; of several reasons the first one stands."""
+        blocks = ask.claim.must_fit and self.ledger.of(ask.owner) is None
+        refusal = Refusal(ask.owner, ask.pod.namespace, ask.pod.name, reason, message, blocks)
+        self.refusals.setdefault(ask.owner, refusal)
 
-    def _refuse_policy(self, pod: SeenPod, claim: Claim, one: Assignment, why: str) -> None:
-        terms = Terms.of(claim, self.config)
-        told = f"smt policy {terms.smt} with numa policy {terms.numa} does not fit: {why}"
+    def _refuse_policy(self, ask: Ask, one: Assignment, why: str) -> None:
+        told = f"smt policy {ask.terms.smt} with numa policy {ask.terms.numa} does not fit: {why}"
         kept = f"it keeps CPUs {one.cpus} under {one.smt} with {one.numa}"
-        self._refuse(pod, claim, Reason.KEEPS_OLD_POLICY, f"{told}; {kept}")
+        self._refuse(ask, Reason.KEEPS_OLD_POLICY, f"{told}; {kept}")
 
-    def _refuse_vm(self, pod: SeenPod, claim: Claim, wish: str) -> None:
+    def _refuse_vm(self, ask: Ask, wish: str) -> None:
         told = f"the virtual machine {wish} while it runs, and its vCPUs are pinned to the ones it has"
-        self._refuse(pod, claim, Reason.RUNNING_VM, f"{told}: stop or migrate it")
+        self._refuse(ask, Reason.RUNNING_VM, f"{told}: stop or migrate it")
 
 
 NO_CPU_SHARED = "nothing would be left for the containers that share CPUs"

@@ -98,7 +98,7 @@ class World:
         """Start a container, by default on every CPU that is online."""
         self.clock += 1
         number = f"{uid}-{name}-{self.clock}"
-        self.containers[number] = SeenContainer(number, uid, name, state, cpus or self.topology.online)
+        self.containers[number] = SeenContainer(number, Owner(uid, name), state, cpus or self.topology.online)
         return number
 
     def stop(self, number: str) -> None:

@@ -1,0 +1,176 @@
+"""How long a plan takes on 256 CPUs in 8 NUMA nodes with 250 containers: `python -m bench.plan`.
+
+The baseline is one pass over the containers that compares the set each has with the set it should have, which is
+the least that any level-triggered agent does. CPU time is measured, and each case counts with the best of its
+repeats; of the cases of one kind the worst and the median are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+from time import process_time
+from typing import TYPE_CHECKING
+
+from bench.allocate import machine
+from pinning.contract import CPUPolicy
+from pinning.ledger import Ledger
+from pinning.node_config import DEFAULT
+from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.plan import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pinning.cpuset import CPUSet
+    from pinning.kube import Pod
+    from pinning.plan import Plan
+    from pinning.topology import Topology
+
+CONTAINERS = 250
+POLICIES = ("exclusive", "share", "none", "exclusive", "none")
+SMT = (None, "require", None, "isolate", None)
+COUNTS = (1, 2, 2, 1, 3)
+REPEATS = 9
+MILLISECONDS = 1e3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan to be timed; `limit` is what design section 7 allows, in milliseconds."""
+
+    name: str
+    limit: float
+    observed: Observed
+    ledger: Ledger
+
+
+def pod(number: int, policy: str | None = None, *, cpus: int | None = None) -> SeenPod:
+    """Return a pod with one container, of a mix of policies and sizes."""
+    kind = number % len(POLICIES)
+    smt = SMT[kind]
+    annotations = {"cpu-manager.corepin.io/pod": policy or POLICIES[kind]}
+    if smt and annotations["cpu-manager.corepin.io/pod"] == CPUPolicy.EXCLUSIVE:
+        annotations["smt-policy.corepin.io/pod"] = smt
+    document: Pod = {
+        "metadata": {
+            "name": f"pod-{number}",
+            "namespace": "bench",
+            "uid": f"uid-{number:04}",
+            "creationTimestamp": f"2026-01-01T{number // 60:02}:{number % 60:02}:00Z",
+            "annotations": annotations,
+        },
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": cpus or COUNTS[kind]}}}]},
+    }
+    return SeenPod.of(document)
+
+
+def container(one: SeenPod, cpus: CPUSet) -> SeenContainer:
+    """Return the running container of a pod."""
+    return SeenContainer(f"id-{one.uid}", Owner(one.uid, "main"), State.RUNNING, cpus)
+
+
+def cold(topology: Topology) -> Observed:
+    """Return a node on which every container runs everywhere."""
+    pods = tuple(pod(number) for number in range(CONTAINERS))
+    running = tuple(container(one, topology.online) for one in pods)
+    return Observed(topology, topology.online, pods, running)
+
+
+def done(observed: Observed, made: Plan) -> Observed:
+    """Return the node after every action of a plan."""
+    cpus = {action.container_id: action.cpus for action in made.actions}
+    return Observed(
+        observed.topology,
+        observed.universe,
+        observed.pods,
+        tuple(replace(one, cpus=cpus.get(one.id, one.cpus)) for one in observed.containers),
+    )
+
+
+def changes(settled: Observed) -> Iterator[tuple[str, Observed]]:
+    """Yield a settled node after one change of every kind, for many containers."""
+    yield "nothing changed", settled
+    for number in range(0, CONTAINERS, 7):
+        for policy in CPUPolicy:
+            pods = list(settled.pods)
+            pods[number] = pod(number, str(policy))
+            yield f"pod {number} edited to {policy}", replaced(settled, tuple(pods))
+        pods = list(settled.pods)
+        pods[number] = pod(number, cpus=4)
+        yield f"pod {number} resized to 4", replaced(settled, tuple(pods))
+        yield f"pod {number} gone", without(settled, number)
+
+
+def replaced(settled: Observed, pods: tuple[SeenPod, ...]) -> Observed:
+    """Return a node with other pods."""
+    return Observed(settled.topology, settled.universe, pods, settled.containers)
+
+
+def without(settled: Observed, number: int) -> Observed:
+    """Return a node on which a pod is gone."""
+    uid = settled.pods[number].uid
+    containers = tuple(one for one in settled.containers if one.owner.pod_uid != uid)
+    pods = tuple(one for one in settled.pods if one.uid != uid)
+    return Observed(settled.topology, settled.universe, pods, containers)
+
+
+def best(act: Callable[[], object]) -> float:
+    """Return the shortest of several runs, in milliseconds."""
+    times = []
+    for _ in range(REPEATS):
+        start = process_time()
+        act()
+        times.append(process_time() - start)
+    return min(times) * MILLISECONDS
+
+
+def fresh(observed: Observed) -> Observed:
+    """Return an equal node that remembers nothing of earlier plans."""
+    return Observed(observed.topology, observed.universe, observed.pods, observed.containers)
+
+
+def cases(topology: Topology) -> Iterator[Case]:
+    """Yield every case."""
+    start = cold(topology)
+    first = plan(start, Ledger(), DEFAULT)
+    settled = done(start, first)
+    yield Case("from nothing", 50, start, Ledger())
+    offline = settled.topology.with_online(settled.universe - settled.topology.siblings(200))
+    for name, observed in changes(settled):
+        yield Case(f"one change: {name}", 5, observed, first.ledger)
+    lost = Observed(offline, offline.online, settled.pods, settled.containers)
+    plan(lost, first.ledger, DEFAULT)  # the tables of the machine with other CPUs online are made once
+    yield Case("one change: a core goes offline", 5, lost, first.ledger)
+
+
+def baseline(observed: Observed) -> int:
+    """Compare what each container has with what it should have."""
+    wanted = {one.id: observed.universe for one in observed.containers}
+    return sum(1 for one in observed.containers if wanted[one.id] != one.cpus)
+
+
+def main() -> None:
+    """Print the figures."""
+    topology = machine()
+    start = cold(topology)
+    base = best(lambda: baseline(start))
+    print(f"{'baseline: compare 250 sets':45}{base:9.3f} ms")
+    timed: dict[str, list[tuple[float, Case]]] = {}
+    for case in cases(topology):
+        took = best(lambda case=case: plan(fresh(case.observed), case.ledger, DEFAULT))  # type: ignore[misc]
+        timed.setdefault(case.name.partition(":")[0], []).append((took, case))
+    for kind, results in timed.items():
+        worst, case = max(results, key=lambda result: result[0])
+        middle = median(took for took, _ in results)
+        told = "ok" if worst <= case.limit else "TOO SLOW"
+        print(
+            f"{kind + ', median of ' + str(len(results)):45}{middle:9.3f} ms  {middle / base:8.0f} x baseline"
+        )
+        print(
+            f"{'  worst: ' + case.name:45}{worst:9.3f} ms  {worst / base:8.0f} x baseline, limit {case.limit} ms: {told}"
+        )
+
+
+if __name__ == "__main__":
+    main()
