@@ -1,0 +1,86 @@
+"""Run the demo: `make demo`, or `.venv/bin/python -m demo`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from demo.show import shown
+from demo.webhook import DemoFailed, corepin, webhook
+
+if TYPE_CHECKING:
+    from demo.webhook import Answer, Client
+
+ROOT: Final = Path("examples")
+MACHINE: Final = Path(__file__).with_name("two-sockets.json")
+EXAMPLES: Final = (
+    "cmk/exclusive-cores.yaml",
+    "crane/sidecar.yaml",
+    "smt/isolate.yaml",
+    "smt/one-numa-node.yaml",
+    "launcher/injected-proxy.yaml",
+    "vmi/dedicated.yaml",
+    "crane/refused-word.yaml",
+    "cmk/refused-claimed-twice.yaml",
+    "vmi/refused-unequal-cpus.yaml",
+    "cmk/job-warned.yaml",
+)
+
+
+def main() -> int:
+    """Show admission, then the plan; return 1 with one clear message when something is not as the examples say."""
+    started = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="corepin-demo-") as directory:
+            admitted = _admission(Path(directory))
+            _planning(Path(directory), admitted)
+    except DemoFailed as failure:
+        print(f"demo: {failure}", file=sys.stderr)
+        return 1
+    print(f"Done in {time.monotonic() - started:.1f} s. The same without a cluster, for your own files:")
+    print("  .venv/bin/corepin inject -f pod.yaml     what would be added")
+    print("  .venv/bin/corepin validate -f pod.yaml   what would be refused, and why")
+    print("  .venv/bin/corepin plan -f pod.yaml --topology machine.json   which CPUs it would get")
+    return 0
+
+
+def _admission(directory: Path) -> list[dict[str, Any]]:
+    """Send the examples to a webhook, show its answers, and return the pods that would be stored."""
+    with webhook(directory) as client:
+        print(
+            f"1. Admission: AdmissionReviews to `corepin webhook` at {client.http.base_url}, whose CA is a second old."
+        )
+        print("   + what it adds    x why it refuses    ! what it warns about\n")
+        answers = [_create(client, number, ROOT / name) for number, name in enumerate(EXAMPLES, start=1)]
+    print(f"The webhook answered {client.reviews} reviews, drained and ended.\n")
+    return [answer.stored for answer in answers if answer.allowed and answer.stored["kind"] == "Pod"]
+
+
+def _create(client: Client, number: int, path: Path) -> Answer:
+    """Send one example and show the answer; raise DemoFailed when the example promises another one."""
+    answer = client.create(yaml.safe_load(path.read_text(encoding="utf-8")))
+    if f"# expect: {answer.verdict}" not in path.read_text(encoding="utf-8"):
+        raise DemoFailed(f"{path} was {answer.verdict}, which it does not expect")
+    print(shown(number, path, answer), end="\n\n")
+    return answer
+
+
+def _planning(directory: Path, pods: list[dict[str, Any]]) -> None:
+    """Show which CPUs the admitted pods would get, in the order in which they were admitted."""
+    print(
+        "2. Planning: the admitted pods on a machine with 2 sockets of 8 cores, 2 threads each (`corepin plan`).\n"
+    )
+    sys.stdout.flush()
+    stored = directory / "admitted.yaml"
+    stored.write_text(yaml.safe_dump_all(pods, sort_keys=False), encoding="utf-8")
+    corepin("plan", "-f", str(stored), "--topology", str(MACHINE))
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A webhook process of the demo's own, with a CA made a moment ago, and the API server's part of the conversation."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import jsonpatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COREPIN: Final = str(Path(sys.executable).with_name("corepin"))
+START_SECONDS: Final = 20
+NAMESPACE: Final = "demo"
+PLURALS: Final = {"VirtualMachineInstance": "virtualmachineinstances"}
+
+
+class DemoFailed(Exception):
+    """The demo could not show what it should; the message says why."""
+
+
+@dataclass
+class Answer:
+    """What both webhooks said about one object."""
+
+    stored: dict[str, Any]
+    patch: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    causes: list[dict[str, str]] = field(default_factory=list)
+    allowed: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a word."""
+        if not self.allowed:
+            return "refused"
+        return "patched" if self.patch else "allowed"
+
+
+@dataclass
+class Client:
+    """Asks the webhook as the API server does: mutate, apply the patch, validate the result."""
+
+    http: httpx.Client
+    reviews: int = 0
+
+    def create(self, content: dict[str, Any]) -> Answer:
+        """Return what becomes of an object that a user creates in the demo's namespace."""
+        content = {**content, "metadata": {**content["metadata"], "namespace": NAMESPACE}}
+        mutated = self._review("/mutate", content)
+        patch = json.loads(base64.b64decode(mutated["patch"])) if "patch" in mutated else []
+        stored = jsonpatch.apply_patch(content, patch)
+        validated = self._review("/validate", stored)
+        warnings = [*mutated.get("warnings", ()), *validated.get("warnings", ())]
+        details = validated.get("status", {}).get("details", {})
+        return Answer(
+            stored, patch, list(dict.fromkeys(warnings)), details.get("causes", []), validated["allowed"]
+        )
+
+    def _review(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        review = review_of(content)
+        answered = self.http.post(path, json=review)
+        self.reviews += 1
+        if answered.status_code != httpx.codes.OK:
+            raise DemoFailed(f"{path} answered {answered.status_code}: {answered.text}")
+        response: dict[str, Any] = answered.json()["response"]
+        if response["uid"] != review["request"]["uid"]:
+            raise DemoFailed(f"{path} answered another review")
+        return response
+
+
+def review_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the AdmissionReview that the API server would send when a user creates the object."""
+    group, _, version = content["apiVersion"].rpartition("/")
+    kind = content["kind"]
+    resource = {"group": group, "version": version, "resource": PLURALS.get(kind, f"{kind.lower()}s")}
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": str(uuid.uuid4()),
+            "kind": {"group": group, "version": version, "kind": kind},
+            "resource": resource,
+            "operation": "CREATE",
+            "name": content["metadata"]["name"],
+            "namespace": NAMESPACE,
+            "userInfo": {"username": "newcomer", "groups": ["system:authenticated"]},
+            "object": content,
+            "oldObject": None,
+            "dryRun": False,
+        },
+    }
+
+
+@contextmanager
+def webhook(directory: Path) -> Iterator[Client]:
+    """Run `corepin webhook` until the block ends, then have it drain; raise DemoFailed when it does not."""
+    names = ("--dns", "localhost", "--ip", "127.0.0.1")
+    corepin("certs", "issue", "--dir", str(directory), *names, output=subprocess.DEVNULL)
+    log = directory / "webhook.log"
+    command = [
+        *(COREPIN, "webhook", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
+        *("--tls-cert", str(directory / "tls.crt"), "--tls-key", str(directory / "tls.key")),
+    ]
+    with log.open("wb") as sink, subprocess.Popen(command, stderr=sink, stdout=sink) as process:
+        try:
+            address = _address(process, log)
+            trusted = ssl.create_default_context(cafile=str(directory / "ca.crt"))
+            with httpx.Client(base_url=f"https://{address}", verify=trusted, trust_env=False) as http:
+                yield Client(http)
+        finally:
+            process.terminate()
+    if process.returncode != 0:
+        raise DemoFailed(f"the webhook ended with {process.returncode}:\n{log.read_text()}")
+
+
+def corepin(*arguments: str, output: int | None = None) -> None:
+    """Run the command, its output on ours if not said otherwise; raise DemoFailed with its own words."""
+    ended = subprocess.run(
+        [COREPIN, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if ended.returncode != 0:
+        raise DemoFailed(ended.stderr.strip())
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return where the webhook serves; it chose a free port and says so in its log."""
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        for line in log.read_text().splitlines():
+            told = json.loads(line)
+            if told.get("event") == "serving":
+                return str(told["reviews"])
+        time.sleep(0.02)
+    raise DemoFailed(f"the webhook did not start:\n{log.read_text()}")
