@@ -6,7 +6,6 @@ Which nodes, and which of them give one group more, is decided by how evenly the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 from math import floor, sqrt
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ class _Problem:
         """
         able = [place for place, free in enumerate(left) if free >= self.group]
         changes = [self.group * (self.group - 2 * left[place]) for place in able]
-        for chosen in _prefixes(len(able), groups):
+        for chosen in combinations(range(len(able)), groups):
             yield sum([changes[index] for index in chosen]), tuple([able[index] for index in chosen])
         for width in range(min(groups - 1, len(able)), 0, -1):
             for places in combinations(able, width):
@@ -101,12 +100,6 @@ class _Problem:
         mean = floor(total * 1000 / nodes + 0.5)
         variance = (10**6 * split.squares - 2000 * mean * total + nodes * mean * mean) / nodes
         return floor(sqrt(variance) + 0.5)
-
-
-@lru_cache(maxsize=128)
-def _prefixes(length: int, count: int) -> tuple[Nodes, ...]:
-    """Return the sets of `count` places out of `length`, the one with the earliest last place first."""
-    return tuple(sorted(combinations(range(length), count), key=lambda places: places[-1:]))
 
 
 def _dealt(room: dict[int, int], groups: int) -> Nodes:

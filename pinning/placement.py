@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from pinning.contract import NUMAPolicy, SMTPolicy
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pinning.packed import Sort
-    from pinning.topology import Topology
+    from pinning.topology import Core, Topology
 
 
 _WANTED: Final = {
@@ -219,20 +220,22 @@ class _Claim:
 
     def _settled(self, taken: int, first: CPUSet) -> Placement:
         """Return the placement on the taken cores; CPUs of `first` run rather than their siblings."""
+        cpus = CPUSet.of_mask(taken)
         if self.smt is SMTPolicy.PREFER:
-            return Placement(CPUSet.of_mask(taken))
-
-        def order(cpu: int) -> tuple[bool, bool, int]:
-            return (cpu not in first, not taken >> cpu & 1, cpu)
-
-        whole = self.topology.siblings_of(CPUSet.of_mask(taken))
-        if self.smt is SMTPolicy.REQUIRE:
-            cpus = CPUSet(sorted(whole & self.topology.online, key=order)[: self.count])
+            return Placement(cpus)
+        cores = [self._run_order(core, cpus, first) for core in self.topology.cores_of(cpus)]
+        if self.smt is SMTPolicy.ISOLATE:
+            chosen = [order[0] for order in cores]
         else:
-            cores = self.topology.cores_of(whole)
-            cpus = CPUSet(min(self.topology.online_cpus_of(core), key=order) for core in cores)
-        whole = self.topology.siblings_of(cpus)
-        return Placement(cpus, whole - cpus)
+            cores.sort(key=lambda order: sum(cpu not in cpus for cpu in order))
+            chosen = sorted(chain.from_iterable(cores), key=lambda cpu: cpu not in first)[: self.count]
+        running = CPUSet(chosen)
+        return Placement(running, self.topology.siblings_of(running) - running)
+
+    def _run_order(self, core: Core, taken: CPUSet, first: CPUSet) -> list[int]:
+        """Return the online CPUs of a core in the order in which they shall run."""
+        online = self.topology.online_cpus_of(core)
+        return sorted(online, key=lambda cpu: (cpu not in first, cpu not in taken))
 
     def _refusal(self, found: int) -> str:
         """Say what was wanted, what was found, and everything that would help."""

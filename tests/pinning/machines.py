@@ -37,6 +37,7 @@ GLUED = machine(8, 1, lambda core: (core // 2, core // 4, core // 2))  # 2 nodes
 CACHES = machine(8, 2, lambda core: (0, 0, core // 2))  # 4 caches of 2 cores, pairs N,N+8
 FOUR_NODES = machine(8, 2, lambda core: (core // 2, core // 2, core // 2))  # 4 sockets = nodes of 2 cores
 WIDE = machine(18, 1, lambda core: (core // 6, core // 6, core // 6))  # 3 sockets = nodes of 6 CPUs
+OCTETS = machine(24, 1, lambda core: (core // 8, core // 8, core // 8))  # 3 sockets = nodes of 8 CPUs
 FOUR_WAY = machine_of_cores("0-3", "4-7", "8-11")
 HYBRID = machine_of_cores("0-1", "2-3", "4", "5", "6", "7")
 ONE_OFFLINE = FLAT.with_online(CPUSet.parse("0-4,6-7"))  # CPU 5, sibling of 1

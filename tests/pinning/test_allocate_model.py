@@ -67,3 +67,17 @@ def test_distributed_agrees_with_the_rules(request: tuple[Topology, CPUSet, int]
     topology, free, count = request
     taken = take_cpus(topology, free, count, distribute=True, group_size=group)
     assert set(taken) == Model(topology).distributed(frozenset(free), count, group)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=5), st.sampled_from([1, 2]), st.data())
+def test_distributed_agrees_however_full_the_nodes_are(
+    room: list[int], group: int, data: st.DataObject
+) -> None:
+    """Nodes of eight CPUs with any number of them free give what the rules say, large claims included."""
+    facts = [CPUFacts(cpu, cpu, cpu // 8, cpu // 8) for cpu in range(8 * len(room))]
+    topology = assemble(facts, CPUSet(range(8 * len(room))))
+    free = CPUSet(8 * node + cpu for node, number in enumerate(room) for cpu in range(number))
+    count = len(free) - data.draw(st.integers(0, len(free)))
+    taken = take_cpus(topology, free, count, distribute=True, group_size=group)
+    assert set(taken) == Model(topology).distributed(frozenset(free), count, group)

@@ -270,6 +270,19 @@ def test_resizing(
     assert as_text(resized) == placed
 
 
+def test_growing_evenly_enters_the_roomiest_node() -> None:
+    """When its own nodes are full, a distributed container grows onto the node with most free CPUs."""
+    kept = Placement(cpus("0-1,8-9"))
+    placed = place(FOUR_NODES, cpus("2,4-6,12-14"), 5, numa_policy=DISTRIBUTED, keep=kept)
+    assert as_text(placed) == "0-1,4,8-9/"
+
+
+def test_unlike_cores_do_not_waste_what_groups_leave_over() -> None:
+    """Distributed in groups of the largest core, require fills a smaller core rather than two in part."""
+    topology = machine_of_cores("0,2", "1,3-4")
+    assert as_text(place(topology, topology.cpus, 2, smt=REQUIRE, numa_policy=DISTRIBUTED)) == "0,2/"
+
+
 @pytest.mark.parametrize(
     ("topology", "offline", "free", "keep", "smt", "placed"),
     [
@@ -460,6 +473,12 @@ def test_cores_of_a_claim_stay(online: str, free: str, count: int, taken: str) -
     """A claim keeps its cores, and what it loses or gains lies nearby."""
     plain = Topology(ADJACENT.cores, cpus(online) & ADJACENT.cpus)
     assert take_cores(plain, cpus(free), count, mode="spread", keep=cpus("0-1")) == cpus(taken)
+
+
+def test_a_lost_core_is_replaced_near_itself() -> None:
+    """Of a claim on two sockets the core of the second socket is replaced on the second socket."""
+    plain = Topology(ADJACENT.cores, ADJACENT.cpus - cpus("8-9"))
+    assert take_cores(plain, cpus("2-7,10-15"), 2, keep=cpus("0-1,8-9")) == cpus("0-1,10-11")
 
 
 def test_too_few_cores_say_why() -> None:
