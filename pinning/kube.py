@@ -82,6 +82,7 @@ class ObjectMeta(TypedDict, total=False):
     generateName: str | None
     namespace: str | None
     uid: str | None
+    resourceVersion: str | None
     creationTimestamp: str | None
     deletionTimestamp: str | None
     labels: dict[str, str] | None

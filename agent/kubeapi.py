@@ -1,0 +1,176 @@
+"""Talk to the API server: one client, errors translated once, the token read anew because projected tokens rotate."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import msgspec
+
+from agent.seams import AgentError, Gone, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+APPLY_SECONDS: Final = httpx.Timeout(15, connect=5)
+BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class Expired(AgentError):
+    """The API server no longer has the history that was asked for (410): list again."""
+
+
+class Busy(Unavailable):
+    """The API server asks for patience; `retry_seconds` is what it said, if it said anything."""
+
+    def __init__(self, told: str, retry_seconds: float | None = None) -> None:
+        super().__init__(told)
+        self.retry_seconds = retry_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the API server and who to be there."""
+
+    url: str
+    ca_file: Path | None = None
+    token_file: Path | None = None
+    client_cert: tuple[Path, Path] | None = None  # certificate and key, for use outside of a cluster
+
+    @classmethod
+    def in_cluster(cls, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
+        """Return the access that every pod has; raise Unavailable outside of a cluster."""
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+        if not host or not port:
+            raise Unavailable(
+                "KUBERNETES_SERVICE_HOST is not set: this is no pod; name a source of pods instead"
+            )
+        shown = f"[{host}]" if ":" in host else host
+        return cls(f"https://{shown}:{port}", account / "ca.crt", account / "token")
+
+
+class Api:
+    """A client of the API server. Raises Gone (404), Refused (other 4xx), Expired (410), Busy or Unavailable."""
+
+    def __init__(self, access: Access, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._token_file = access.token_file
+        self._client = httpx.AsyncClient(
+            base_url=access.url,
+            verify=_context(access),
+            transport=transport,
+            timeout=APPLY_SECONDS,
+            headers={"user-agent": "corepin-agent", "accept": "application/json"},
+            limits=httpx.Limits(max_connections=4, keepalive_expiry=60),
+        )
+        self.requests = 0
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
+        """Return the body of a resource or list."""
+        return await self._send("GET", path, params=params)
+
+    async def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH) -> bytes:
+        """Change a resource in part."""
+        return await self._send("PATCH", path, body=body, content_type=content_type)
+
+    async def create(self, path: str, body: Any) -> bytes:
+        """Create a resource."""
+        return await self._send("POST", path, body=body)
+
+    async def lines(self, path: str, params: Mapping[str, str], seconds: float) -> AsyncIterator[bytes]:
+        """Yield the lines of a watch until the server ends it; `seconds` of silence are Unavailable."""
+        self.requests += 1
+        timeout = httpx.Timeout(seconds, connect=5)
+        try:
+            async with self._client.stream(
+                "GET", path, params=dict(params), headers=self._authority(), timeout=timeout
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _error(response.status_code, await response.aread(), response.headers)
+                async for line in _lines(response):
+                    yield line
+        except httpx.TransportError as error:
+            raise Unavailable(f"the watch of {path} broke: {_told(error)}") from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        self.requests += 1
+        headers = self._authority()
+        content = None
+        if body is not None:
+            content, headers["content-type"] = msgspec.json.encode(body), content_type
+        try:
+            response = await self._client.request(
+                method, path, params=dict(params or {}), content=content, headers=headers
+            )
+        except httpx.TransportError as error:
+            raise Unavailable(f"{method} {path}: the API server does not answer: {_told(error)}") from error
+        if response.is_success:
+            return response.content
+        raise _error(response.status_code, response.content, response.headers)
+
+    def _authority(self) -> dict[str, str]:
+        if self._token_file is None:
+            return {}
+        try:
+            return {"authorization": f"Bearer {self._token_file.read_text().strip()}"}
+        except OSError as error:
+            raise Unavailable(f"cannot read the token {self._token_file}: {error.strerror}") from error
+
+
+def _context(access: Access) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=access.ca_file)
+    if access.client_cert:
+        context.load_cert_chain(*access.client_cert)
+    return context
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield complete lines; httpx's own line reader decodes and would cut at Unicode separators inside of JSON."""
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *complete, rest = (rest + chunk).split(b"\n")
+        for line in complete:
+            if line:
+                yield line
+
+
+class _Status(msgspec.Struct):
+    message: str = ""
+
+
+def _error(code: int, body: bytes, headers: Mapping[str, str]) -> AgentError:
+    try:
+        told = msgspec.json.decode(body, type=_Status).message
+    except msgspec.DecodeError:
+        told = body[:200].decode(errors="replace")
+    told = f"{code}: {told or 'no message'}"
+    if code == httpx.codes.NOT_FOUND:
+        return Gone(told)
+    if code == httpx.codes.GONE:
+        return Expired(told)
+    if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may just have been replaced
+        after = headers.get("retry-after", "")
+        return Busy(told, float(after) if after.isdigit() else None)
+    return Refused(told)
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
