@@ -34,7 +34,8 @@ def plan_limits(pod: Pod, reading: Reading, settings: Settings) -> tuple[Limits,
     bare = [one for one in listed if one.name not in owners and not states_compute(one)]
     obstacles = [one for one in listed if one not in bare and guarantee_gaps(one)]
     if obstacles:
-        return {}, [_obstacle(one, pod) for one in obstacles] if bare or is_dedicated_launcher(pod) else []
+        heard = bare or asked or is_dedicated_launcher(pod) or any(_is_ranged(one, pod) for one in obstacles)
+        return {}, [_obstacle(one, pod) for one in obstacles] if heard else []
     amounts = {"cpu": str(settings.sidecar_resources.cpu), "memory": str(settings.sidecar_resources.memory)}
     return {one.pointer: {"resources": {"requests": amounts, "limits": amounts}} for one in bare}, [
         _injected(one, amounts) for one in bare
@@ -71,11 +72,16 @@ def _unheard(reading: Reading, settings: Settings) -> list[Cause]:
 
 
 def _obstacle(member: Member, pod: Pod) -> Cause:
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    ranged = f"container {member.name}" in annotations.get(LIMIT_RANGER, "")
     told = f"container {member.name} keeps the pod from QoS Guaranteed: set requests = limits of "
-    source = " (a LimitRange filled some in)" if ranged else ""
+    source = " (a LimitRange filled some in)" if _is_ranged(member, pod) else ""
     return Cause(f"{member.path}.resources", told + " and ".join(guarantee_gaps(member)) + source)
+
+
+def _is_ranged(member: Member, pod: Pod) -> bool:
+    """Say whether a LimitRange gave a container some of its values."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    told = annotations.get(LIMIT_RANGER, "")  # "LimitRanger plugin set: cpu request for container a; ..."
+    return any(part.endswith(f"container {member.name}") for part in told.split(";"))
 
 
 def _injected(member: Member, amounts: dict[str, str]) -> Cause:

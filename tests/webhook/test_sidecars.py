@@ -153,6 +153,35 @@ def test_values_of_a_limit_range_are_left_alone_and_told() -> None:
     assert told.endswith("requests = limits of cpu (a LimitRange filled some in)")
 
 
+RANGED = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu, memory limit for container log; x"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "settings", "told"),
+    [
+        pytest.param(ASK, b"", True, id="the pod asks"),
+        pytest.param({**ASK, **RANGED}, b"", True, id="the pod asks, a LimitRange came first"),
+        pytest.param(RANGED, CLAIMS, True, id="the operator asks, a LimitRange came first"),
+        pytest.param({}, CLAIMS, False, id="the operator asks, the user chose"),
+        pytest.param(RANGED, b"", False, id="nobody asks"),
+    ],
+)
+def test_an_obstacle_is_told_where_limits_were_asked_for(
+    annotations: dict[str, str], settings: bytes, told: bool
+) -> None:
+    """Who asks for limits, and gets none because nobody is silent, learns who is in the way."""
+    document = annotated(
+        container("log", {"cpu": "500m"}, {"cpu": "100m"}),
+        container("logger", FULL),
+        annotations=annotations,
+    )
+    result, warnings = planned(document, settings)
+    assert result == document
+    where = " (a LimitRange filled some in)" if annotations.keys() & RANGED.keys() else ""
+    sentence = "container log keeps the pod from QoS Guaranteed: set requests = limits of cpu and memory"
+    assert warnings == ([sentence + where] if told else [])
+
+
 def test_a_container_with_a_claim_gets_none() -> None:
     """A CMK claim without CPU limits is an obstacle, never a target."""
     document = annotated(container("dpdk", {CORES: "1"}), container("log"))
