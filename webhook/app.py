@@ -7,17 +7,18 @@ obey the `failurePolicy` of the webhook configuration.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from fastapi import FastAPI
 
 from webhook import wire
 from webhook.answer import Allowed, Answer, Denied, Patched, encode
 from webhook.logs import ReviewLine, ReviewLog
 from webhook.metrics import Metrics, ReviewMeter
+from webhook.wire import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from webhook.reload import Generation
-    from webhook.wire import Request
 
 BODY_LIMIT = 7 * 2**20  # two objects of 3 MB, which is what etcd and the API server take, plus the envelope
 FIELDS_TOLD = 10
@@ -51,8 +51,7 @@ class Disconnected(Exception):
     """The caller went away before its body had ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An HTTP answer and what is counted and logged of it."""
 
     status: int
@@ -139,7 +138,7 @@ class ReviewEndpoint:
             line.kind = request.kind.kind
             line.operation = request.operation
             line.name = request.name
-            line.generate_name = None if request.name else wire.generate_name(request)
+            line.generate_name = None if request.name else wire.peek_generate_name(request)
         self._log(line)
 
 

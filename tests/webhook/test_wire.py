@@ -74,9 +74,27 @@ def test_path_is_told_from_the_place_of_the_object() -> None:
 @pytest.mark.parametrize("found", [{"metadata": None}, {}, [], {"metadata": {"generateName": 3}}])
 def test_generate_name_is_none_where_there_is_none(found: object) -> None:
     """A generateName that is absent or unreadable is no error."""
-    assert wire.generate_name(wire.decode(changed(object=found))) is None
+    request = wire.decode(changed(object=found))
+
+    assert wire.generate_name(request) is None
+    assert wire.peek_generate_name(request) is None
 
 
 def test_generate_name_is_read_from_the_object() -> None:
     """The generateName of the object is found."""
     assert wire.generate_name(wire.decode(review())) == "web-"
+    assert wire.peek_generate_name(wire.decode(review())) == "web-"
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (b'{"metadata":{"labels":{"x":"\\"generateName\\":\\"y\\""},"generateName" : "a\\u00e9"}}', "aé"),
+        (b'{"a":"' + b"x" * 1024 + b'","metadata":{"generateName":"late"}}', None),
+    ],
+)
+def test_generate_name_is_peeked_at(raw: bytes, name: str | None) -> None:
+    """A member is told from a text that looks like one; what comes late is not told."""
+    request = wire.decode(review().replace(b'"dryRun"', b'"object":' + raw + b',"dryRun"'))
+
+    assert wire.peek_generate_name(request) == name
