@@ -1,0 +1,214 @@
+"""The cpusets of containers in the kernel's cgroups, version 1 and 2: read, written, watched and proven.
+
+Paths are those of `RuntimeContainer.cgroup`. What to write is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from agent import quota
+from agent.hierarchy import CPUS, V1, find_hierarchy, read_cpus, subfolders, write_text
+from agent.inotify import OVERFLOW, Inotify
+from agent.pins import kernel_forgets_pins, restore_pins, save_pins
+from agent.seams import Gone, Refused
+from agent.tasks import compare, tasks_below
+from pinning.cpuset import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.seams import StrayTasks
+    from pinning.cpuset import CPUSet
+
+DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
+
+
+class KernelCgroups:
+    """The cpuset hierarchy below `root` (seam `Cgroups`)."""
+
+    def __init__(self, root: Path = DEFAULT_ROOT, kernel_release: str | None = None) -> None:
+        self._hierarchy = find_hierarchy(root)
+        self._forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
+        self._inotify = _new_inotify()
+        self._watch_of: dict[str, int] = {}
+        self._cgroup_of: dict[int, str] = {}
+        self._ours: dict[str, CPUSet] = {}  # what we wrote last
+
+    @property
+    def version(self) -> int:
+        """The version of the hierarchy that has the cpuset controller."""
+        return self._hierarchy.version
+
+    @property
+    def writable(self) -> bool:
+        """Say whether the agent may change cgroups; without it the runtime alone changes them."""
+        return os.access(self._hierarchy.cpuset / "cgroup.procs", os.W_OK)
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
+        folder = self._hierarchy.folder(cgroup)
+        if not folder.is_dir():
+            raise Gone(f"{folder} is not there any more")
+        return self._effective(folder)
+
+    def _effective(self, folder: Path) -> CPUSet:
+        """Read a cgroup's effective CPUs: where v2 has no controller they are those of the cgroup above."""
+        for name in self._hierarchy.effective:
+            with suppress(Gone):
+                return read_cpus(folder / name)
+        if folder == self._hierarchy.cpuset:
+            raise Gone(f"{folder} has no {self._hierarchy.effective[0]}")
+        return self._effective(folder.parent)
+
+    def write(self, cgroup: str, cpus: CPUSet) -> None:
+        """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set.
+
+        Cgroups that the container made below its own follow, and pins of its threads outlive the change.
+        """
+        if not cpus:
+            raise ValueError(f"{cgroup}: an empty set is no cpuset")
+        folder = self._hierarchy.folder(cgroup)
+        self._ours[cgroup] = cpus
+        if self.version == V1:
+            self._widen_ancestors(PurePosixPath(cgroup), cpus)
+        if self._forgets_pins:
+            self._move_keeping_pins(folder, cpus)
+        else:
+            _move(folder, cpus)
+
+    def _widen_ancestors(self, cgroup: PurePosixPath, cpus: CPUSet) -> None:
+        """Give the cgroups above what they lack, top-down: on v1 a CPU that came back is in none of them."""
+        for above in reversed(cgroup.parents):
+            folder = self._hierarchy.folder(str(above))
+            if folder == self._hierarchy.cpuset:
+                continue
+            had = read_cpus(folder / CPUS)
+            if not cpus <= had:
+                _put(folder, had | cpus)
+
+    def _move_keeping_pins(self, folder: Path, cpus: CPUSet) -> None:
+        tasks_file = self._hierarchy.tasks
+        pins = save_pins(tasks_below(folder, tasks_file), self._effective(folder))
+        _move(folder, cpus)
+        if pins:
+            restore_pins(pins, tasks_below(folder, tasks_file), cpus)
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Compare every task below the cgroup with `cpus`; raise Gone."""
+        folder = self._hierarchy.folder(cgroup)
+        return compare(tasks_below(folder, self._hierarchy.tasks), cpus, self._effective(folder))
+
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
+        self._ours[cgroup] = cpus
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups and no others from now on; those that are gone are left out. Raises Refused."""
+        wanted = frozenset(cgroups)
+        for cgroup in self._watch_of.keys() - wanted:
+            self._unwatch(cgroup)
+        for cgroup in self._ours.keys() - wanted:
+            del self._ours[cgroup]
+        for cgroup in wanted:
+            self._watch(cgroup)
+
+    def _watch(self, cgroup: str) -> None:
+        """Watch one cgroup; adding a file again is cheap, and tells whether another has taken its place."""
+        try:
+            watch = self._inotify.add(self._hierarchy.folder(cgroup) / CPUS)
+        except OSError as error:
+            self._unwatch(cgroup)
+            if error.errno == errno.ENOENT:
+                return
+            raise _inotify_refused(error) from error
+        if self._watch_of.get(cgroup) != watch:
+            self._unwatch(cgroup)
+            self._watch_of[cgroup] = watch
+            self._cgroup_of[watch] = cgroup
+
+    def _unwatch(self, cgroup: str) -> None:
+        watch = self._watch_of.pop(cgroup, None)
+        if watch is not None:
+            del self._cgroup_of[watch]
+            self._inotify.remove(watch)
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._inotify, self._tell, written)
+        try:
+            await loop.create_future()
+        finally:
+            loop.remove_reader(self._inotify)
+
+    def _tell(self, written: Callable[[str], None]) -> None:
+        watches = self._inotify.written()
+        if OVERFLOW in watches:
+            watches = frozenset(self._cgroup_of)
+        for cgroup in sorted(self._cgroup_of[watch] for watch in watches & self._cgroup_of.keys()):
+            if self._is_foreign(cgroup):
+                written(cgroup)
+
+    def _is_foreign(self, cgroup: str) -> bool:
+        """Say whether `cpuset.cpus` holds something else than we wrote last."""
+        try:
+            return read_cpus(self._hierarchy.folder(cgroup) / CPUS) != self._ours.get(cgroup)
+        except Gone:
+            return False
+
+    def quota(self, cgroup: str) -> int | None:
+        """Return the CFS quota in microseconds a period, None when there is none; raise Gone."""
+        return quota.read_quota(self._hierarchy, cgroup)
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Take the CFS quota away; raise Gone, Refused."""
+        quota.unset_quota(self._hierarchy, cgroup)
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Return in how many periods the quota stopped the cgroup (nr_throttled); raise Gone."""
+        return quota.times_throttled(self._hierarchy, cgroup)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()
+
+
+def _move(folder: Path, cpus: CPUSet) -> None:
+    """Put a cgroup and those below it on `cpus`: on v1 a cgroup always has all that those below it have."""
+    children = subfolders(folder)
+    old = read_cpus(folder / CPUS) if children else EMPTY
+    if children and old != cpus:
+        _put(folder, old | cpus)
+        for child in children:
+            _move_child(child, old, cpus)
+    _put(folder, cpus)
+
+
+def _move_child(child: Path, old: CPUSet, new: CPUSet) -> None:
+    """Give a child all of the new set if it had all of the old one, else what is left of its choice, if anything."""
+    with suppress(Gone, Refused):  # Refused: v2 without the controller, which follows by itself
+        had = read_cpus(child / CPUS)
+        if had:
+            _move(child, new if had == old else had & new or new)
+
+
+def _put(folder: Path, cpus: CPUSet) -> None:
+    write_text(folder / CPUS, str(cpus))
+
+
+def _new_inotify() -> Inotify:
+    try:
+        return Inotify()
+    except OSError as error:
+        raise _inotify_refused(error) from error
+
+
+def _inotify_refused(error: OSError) -> Refused:
+    limits = "raise fs.inotify.max_user_instances and max_user_watches on the node"
+    return Refused(f"inotify: {error.strerror}: {limits}")

@@ -1,0 +1,129 @@
+"""Where the kernel shows its cpuset and cpu controllers, cgroup v1 or v2, and how their files are read and written.
+
+The files' errors become the agent's here. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from agent.seams import Gone, Refused
+from pinning.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+V1: Final = 1
+V2: Final = 2
+CPUS: Final = "cpuset.cpus"
+_GONE: Final = frozenset(
+    {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
+)  # ENODEV: removed while the file was open
+_WORDS: Final = {
+    errno.EACCES: "no right to write it, or (cgroup v1) the cgroup above lacks one of the CPUs: run the agent as"
+    " root, and see that every CPU is online",
+    errno.EPERM: "not permitted: run the agent as root with the host's cgroups mounted",
+    errno.EROFS: "mounted read-only: mount the host's /sys/fs/cgroup writable into the agent",
+    errno.ENOSPC: "its tasks would be left without a CPU or a memory node: choose CPUs that are online",
+    errno.EINVAL: "a CPU is offline, or the cgroup above has none of them: choose CPUs that are online",
+    errno.ERANGE: "this kernel has no CPU of that number: choose CPUs that exist",
+    errno.EBUSY: "a cgroup below it or a real-time task still needs a CPU that is taken away: try again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """The mounts of the cpuset and cpu controllers. A cgroup's path is the same below both."""
+
+    version: int
+    cpuset: Path
+    cpu: Path
+
+    @property
+    def effective(self) -> tuple[str, ...]:
+        """The files that tell a cgroup's effective CPUs, best first."""
+        v1 = ("cpuset.effective_cpus", CPUS)  # without v2_mode the two are equal
+        return v1 if self.version == V1 else ("cpuset.cpus.effective",)
+
+    @property
+    def tasks(self) -> str:
+        """The file that lists every task of one cgroup, threads of threaded cgroups and of the kernel too."""
+        return "tasks" if self.version == V1 else "cgroup.threads"
+
+    def folder(self, cgroup: str) -> Path:
+        """Return the cpuset folder of a cgroup."""
+        return self.cpuset / cgroup.lstrip("/")
+
+
+def find_hierarchy(root: Path) -> Hierarchy:
+    """Return the controllers below `root` (/sys/fs/cgroup); raise Refused when cpuset is nowhere.
+
+    A hybrid host mounts v1 hierarchies and an empty v2 beside them: then v1 has the controllers.
+    """
+    if (root / "cpuset" / CPUS).exists():
+        joint = root / "cpu,cpuacct"
+        return Hierarchy(V1, root / "cpuset", joint if joint.exists() else root / "cpu")
+    for unified in (root, root / "unified"):
+        if "cpuset" in (_read_or_none(unified / "cgroup.controllers") or "").split():
+            return Hierarchy(V2, unified, unified)
+    raise Refused(f"{root} has no cpuset controller: mount the host's /sys/fs/cgroup there")
+
+
+def read_text(path: Path) -> str:
+    """Return a cgroup file's text without the newline; raise Gone or Refused."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def read_cpus(path: Path) -> CPUSet:
+    """Return a cgroup file's CPU list; raise Gone or Refused."""
+    return CPUSet.parse(read_text(path))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a cgroup file that exists; raise Gone, or Refused with the errno in words."""
+    try:
+        file = os.open(
+            path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+        )  # never O_CREAT: cgroupfs answers EACCES
+        try:
+            os.write(file, text.encode("ascii"))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _translated(error, path, text) from error
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the cgroups right below one, by name; none when it is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise _translated(error, folder) from error
+    return [folder / name for name in sorted(names)]
+
+
+def _read_or_none(path: Path) -> str | None:
+    try:
+        return read_text(path)
+    except Gone:
+        return None
+
+
+def _translated(error: OSError, path: Path, text: str = "") -> Gone | Refused:
+    """Return the agent's word for an error of the kernel."""
+    tried = f"{path}: {text} refused" if text else f"{path}"
+    if error.errno not in _GONE:
+        return Refused(f"{tried}: {_WORDS.get(error.errno or 0, error.strerror)}")
+    if path.name == CPUS and path.parent.is_dir():
+        remedy = "the kubelet or the runtime must enable it (+cpuset in cgroup.subtree_control above)"
+        return Refused(f"{path} is missing: the cpuset controller is off for this cgroup: {remedy}")
+    return Gone(f"{path.parent} is not there any more")

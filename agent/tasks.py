@@ -1,0 +1,63 @@
+"""Compare what the tasks of a cgroup may run on with what the cgroup was given (design section 8, proof)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.hierarchy import read_text, subfolders
+from agent.seams import Gone, StrayTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pinning.cpuset import CPUSet
+
+_DEAD = frozenset("ZXx")  # proc_pid_stat(5): zombies and tasks that are being freed
+
+
+def tasks_below(folder: Path, tasks_file: str) -> list[int]:
+    """Return the ids of all tasks of a cgroup and of the cgroups below it; raise Gone when it is not there."""
+    tasks = [int(task) for task in read_text(folder / tasks_file).split()]
+    for child in subfolders(folder):
+        with suppress(Gone):
+            tasks += tasks_below(child, tasks_file)
+    return tasks
+
+
+def affinities(tasks: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
+    """Yield each task that still lives with the CPUs it may run on."""
+    for task in tasks:
+        with suppress(ProcessLookupError):
+            yield task, os.sched_getaffinity(task)
+
+
+def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks:
+    """Return the tasks allowed outside `cpus`, and those allowed on less than the kernel would let them use.
+
+    A CPU that is offline is in `cpus` and not in `effective`: missing it is nobody's choice.
+    """
+    given, usable = frozenset(cpus), frozenset(cpus & effective or cpus)
+    outside, narrowed = [], []
+    for task, allowed in affinities(tasks):
+        if allowed == usable:
+            continue
+        if not allowed <= given:
+            outside.append(task)
+        elif allowed < usable:
+            narrowed.append(task)
+    return StrayTasks(
+        tuple(task for task in outside if _is_alive(task)),
+        tuple(task for task in narrowed if _is_alive(task)),
+    )
+
+
+def _is_alive(task: int) -> bool:
+    """Say whether a task is more than a zombie, which keeps the mask it died with."""
+    try:
+        stat = Path(f"/proc/{task}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in _DEAD
