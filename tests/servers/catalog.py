@@ -96,9 +96,20 @@ KUBE_APISERVER = {
     version: Server("kube-apiserver", module, "cmd/kube-apiserver") for version, module in KUBERNETES.items()
 }
 
-SERVERS = (
+_CONTAINERD = Module(
+    HERE / "containerd", "github.com/containerd/containerd/v2", tags=("no_btrfs", "no_devmapper", "no_zfs")
+)
+CONTAINERD = Server("containerd", _CONTAINERD, "cmd/containerd")
+CONTAINERD_SHIM = Server("containerd-shim-runc-v2", _CONTAINERD, "cmd/containerd-shim-runc-v2")
+CTR = Server("ctr", _CONTAINERD, "cmd/ctr")
+KUBELET = Server("kubelet", KUBERNETES[NEWEST], "cmd/kubelet")
+KUBE_SCHEDULER = Server("kube-scheduler", KUBERNETES[NEWEST], "cmd/kube-scheduler")
+
+API_SERVERS = (
     ETCD,
     KUBE_APISERVER[NEWEST],
     KUBECTL,
     KUBE_APISERVER[OLDEST],
 )
+NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER)
+SERVERS = API_SERVERS + NODE_SERVERS

@@ -12,9 +12,10 @@ import pytest
 
 from tests.servers.apiserver import ApiServer
 from tests.servers.build import BuildFailed, GoMissing, build_missing
-from tests.servers.catalog import KUBERNETES
+from tests.servers.catalog import API_SERVERS, KUBERNETES, NODE_SERVERS
 from tests.servers.start import start_servers
 
+_SERVERS_OF = {"server": API_SERVERS, "runtime": NODE_SERVERS}  # what tests of each marker need
 _SERVER_FIXTURES = {"apiserver", "apiserver_of"}
 _namespace_numbers = count(1)
 
@@ -29,14 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is missing while output is still shown; without Go the tests tell why they are skipped."""
-    wanted = any(item.get_closest_marker("server") for item in session.items)
+    wanted = [server for marker, servers in _SERVERS_OF.items() if _uses(session, marker) for server in servers]
     if not wanted or session.config.option.collectonly:
         return
     try:
         with suppress(GoMissing):
-            build_missing(sys.stderr)
+            build_missing(sys.stderr, wanted)
     except BuildFailed as failed:
         pytest.exit(str(failed), returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+
+def _uses(session: pytest.Session, marker: str) -> bool:
+    return any(item.get_closest_marker(marker) for item in session.items)
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,11 @@ def test_catalog_versions_come_from_go_mod() -> None:
         "kube-apiserver 1.37.1",
         "kubectl 1.37.1",
         "kube-apiserver 1.30.14",
+        "containerd 2.4.2",
+        "containerd-shim-runc-v2 2.4.2",
+        "ctr 2.4.2",
+        "kubelet 1.37.1",
+        "kube-scheduler 1.37.1",
     ]
     stamp = KUBE_APISERVER[OLDEST].module.build_flags[-1]
     assert "-X k8s.io/component-base/version.gitVersion=v1.30.14" in stamp
