@@ -1,0 +1,254 @@
+"""The watch of a node's pods: nothing is missed, nothing is forgotten, and a broken server is not hammered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.kubeapi import Access, Api
+from agent.pod_watch import PodWatch
+from agent.seams import Gone, Refused, Unavailable
+
+URL = "https://api.test"
+
+
+def pod(uid: str, version: str, **annotations: str) -> dict[str, Any]:
+    """Return a pod as the API server sends it."""
+    return {
+        "metadata": {"uid": uid, "name": uid, "resourceVersion": version, "annotations": annotations},
+        "spec": {},
+    }
+
+
+def event(kind: str, document: Any) -> bytes:
+    """Return one line of a watch."""
+    return json.dumps({"type": kind, "object": document}).encode() + b"\n"
+
+
+def listed(*pods: Any, version: str = "10", following: str = "") -> httpx.Response:
+    """Return a list of pods."""
+    return httpx.Response(
+        200,
+        json={"metadata": {"resourceVersion": version, "continue": following}, "items": list(pods) or None},
+    )
+
+
+class Chunks(httpx.AsyncByteStream):
+    """A body that arrives in pieces, and then breaks, ends or stays open."""
+
+    def __init__(self, *pieces: bytes | Exception, stays: bool = False) -> None:
+        self.pieces = pieces
+        self.stays = stays
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield the pieces."""
+        for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+        if self.stays:
+            await asyncio.Event().wait()
+
+
+def streamed(*pieces: bytes | Exception, stays: bool = False) -> httpx.Response:
+    """Return the answer to a watch."""
+    return httpx.Response(200, stream=Chunks(*pieces, stays=stays))
+
+
+class Server:
+    """Answers requests from a script, and stays silent after its end."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.answers: Iterator[httpx.Response | Exception] = iter(answers)
+        self.asked: list[httpx.Request] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Give the next answer."""
+        self.asked.append(request)
+        answer = next(self.answers, None)
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None
+        return answer
+
+
+async def follow(
+    server: Callable[[httpx.Request], Any], until: Callable[[PodWatch], bool], changes: int = 0
+) -> tuple[PodWatch, list[float]]:
+    """Run a watch until a condition holds after a change or a wait; return it and the waits it asked for."""
+    waits: list[float] = []
+    reached = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        check()
+        await asyncio.sleep(0)
+
+    def check() -> None:
+        if until(source):
+            reached.set()
+
+    api = Api(Access(URL), httpx.MockTransport(server))
+    source = PodWatch(api, "node-1", sleep)
+    task = asyncio.create_task(source.watch(check))
+    await asyncio.wait_for(reached.wait(), 10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await api.close()
+    return source, waits
+
+
+def uids(source: PodWatch) -> set[str]:
+    """Return the pods that the source knows."""
+    return set(source.pods())
+
+
+def test_pods_are_listed_then_followed() -> None:
+    """Added, modified and deleted pods arrive, in lines that are cut anywhere; only this node is asked for."""
+    lines = (
+        event("ADDED", pod("b", "11"))
+        + event("MODIFIED", pod("b", "12", x="1"))
+        + event("DELETED", pod("a", "13"))
+    )
+    server = Server(listed(pod("a", "9")), streamed(lines[:30], lines[30:150], lines[150:], stays=True))
+    source, waits = asyncio.run(follow(server, lambda one: uids(one) == {"b"}))
+    assert source.complete
+    assert waits == []
+    assert (source.pods()["b"]["metadata"] or {})["annotations"] == {"x": "1"}
+    assert [request.url.params["fieldSelector"] for request in server.asked] == ["spec.nodeName=node-1"] * 2
+    assert server.asked[1].url.params["resourceVersion"] == "10"
+
+
+def test_a_long_list_is_read_page_by_page() -> None:
+    """Every page counts before the list is complete."""
+    server = Server(listed(pod("a", "1"), following="next"), listed(pod("b", "2")), streamed(stays=True))
+    source, _ = asyncio.run(follow(server, lambda one: uids(one) == {"a", "b"}))
+    assert source.complete
+    assert server.asked[1].url.params["continue"] == "next"
+
+
+def test_a_broken_watch_resumes_where_it_was() -> None:
+    """After a bookmark and a lost connection the watch goes on from the bookmark; the pods stay known."""
+    server = Server(
+        listed(pod("a", "1")),
+        streamed(event("BOOKMARK", pod("", "55")), httpx.ReadError("reset")),
+        streamed(event("ADDED", pod("b", "56")), stays=True),
+    )
+    source, waits = asyncio.run(follow(server, lambda one: uids(one) == {"a", "b"}))
+    assert server.asked[2].url.params["resourceVersion"] == "55"
+    assert (len(waits), source.failures) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "expired",
+    [
+        pytest.param(httpx.Response(410, json={"message": "too old"}), id="as a status"),
+        pytest.param(streamed(event("ERROR", {"code": 410, "message": "too old"})), id="as an event"),
+    ],
+)
+def test_dropped_history_means_a_new_list(expired: httpx.Response) -> None:
+    """After 410 whatever is not in the new list is gone, and what is new is there."""
+    server = Server(listed(pod("a", "1")), expired, listed(pod("b", "2"), version="99"), streamed(stays=True))
+    source, waits = asyncio.run(follow(server, lambda one: uids(one) == {"b"}))
+    assert uids(source) == {"b"}
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(httpx.Response(500, text="no json"), id="500"),
+        pytest.param(
+            httpx.Response(429, json={"message": "slow down"}, headers={"retry-after": "7"}), id="429"
+        ),
+        pytest.param(httpx.Response(401, json={"message": "token expired"}), id="401"),
+        pytest.param(httpx.Response(403, json={"message": "no rights"}), id="403"),
+        pytest.param(httpx.Response(200, text="<html>"), id="garbage"),
+        pytest.param(httpx.ConnectError("refused"), id="no connection"),
+        pytest.param(httpx.ReadTimeout(""), id="silence"),
+    ],
+)
+def test_a_failing_server_is_asked_again_after_a_wait(failure: httpx.Response | Exception) -> None:
+    """Any failure of the list or the watch costs a growing wait, and nobody is gone meanwhile."""
+    server = Server(
+        listed(pod("a", "1")), failure, failure, failure, streamed(event("ADDED", pod("b", "2")), stays=True)
+    )
+    source, waits = asyncio.run(follow(server, lambda one: "b" in uids(one)))
+    assert uids(source) == {"a", "b"}
+    assert len(waits) == 3
+    assert waits[2] > waits[0] * 1.5 or waits[0] >= 7
+    if isinstance(failure, httpx.Response) and "retry-after" in failure.headers:
+        assert min(waits) >= 7
+
+
+def test_a_server_that_ends_every_watch_is_not_hammered() -> None:
+    """Watches that end at once are answered with waits, not with a hot loop."""
+    server = Server(listed(pod("a", "1")), *(streamed() for _ in range(5)), streamed(stays=True))
+    _, waits = asyncio.run(follow(server, lambda _: len(server.asked) >= 6))
+    assert len(waits) >= 4
+
+
+def test_an_error_event_of_another_kind_is_waited_out() -> None:
+    """A watch may end with a 500 inside of it."""
+    server = Server(
+        listed(),
+        streamed(event("ERROR", {"code": 500, "message": "etcd"})),
+        streamed(event("ADDED", pod("b", "2")), stays=True),
+    )
+    source, waits = asyncio.run(follow(server, lambda one: uids(one) == {"b"}))
+    assert len(waits) == 1
+    assert source.failures == 1
+
+
+def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
+    """Each request carries what the token file holds then; an unreadable one is a clear error."""
+    token = tmp_path / "token"
+    seen: list[str] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["authorization"])
+        return httpx.Response(200, json={})
+
+    async def ask() -> None:
+        api = Api(Access(URL, token_file=token), httpx.MockTransport(answer))
+        for text in ("one", "two\n"):
+            token.write_text(text)
+            await api.get("/x")
+        token.unlink()
+        with pytest.raises(Unavailable, match="cannot read the token"):
+            await api.get("/x")
+        await api.close()
+
+    asyncio.run(ask())
+    assert seen == ["Bearer one", "Bearer two"]
+
+
+@pytest.mark.parametrize(("code", "error"), [(404, Gone), (409, Refused), (422, Refused), (503, Unavailable)])
+def test_errors_are_told_apart(code: int, error: type[Exception]) -> None:
+    """What is gone, what is refused and what may work later are different errors, with the server's words."""
+
+    async def ask() -> None:
+        api = Api(Access(URL), httpx.MockTransport(Server(httpx.Response(code, json={"message": "why"}))))
+        with pytest.raises(error, match=f"{code}: why"):
+            await api.patch("/x", {"a": 1})
+        assert api.requests == 1
+        await api.close()
+
+    asyncio.run(ask())
+
+
+def test_a_pod_finds_its_api_server() -> None:
+    """In a cluster the environment says where it is; IPv6 addresses get brackets; elsewhere it is a clear error."""
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    access = Access.in_cluster(environ, Path("/account"))
+    assert access == Access("https://[fd00::1]:443", Path("/account/ca.crt"), Path("/account/token"))
+    with pytest.raises(Unavailable, match="this is no pod"):
+        Access.in_cluster({})
