@@ -1,0 +1,39 @@
+# One image for every part of corepin: the command chooses (`webhook`, `certs`, ...).
+# Python is Debian's, so the last stage holds no package manager for Python, no compiler and no build tools.
+ARG BASE=docker.io/library/debian:bookworm-slim
+
+FROM ${BASE} AS build
+RUN apt-get update -qq \
+ && apt-get install -qq --yes --no-install-recommends python3 python3-venv ca-certificates
+WORKDIR /src
+ENV QUIET="--quiet --no-cache-dir --disable-pip-version-check"
+COPY requirements.lock requirements-build.lock ./
+# The program's own environment gets the locked dependencies; pip and the build's tools stay in another one.
+RUN python3 -m venv /build \
+ && /build/bin/pip install ${QUIET} --require-hashes -r requirements-build.lock \
+ && python3 -m venv --without-pip /opt/corepin \
+ && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --require-hashes --only-binary :all: -r requirements.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY pinning pinning
+COPY webhook webhook
+COPY agent agent
+COPY certs certs
+COPY corepin corepin
+# Compiled here, because the root file system is read-only where it runs; by hash, so that file times do not matter.
+RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-deps --no-index /wheels/*.whl \
+ && /opt/corepin/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/corepin/lib
+
+FROM ${BASE}
+RUN apt-get update -qq \
+ && apt-get install -qq --yes --no-install-recommends python3 \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/*
+COPY --from=build /opt/corepin /opt/corepin
+ENV PATH=/opt/corepin/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+WORKDIR /
+EXPOSE 8443 8080
+ENTRYPOINT ["corepin"]
+CMD ["--help"]

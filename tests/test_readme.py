@@ -1,0 +1,62 @@
+"""What the README says is true: its pod, its commands, its links and its names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from corepin.cli import build_parser, main
+from pinning import contract
+
+README = Path("README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\.venv/bin/corepin ([^#\n]*)", README, re.MULTILINE)
+LINKS = re.findall(r"\]\(([^)]+)\)", README)
+
+
+def test_the_pod_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pod of "First use" is admitted without a warning."""
+    (tmp_path / "pod.yaml").write_text(README.split("```yaml\n")[1].split("```")[0])
+
+    assert main(["validate", "-f", str(tmp_path / "pod.yaml")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/pod.yaml:1: Pod app: valid\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command: str) -> None:
+    """Every command line parses as it stands."""
+    assert build_parser().parse_args(command.split()).run
+
+
+def test_there_are_commands_and_links() -> None:
+    """The two tests beside this one have something to look at."""
+    assert {command.split()[0] for command in COMMANDS} == {"validate", "inject", "plan", "certs", "webhook"}
+    assert "CHANGELOG.md" in LINKS
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_links_lead_somewhere(link: str) -> None:
+    """Every link of the README is a file or a folder of the repository."""
+    assert Path(link).exists()
+
+
+def test_names_are_the_contracts() -> None:
+    """Annotations and resources are spelled as the code spells them."""
+    names = set(re.findall(r"`?([a-z-]+\.(?:corepin\.io|gocrane\.io|intel\.com)/[a-z-]+)", README))
+
+    assert names == {
+        contract.EXCLUSIVE_CORES,
+        contract.CMK_MUTATE,
+        contract.CRANE_CPU_MANAGER,
+        f"{contract.CPU_MANAGER}/container",
+        f"{contract.SMT_POLICY}/{contract.POD_SCOPE}",
+        f"{contract.NUMA_POLICY}/{contract.POD_SCOPE}",
+    }
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "image", "help"])
+def test_targets_exist(target: str) -> None:
+    """Every `make` target that the README names is in the Makefile, with its line of help."""
+    assert f"make {target}" in README
+    assert re.search(rf"^{target}:.* ## \S", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE)
