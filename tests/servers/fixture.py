@@ -30,7 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is missing while output is still shown; without Go the tests tell why they are skipped."""
-    wanted = [server for marker, servers in _SERVERS_OF.items() if _uses(session, marker) for server in servers]
+    wanted = [
+        server for marker, servers in _SERVERS_OF.items() if _uses(session, marker) for server in servers
+    ]
     if not wanted or session.config.option.collectonly:
         return
     try:
