@@ -1,0 +1,30 @@
+"""Pods that were stored before corepin came: wrong ones, which today would be refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.e2e.cluster import pod_document
+from tests.pods import CORES, DEDICATED, LAUNCHER, container
+
+if TYPE_CHECKING:
+    from tests.servers.apiserver import ApiServer
+
+NAMESPACE = "before-corepin"
+WRONG_WORD, NOT_INJECTED, LEAVING, NOT_GUARANTEED = "wrong-word", "not-injected", "leaving", "not-guaranteed"
+CRANE = "qos.gocrane.io/cpu-manager"
+
+
+def create(api: ApiServer) -> None:
+    """Store them; no webhook may be registered yet."""
+    leaving = pod_document(LEAVING, annotations={CRANE: "wrong"})
+    leaving["metadata"]["finalizers"] = ["example.org/wait"]
+    documents = [
+        pod_document(WRONG_WORD, annotations={CRANE: "wrong"}),
+        pod_document(NOT_INJECTED, container("main", {CORES: "1"})),
+        pod_document(NOT_GUARANTEED, container("compute", "2"), labels=LAUNCHER, nodeSelector=DEDICATED),
+        leaving,
+    ]
+    api.create_namespace(NAMESPACE)
+    api.kubectl("create", "-n", NAMESPACE, "-f", "-", input="\n---\n".join(map(json.dumps, documents)))

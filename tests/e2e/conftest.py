@@ -1,0 +1,120 @@
+"""corepin registered with every API server, once for all tests.
+
+The processes serve all API servers. Namespaces choose by a label which of the webhooks serves them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+from tests.e2e import already_there
+from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
+from tests.e2e.neighbours import Neighbours, add_sidecar, annotate, serve_neighbours
+from tests.e2e.registration import MAIN, Instance, neighbour, register, unregister
+from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
+from tests.pods import CORES, container
+from tests.servers.daemon import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.servers.apiserver import ApiServer
+
+HERE = Path(__file__).parent
+CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"
+CMK, GUARDED, DOWN, DOWN_OPEN = "cmk", "guarded", "down", "down-open"
+ANNOTATED, MESHED = "e2e.corepin.io/annotated", "e2e.corepin.io/meshed"
+
+
+@pytest.fixture(scope="session")
+def webhooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WebhookProcess]]:
+    """Return the running webhooks: the shipped one, one with CMK's mutations, one that wants client certificates."""
+    directory = tmp_path_factory.mktemp("webhooks")
+    client_ca = directory / "clients.crt"
+    trustme.CA().cert_pem.write_to_path(client_ca)
+    flags: dict[str, tuple[str, ...]] = {
+        MAIN: (),
+        CMK: ("--mutations", str(CMK_MUTATIONS)),
+        GUARDED: ("--client-ca", str(client_ca)),
+    }
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(corepin_webhook(directory / name, *more))
+            for name, more in flags.items()
+        }
+
+
+@pytest.fixture(scope="session")
+def neighbours() -> Iterator[Neighbours]:
+    """Return other people's webhooks: one that annotates pods, one that adds a sidecar."""
+    with serve_neighbours({"/annotate": annotate, "/sidecar": add_sidecar}) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def registered_of(
+    webhooks: dict[str, WebhookProcess], neighbours: Neighbours
+) -> Iterator[Callable[[ApiServer], Registered]]:
+    """Return an API server with everything registered, when first asked for it."""
+    made: dict[str, Registered] = {}
+    with ExitStack() as stack:
+
+        def prepare(api: ApiServer) -> Registered:
+            if api.version not in made:
+                already_there.create(api)
+                documents = _registrations(webhooks, neighbours)
+                stack.callback(unregister, api, documents)
+                register(api, documents)
+                made[api.version] = Registered(api, webhooks[MAIN])
+                _wait_until_they_act(made[api.version])
+            return made[api.version]
+
+        yield prepare
+
+
+@pytest.fixture(scope="session")
+def registered(apiserver: ApiServer, registered_of: Callable[[ApiServer], Registered]) -> Registered:
+    """Return an API server, of every version, with everything registered."""
+    return registered_of(apiserver)
+
+
+@pytest.fixture
+def cluster(registered: Registered) -> Cluster:
+    """Return an API server with corepin registered, and a namespace of this test's own."""
+    return registered.namespace()
+
+
+def _registrations(webhooks: dict[str, WebhookProcess], neighbours: Neighbours) -> list[dict[str, object]]:
+    """Return all registrations; those of the main webhook last, so that when it acts all do."""
+    nobody, some_ca = f"https://127.0.0.1:{free_port()}", webhooks[MAIN].ca_bundle
+    instances = [
+        Instance(CMK, webhooks[CMK].url, webhooks[CMK].ca_bundle),
+        Instance(GUARDED, webhooks[GUARDED].url, webhooks[GUARDED].ca_bundle),
+        Instance(DOWN, nobody, some_ca),
+        Instance(DOWN_OPEN, nobody, some_ca, failure_policy="Ignore"),
+        Instance(MAIN, webhooks[MAIN].url, webhooks[MAIN].ca_bundle),
+    ]
+    others = [
+        neighbour("aa-annotate", f"{neighbours.url}/annotate", neighbours.ca_bundle, ANNOTATED),
+        neighbour("zzz-sidecar", f"{neighbours.url}/sidecar", neighbours.ca_bundle, MESHED),
+    ]
+    return [*others, *(document for instance in instances for document in instance.documents())]
+
+
+def _wait_until_they_act(registered: Registered) -> None:
+    api = registered.api
+    api.kubectl("create", "-f", str(HERE / "kubevirt-crds.yaml"))
+    api.kubectl("wait", "--for=condition=Established", "crd", "--all")
+    cluster = registered.namespace()
+    cores = pod_document("probe", container("main", {CORES: "1"}))
+    wrong = pod_document("probe", annotations={"qos.gocrane.io/cpu-manager": "wrong"})
+    injected = "cmk.intel.com/resources-injected"
+    wait_until(
+        "pods are mutated", lambda: injected in cluster.create(cores, "--dry-run=server", "-o=json").stdout
+    )
+    wait_until("pods are validated", lambda: cluster.create(wrong, "--dry-run=server").is_refused)

@@ -1,0 +1,87 @@
+"""Mutating webhooks of other people, served over TLS by the test process."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import trustme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+Operations = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Where they are served, and the CA that their certificate is checked by."""
+
+    url: str
+    ca_bundle: bytes
+
+
+@contextmanager
+def serve_neighbours(
+    mutators: Mapping[str, Callable[[dict[str, Any]], Operations]],
+) -> Iterator[Neighbours]:
+    """Serve each mutator under its path until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers one review and closes: HTTP/1.0 leaves no connection behind."""
+
+        def do_POST(self) -> None:
+            """Answer with the patch of the path's mutator."""
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
+            operations = mutators[self.path.partition("?")[0]](request["object"])
+            body = json.dumps(_review(request["uid"], operations)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named by the base class
+            """Keep quiet."""
+
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield Neighbours(f"https://127.0.0.1:{server.server_port}", authority.cert_pem.bytes())
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def annotate(pod: dict[str, Any]) -> Operations:
+    """Ask for exclusive CPUs on behalf of a pod that does not ask itself."""
+    annotations = pod["metadata"].get("annotations") or {}
+    wanted = {**annotations, "cpu-manager.corepin.io/pod": "exclusive", "cmk.intel.com/mutate": "true"}
+    return [] if wanted == annotations else [{"op": "add", "path": "/metadata/annotations", "value": wanted}]
+
+
+def add_sidecar(pod: dict[str, Any]) -> Operations:
+    """Add a proxy that states no CPU or memory, as mesh injectors do, unless it is there."""
+    if any(container["name"] == "proxy" for container in pod["spec"]["containers"]):
+        return []
+    proxy = {"name": "proxy", "image": "registry.example/proxy:1"}
+    return [{"op": "add", "path": "/spec/containers/-", "value": proxy}]
+
+
+def _review(uid: str, operations: Operations) -> dict[str, Any]:
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if operations:
+        patch = base64.b64encode(json.dumps(operations).encode()).decode()
+        response |= {"patchType": "JSONPatch", "patch": patch}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}

@@ -1,0 +1,83 @@
+"""Register webhooks with an API server: corepin's own, from registration.yaml, and small ones of tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from tests.servers.apiserver import ApiServer
+
+REGISTRATION = Path(__file__).with_name("registration.yaml")
+INSTANCE = "e2e.corepin.io/instance"  # the namespace label that says which webhook of the tests serves it
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One webhook, and which namespaces it serves: those labelled with its name; `main` all that are not labelled."""
+
+    name: str
+    url: str
+    ca_bundle: bytes
+    failure_policy: str | None = None  # None: as registration.yaml says
+
+    def documents(self) -> list[dict[str, Any]]:
+        """Return its registrations."""
+        documents = list(yaml.safe_load_all(REGISTRATION.read_text()))
+        for document in documents:
+            if self.name != MAIN:
+                document["metadata"]["name"] += f"-{self.name}"
+            for webhook in document["webhooks"]:
+                self._fill(webhook)
+        return documents
+
+    def _fill(self, webhook: dict[str, Any]) -> None:
+        config = webhook["clientConfig"]
+        config["url"] = self.url + config["url"]
+        config["caBundle"] = base64.b64encode(self.ca_bundle).decode()
+        webhook["failurePolicy"] = self.failure_policy or webhook["failurePolicy"]
+        served = (
+            {"operator": "DoesNotExist"} if self.name == MAIN else {"operator": "In", "values": [self.name]}
+        )
+        # a copy: YAML's aliases would share one selector
+        selector: dict[str, Any] = json.loads(json.dumps(webhook["namespaceSelector"]))
+        selector["matchExpressions"].append({"key": INSTANCE, **served})
+        webhook["namespaceSelector"] = selector
+
+
+def neighbour(name: str, url: str, ca_bundle: bytes, label: str) -> dict[str, Any]:
+    """Return the registration of somebody else's mutating webhook, for pods in namespaces with a label."""
+    webhook = {
+        "name": f"{name}.example.org",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 2,
+        "clientConfig": {"url": url, "caBundle": base64.b64encode(ca_bundle).decode()},
+        "namespaceSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
+        "rules": [
+            {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+        ],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [webhook],
+    }
+
+
+def register(api: ApiServer, documents: list[dict[str, Any]]) -> None:
+    """Create registrations; they act a second later."""
+    api.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
+
+
+def unregister(api: ApiServer, documents: list[dict[str, Any]]) -> None:
+    """Delete registrations."""
+    api.kubectl("delete", "--ignore-not-found", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))

@@ -1,0 +1,69 @@
+"""`kubectl create -f` of every example gives what the example's first lines promise."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.cluster import Cluster, Registered
+from tests.test_examples import EXAMPLES, Example, ids
+from webhook.config import Settings
+from webhook.mutate import plan_mutation
+from webhook.mutations import BUILT_IN
+
+
+@pytest.fixture(scope="module")
+def gallery(registered: Registered) -> Cluster:
+    """Return a namespace for all examples."""
+    return registered.namespace()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=ids(EXAMPLES))
+def test_example(gallery: Cluster, example: Example) -> None:
+    """An example is stored or refused, with the causes and warnings, and by whom, that it says."""
+    content = yaml.safe_load(example.path.read_text(encoding="utf-8"))
+    make_service_account(gallery, content)
+    patched = gallery.webhook.reviews(outcome="patched")
+    outcome = gallery.run("create", "-f", str(example.path), "-o=json")
+    answer = {f"refused {place(field, example)}" for field in outcome.fields}
+    if not outcome.is_refused:
+        was_patched = gallery.webhook.reviews(outcome="patched") > patched
+        answer = {"patched" if was_patched else "allowed"}
+        assert_complete(gallery.stored(content["kind"], content["metadata"]["name"]))
+    told = {f"warning {field}" for field in outcome.warned_fields}
+    assert answer | told == {place(line, example) for line in example.expected}, outcome.stderr
+    assert all((": corepin: " in cause) == (example.by == "corepin") for cause in outcome.causes)
+
+
+def place(field: str, example: Example) -> str:
+    """Return a field, cut to the container's resources where the API server refuses: it has its own words below them."""
+    head, resources, _ = field.partition(".resources")
+    return field if example.by == "corepin" else head + resources
+
+
+def make_service_account(cluster: Cluster, content: dict[str, Any]) -> None:
+    """Make the service account that an example names; nobody else does."""
+    name = content["spec"].get("serviceAccountName")
+    if name is not None:
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+        assert not cluster.create(account).is_refused
+
+
+def assert_complete(stored: dict[str, Any]) -> None:
+    """Assert that the webhook would add nothing more to what is stored."""
+    if stored["kind"] == "Pod":
+        pod: Any = stored
+        assert plan_mutation(pod, Settings(), BUILT_IN).operations == ()
+
+
+def test_examples_created_together(cluster: Cluster) -> None:
+    """One command creates a whole folder: what is right is stored, and each refusal is told in one message."""
+    outcome = cluster.run("create", "-f", "examples/smt")
+    smt = [example for example in EXAMPLES if example.path.parent.name == "smt"]
+    refused = [one for one in smt if any(line.startswith("refused") for line in one.expected)]
+    read = json.loads(cluster.run("get", "pods", "-o=json").stdout)
+    assert len(read["items"]) == len(smt) - len(refused)
+    assert outcome.stderr.count("denied the request: corepin refuses Pod smt-refused-") == len(refused)

@@ -1,0 +1,126 @@
+"""The webhook cannot be reached, or wants to know who calls: failurePolicy decides what becomes of pods."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
+from tests.e2e.conftest import DOWN, DOWN_OPEN, GUARDED
+from tests.e2e.registration import INSTANCE, MAIN, Instance, register
+from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
+from tests.pods import CORES, container
+from tests.servers.catalog import NEWEST
+from tests.servers.start import start_servers
+
+POD = pod_document("it", container("main", {CORES: "1"}))
+PLAIN = pod_document("plain")
+
+
+def test_webhook_is_down_and_ignored(registered: Registered) -> None:
+    """With failurePolicy Ignore everywhere a pod starts without its injection, and nobody says so."""
+    cluster = registered.namespace({INSTANCE: DOWN_OPEN})
+    stored = cluster.created(POD)
+    assert "annotations" not in stored["metadata"]
+    assert all("hostPath" not in volume for volume in stored["spec"]["volumes"])
+
+
+def test_webhook_is_down_and_validation_must_be(registered: Registered) -> None:
+    """With failurePolicy Fail on the validating side a pod of ours is refused; others and workloads pass."""
+    cluster = registered.namespace({INSTANCE: DOWN})
+    outcome = cluster.create(POD)
+    assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
+    assert "connection refused" in outcome.stderr
+    cluster.created(PLAIN)
+    template = {"metadata": {"labels": {"app": "it"}}, "spec": POD["spec"]}
+    spec = {"selector": {"matchLabels": {"app": "it"}}, "template": template}
+    cluster.created({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "it"}, "spec": spec})
+
+
+def test_call_without_a_certificate_is_refused(
+    registered: Registered, webhooks: dict[str, WebhookProcess]
+) -> None:
+    """A webhook with --client-ca serves no API server without a certificate: mutation is skipped, validation fails."""
+    cluster = registered.namespace({INSTANCE: GUARDED})
+    outcome = cluster.create(POD)
+    assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
+    cluster.created(PLAIN)
+    assert webhooks[GUARDED].reviews() == 0
+
+
+@pytest.mark.server
+def test_call_with_the_api_servers_certificate(tmp_path: Path) -> None:
+    """An API server that is given a client certificate by kubeConfigFile is served; another name of the CA is not."""
+    clients = trustme.CA()
+    client_ca, certificate, key = (tmp_path / name for name in ("ca.crt", "client.crt", "client.key"))
+    clients.cert_pem.write_to_path(client_ca)
+    issued = clients.issue_cert("apiserver.example.org", common_name="kube-apiserver")
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(key)
+    with (
+        corepin_webhook(
+            tmp_path / "named", "--client-ca", str(client_ca), "--client-name", "kube-apiserver"
+        ) as named,
+        corepin_webhook(
+            tmp_path / "other", "--client-ca", str(client_ca), "--client-name", "somebody"
+        ) as other,
+        start_servers(
+            NEWEST,
+            extra_flags=[
+                f"--admission-control-config-file={admission_configuration(tmp_path, certificate, key)}"
+            ],
+        ) as api,
+    ):
+        instances = [
+            Instance("other", other.url, other.ca_bundle),
+            Instance(MAIN, named.url, named.ca_bundle),
+        ]
+        register(api, [document for instance in instances for document in instance.documents()])
+        cluster = Registered(api, named).namespace()
+        wait_until("pods are mutated", lambda: len(cluster.create(POD, "--dry-run=server").warnings) == 2)
+        wait_until("pods are validated", lambda: dry_run_is_validated(cluster, named))
+        assert cluster.created(POD)["metadata"]["annotations"] == {"cmk.intel.com/resources-injected": "true"}
+        refused = Registered(api, other).namespace({INSTANCE: "other"})
+        outcome = refused.create(POD)
+        assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
+        assert other.reviews() == 0
+        assert call_without_certificate(named) == "403 corepin: a client certificate is required\n"
+
+
+def admission_configuration(directory: Path, certificate: Path, key: Path) -> Path:
+    """Write the configuration that makes an API server show a client certificate to every webhook."""
+    user = {"name": "*", "user": {"client-certificate": str(certificate), "client-key": str(key)}}
+    kubeconfig = directory / "webhooks.kubeconfig"
+    kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "users": [user]}))
+    version = "apiserver.config.k8s.io/v1"
+    shown = {
+        "apiVersion": version,
+        "kind": "WebhookAdmissionConfiguration",
+        "kubeConfigFile": str(kubeconfig),
+    }
+    plugins = [
+        {"name": name, "configuration": shown}
+        for name in ("MutatingAdmissionWebhook", "ValidatingAdmissionWebhook")
+    ]
+    path = directory / "admission.yaml"
+    path.write_text(json.dumps({"apiVersion": version, "kind": "AdmissionConfiguration", "plugins": plugins}))
+    return path
+
+
+def dry_run_is_validated(cluster: Cluster, webhook: WebhookProcess) -> bool:
+    """Return whether the creation of a pod reaches the validating endpoint."""
+    cluster.create(POD, "--dry-run=server")
+    return webhook.reviews(endpoint="validate") > 0
+
+
+def call_without_certificate(webhook: WebhookProcess) -> str:
+    """Return status and body of an answer to a caller without a certificate."""
+    context = ssl.create_default_context()
+    webhook.authority.configure_trust(context)
+    answer = httpx.post(f"{webhook.url}/mutate", json={}, verify=context, trust_env=False)
+    return f"{answer.status_code} {answer.text}"

@@ -1,0 +1,55 @@
+"""Other mutating webhooks, before and after ours, on the same pod."""
+
+from __future__ import annotations
+
+from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document
+from tests.e2e.conftest import ANNOTATED, MESHED
+from tests.pods import CORES, container
+
+
+def names(stored: dict[str, list[dict[str, str]]], kind: str) -> list[str]:
+    """Return the names in a list of a pod's spec."""
+    return [one["name"] for one in stored.get(kind, [])]
+
+
+def test_webhook_before_ours_asks_for_a_pod(registered: Registered) -> None:
+    """What a webhook before ours adds is seen: the plain pod is injected and its policy is checked."""
+    cluster = registered.namespace({ANNOTATED: ""})
+    stored = cluster.created(pod_document("it", container(limits="2")))
+    assert stored["metadata"]["annotations"]["cmk.intel.com/resources-injected"] == "true"
+    assert {"cmk-install-dir", "cmk-config-dir"} <= set(names(stored["spec"], "volumes"))
+    outcome = cluster.create(pod_document("wrong", container(limits="1500m")))
+    assert outcome.fields == ["metadata.annotations[cpu-manager.corepin.io/pod]"]
+
+
+def test_sidecar_of_a_webhook_after_ours_gets_its_mounts(registered: Registered) -> None:
+    """We are called again, and the sidecar gets what every container of the pod gets, once."""
+    cluster = registered.namespace({MESHED: ""})
+    before = cluster.webhook.reviews(endpoint="mutate")
+    stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))["spec"]
+    assert cluster.webhook.reviews(endpoint="mutate") == before + 2
+    assert names(stored, "containers") == ["main", "proxy"]
+    for one in stored["containers"]:
+        paths = [mount["mountPath"] for mount in one["volumeMounts"]]
+        assert [path for path in paths if path in {"/opt/bin", "/etc/cmk"}] == ["/opt/bin", "/etc/cmk"]
+    assert len(names(stored, "volumes")) == len(set(names(stored, "volumes")))
+    assert sum(one["key"] == "cmk" for one in stored["tolerations"]) == 1
+
+
+def test_sidecar_of_a_webhook_after_ours_gets_its_limits(registered: Registered) -> None:
+    """A mesh's proxy no longer takes Guaranteed from a launcher with dedicated CPUs, and kubectl says what it got."""
+    cluster = registered.namespace({MESHED: ""})
+    outcome = cluster.create(launcher_document())
+    assert outcome.warned_fields == ["spec.containers[1].resources"], outcome.stderr
+    stored = cluster.stored("pod", "launcher")
+    assert stored["status"]["qosClass"] == "Guaranteed"
+    assert stored["spec"]["containers"][1]["resources"]["limits"] == {"cpu": "200m", "memory": "64M"}
+
+
+def test_sidecar_into_a_pod_that_is_none_of_ours(registered: Registered) -> None:
+    """A pod that does not ask gets its sidecar and no call of ours."""
+    cluster: Cluster = registered.namespace({MESHED: ""})
+    before = cluster.webhook.reviews()
+    stored = cluster.created(pod_document("it"))["spec"]
+    assert not {"cmk-install-dir", "cmk-config-dir"} & set(names(stored, "volumes"))
+    assert cluster.webhook.reviews() == before

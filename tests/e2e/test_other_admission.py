@@ -1,0 +1,141 @@
+"""What the API server's own admission does beside us: LimitRange, Pod Security, validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
+from tests.e2e.conftest import CMK, MESHED
+from tests.e2e.registration import INSTANCE
+from tests.pods import CORES, CPU_MANAGER, container
+
+ENFORCE = "pod-security.kubernetes.io/enforce"
+LIMIT_RANGE = {
+    "apiVersion": "v1",
+    "kind": "LimitRange",
+    "metadata": {"name": "it"},
+    "spec": {
+        "limits": [
+            {
+                "type": "Container",
+                "default": {"cpu": "500m", "memory": "256Mi"},
+                "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
+            }
+        ]
+    },
+}
+FILLED = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m", "memory": "128Mi"}}
+
+
+def with_limit_range(cluster: Cluster) -> Cluster:
+    """Give a namespace default limits, and wait until they are given to pods."""
+    cluster.created(LIMIT_RANGE)
+    probe = pod_document("probe")
+    wait_until(
+        "limits are filled in",
+        lambda: "256Mi" in cluster.create(probe, "--dry-run=server", "-o=json").stdout,
+    )
+    return cluster
+
+
+def test_values_of_a_limit_range_are_left_alone(cluster: Cluster) -> None:
+    """A sidecar that a LimitRange filled in is not touched; kubectl warns that it costs the pod Guaranteed."""
+    compute = container("main", {"cpu": "4", "memory": "1Gi"})
+    annotations = {CPU_MANAGER: "exclusive", "sidecar-limits.corepin.io/pod": "true"}
+    pod = pod_document("it", compute, container("proxy"), annotations=annotations)
+    outcome = with_limit_range(cluster).create(pod)
+    told = [warning for warning in outcome.warnings if "LimitRange" in warning]
+    assert len(told) == 1, outcome.stderr
+    assert told[0].startswith("spec.containers[1].resources: corepin: container proxy keeps the pod from QoS")
+    stored = cluster.stored("pod", "it")
+    assert stored["status"]["qosClass"] == "Burstable"
+    assert stored["spec"]["containers"][1]["resources"] == FILLED
+
+
+def test_launcher_beside_a_limit_range(cluster: Cluster) -> None:
+    """A dedicated launcher that a LimitRange keeps from Guaranteed is refused with the container and its fields."""
+    outcome = with_limit_range(cluster).create(launcher_document(container("proxy")))
+    assert outcome.fields == [
+        "spec.containers[1].resources.limits[cpu]",
+        "spec.containers[1].resources.limits[memory]",
+    ], outcome.stderr
+    assert any("LimitRange" in warning for warning in outcome.warnings)
+
+
+def test_sidecar_of_a_later_webhook_beside_a_limit_range(registered: Registered) -> None:
+    """A sidecar that comes after us is filled in by the LimitRange before we are called again: a warning as well."""
+    cluster = with_limit_range(registered.namespace({MESHED: ""}))
+    compute = container("main", {"cpu": "4", "memory": "1Gi"})
+    annotations = {CPU_MANAGER: "exclusive", "sidecar-limits.corepin.io/pod": "true"}
+    outcome = cluster.create(pod_document("it", compute, annotations=annotations))
+    assert any("container proxy" in one and "LimitRange" in one for one in outcome.warnings), outcome.stderr
+    assert cluster.stored("pod", "it")["spec"]["containers"][1]["resources"] == FILLED
+
+
+@pytest.mark.parametrize("instance", ["main", CMK])
+def test_pod_security_forbids_host_paths(registered: Registered, instance: str) -> None:
+    """Baseline Pod Security refuses host directories, CMK's and the built-in ones alike; our warning says whose they are."""
+    labels = {ENFORCE: "baseline"} | ({INSTANCE: instance} if instance == CMK else {})
+    cluster = registered.namespace(labels)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "cmk-serviceaccount"}}
+    cluster.created(account)
+    outcome = cluster.create(pod_document("it", container("main", {CORES: "1"})))
+    assert outcome.is_refused
+    assert 'violates PodSecurity "baseline:latest": hostPath volumes' in outcome.stderr
+    volumes = {"cmk-install-dir", "cmk-config-dir"} | ({"cmk-host-proc"} if instance == CMK else set())
+    told = {one.rpartition("(volume ")[2].rstrip(")") for one in outcome.warnings if "host directory" in one}
+    assert told == volumes, outcome.stderr
+    assert "cmk-install-dir" in outcome.stderr.splitlines()[-1]
+
+
+def test_pod_security_takes_what_is_asked_by_annotation(registered: Registered) -> None:
+    """Policies by annotation, `isolate` too, need no host directory: baseline and restricted namespaces take them."""
+    cluster = registered.namespace({ENFORCE: "restricted"})
+    context = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    main = container(limits={"cpu": "2"}, securityContext=context)
+    stored = cluster.created(pod_document("it", main, annotations={"smt-policy.corepin.io/pod": "isolate"}))
+    assert stored["spec"]["containers"][0]["resources"]["limits"]["corepin.io/isolated-cores"] == "2"
+
+
+def test_cmk_mutations_bring_everything(registered: Registered) -> None:
+    """With CMK's own mutations file a pod is stored with its service account, tolerations, /proc and environment."""
+    cluster = registered.namespace({INSTANCE: CMK})
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "cmk-serviceaccount"}}
+    pod = pod_document("it", container("main", {CORES: "1"}))
+    without = cluster.create(pod)
+    assert 'serviceaccount "cmk-serviceaccount" not found' in without.stderr
+    cluster.created(account)
+    spec = cluster.created(pod)["spec"]
+    assert spec["serviceAccountName"] == spec["serviceAccount"] == "cmk-serviceaccount"
+    assert {"operator": "Exists"} in spec["tolerations"]
+    main = spec["containers"][0]
+    assert main["env"] == [
+        {"name": "CMK_PROC_FS", "value": "/host/proc"},
+        {"name": "CMK_NUM_CORES", "value": "1"},
+    ]
+    mounts = {mount["mountPath"]: mount.get("readOnly") for mount in main["volumeMounts"]}
+    assert mounts["/host/proc"] is mounts["/opt/bin"] is mounts["/etc/cmk"] is True
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [
+        pytest.param({"limits": {CORES: "1500m"}}, "must be an integer", id="fraction"),
+        pytest.param({"limits": {CORES: "2"}, "requests": {CORES: "1"}}, "must be equal to", id="unequal"),
+        pytest.param({"requests": {CORES: "1"}}, "Limit must be set", id="no-limit"),
+    ],
+)
+def test_what_the_api_server_refuses_itself(cluster: Cluster, resources: dict[str, Any], told: str) -> None:
+    """Fractions and unequal amounts of an extended resource are refused before our validation: not in our words."""
+    before = cluster.webhook.reviews(endpoint="validate")
+    outcome = cluster.create(pod_document("it", container(resources=resources)))
+    assert told in outcome.stderr
+    assert all("corepin" not in cause for cause in outcome.causes)
+    assert cluster.webhook.reviews(endpoint="validate") == before

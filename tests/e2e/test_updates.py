@@ -1,0 +1,118 @@
+"""Updates are judged by what they change; whatever is stored can be read, labelled and deleted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e import already_there
+from tests.e2e.already_there import CRANE, LEAVING, NOT_GUARANTEED, NOT_INJECTED, WRONG_WORD
+from tests.e2e.cluster import Cluster, Outcome, Registered, pod_document
+from tests.pods import CORES, CPU_MANAGER, container
+from tests.servers.catalog import NEWEST
+
+
+@pytest.fixture
+def before(registered: Registered) -> Cluster:
+    """Return the namespace of the pods that were stored before corepin came."""
+    return registered.in_namespace(already_there.NAMESPACE)
+
+
+def resize(cluster: Cluster, name: str, cpu: str, request: str | None = None) -> Outcome:
+    """Resize the container `main` of a pod in place."""
+    resources = {"limits": {"cpu": cpu}, "requests": {"cpu": request or cpu}}
+    patch = json.dumps({"spec": {"containers": [{"name": "main", "resources": resources}]}})
+    return cluster.run("patch", "pod", name, "--subresource=resize", "--patch", patch)
+
+
+def test_policy_is_edited_live(cluster: Cluster) -> None:
+    """A known word is stored; an unknown one is refused with its field, and the pod keeps what it had."""
+    cluster.created(pod_document("it", container(limits="2"), annotations={CRANE: "exclusive"}))
+    assert not cluster.run("annotate", "pod/it", f"{CRANE}=share", "--overwrite").is_refused
+    outcome = cluster.run("annotate", "pod/it", f"{CRANE}=sahre", "--overwrite")
+    assert outcome.fields == [f"metadata.annotations[{CRANE}]"]
+    assert "corepin: 'sahre' is no policy: write one of none, exclusive, share" in outcome.stderr
+    assert cluster.stored("pod", "it")["metadata"]["annotations"] == {CRANE: "share"}
+    assert not cluster.run("annotate", "pod/it", f"{CRANE}-").is_refused
+    assert "annotations" not in cluster.stored("pod", "it")["metadata"]
+
+
+def test_policy_that_no_container_can_follow_is_refused(cluster: Cluster) -> None:
+    """A running pod without an eligible container cannot be told to be exclusive."""
+    cluster.created(pod_document("it", container(limits="1500m")))
+    outcome = cluster.run("annotate", "pod/it", f"{CPU_MANAGER}=exclusive")
+    assert outcome.fields == [f"metadata.annotations[{CPU_MANAGER}]"]
+    assert "main has limit 1500m" in outcome.stderr
+
+
+@pytest.mark.parametrize("name", [WRONG_WORD, NOT_INJECTED, NOT_GUARANTEED])
+def test_wrong_pod_can_be_handled(before: Cluster, name: str) -> None:
+    """A pod that would be refused today can be read, labelled, annotated and deleted, and nobody asks us."""
+    count = before.webhook.reviews()
+    assert before.stored("pod", name)["spec"]["containers"]
+    for change in (("label", "a=b"), ("annotate", "example.org/a=b"), ("label", "a-")):
+        outcome = before.run(change[0], f"pod/{name}", change[1])
+        assert not outcome.is_refused, outcome.stderr
+    outcome = before.run("delete", f"pod/{name}", "--wait=false", "--dry-run=server")
+    assert not outcome.is_refused, outcome.stderr
+    assert before.webhook.reviews() == count
+
+
+def test_wrong_pod_is_refused_another_wrong_word_and_takes_the_right_one(before: Cluster) -> None:
+    """What an update changes is judged: wrong stays wrong, and the remedy is accepted."""
+    wrong = before.run("annotate", f"pod/{WRONG_WORD}", f"{CRANE}=worse", "--overwrite", "--dry-run=server")
+    assert wrong.fields == [f"metadata.annotations[{CRANE}]"]
+    for change in (f"{CRANE}=none", f"{CRANE}-"):
+        outcome = before.run("annotate", f"pod/{WRONG_WORD}", change, "--overwrite", "--dry-run=server")
+        assert not outcome.is_refused, outcome.stderr
+
+
+def test_wrong_pod_leaves(before: Cluster) -> None:
+    """A wrong pod with a finalizer is deleted: the finalizer's removal is an update that passes, even with more wrong."""
+    assert not before.run("delete", f"pod/{LEAVING}", "--wait=false").is_refused
+    assert before.stored("pod", LEAVING)["metadata"]["deletionTimestamp"]
+    worse = before.run("annotate", f"pod/{LEAVING}", f"{CRANE}=worse", "--overwrite")
+    assert not worse.is_refused, worse.stderr
+    outcome = before.run("patch", f"pod/{LEAVING}", "--patch", '{"metadata":{"finalizers":null}}')
+    assert not outcome.is_refused, outcome.stderr
+    assert not before.exists("pod", LEAVING)
+
+
+def test_image_of_a_pinned_pod_can_be_changed(cluster: Cluster) -> None:
+    """A change that is none of ours calls nobody."""
+    cluster.created(pod_document("it", container("main", {CORES: "1"}), annotations={"a": "b"}))
+    count = cluster.webhook.reviews()
+    assert not cluster.run("set", "image", "pod/it", "main=registry.example/app:2").is_refused
+    assert cluster.webhook.reviews() == count
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_resize(cluster: Cluster) -> None:
+    """In-place resize is accepted while the container keeps whole CPUs, and refused with the field when it would not."""
+    cluster.created(pod_document("it", container(limits="2"), annotations={CPU_MANAGER: "exclusive"}))
+    accepted = resize(cluster, "it", "3")
+    assert not accepted.is_refused, accepted.stderr
+    assert resize(cluster, "it", "2500m").fields == [f"metadata.annotations[{CPU_MANAGER}]"]
+    assert "corepin" in resize(cluster, "it", "3", request="2").stderr
+    assert cluster.stored("pod", "it")["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_resize_beside_another_eligible_container(cluster: Cluster) -> None:
+    """Resize may not silently take a container's CPUs, even where another one of its pod keeps the policy."""
+    pod = pod_document(
+        "it", container(limits="2"), container("other", "1"), annotations={CPU_MANAGER: "exclusive"}
+    )
+    cluster.created(pod)
+    outcome = resize(cluster, "it", "2500m")
+    assert outcome.fields == ["spec.containers[0].resources.limits[cpu]"], outcome.stderr
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_resize_of_others_calls_nobody(cluster: Cluster) -> None:
+    """A pod without a word of ours is resized without us."""
+    cluster.created(pod_document("it", container(limits="2")))
+    count = cluster.webhook.reviews()
+    assert not resize(cluster, "it", "1500m").is_refused
+    assert cluster.webhook.reviews() == count

@@ -1,0 +1,88 @@
+"""`corepin webhook`, run as the command is run, with a certificate of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from tests.servers.daemon import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import trustme
+
+_REVIEWS = re.compile(r"^corepin_webhook_reviews_total\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookProcess:
+    """A running webhook."""
+
+    url: str
+    status_url: str
+    log_file: Path
+    authority: trustme.CA
+
+    @property
+    def ca_bundle(self) -> bytes:
+        """Return the CA that its certificate is checked by."""
+        return self.authority.cert_pem.bytes()
+
+    def reviews(self, **labels: str) -> int:
+        """Return how many reviews were answered, of all or of those with these labels, e.g. outcome="patched"."""
+        exposition = httpx.get(f"{self.status_url}/metrics", trust_env=False).text
+        wanted = {f'{name}="{value}"' for name, value in labels.items()}
+        return round(
+            sum(
+                float(count) for told, count in _REVIEWS.findall(exposition) if wanted <= set(told.split(","))
+            )
+        )
+
+
+@contextmanager
+def corepin_webhook(directory: Path, *flags: str) -> Iterator[WebhookProcess]:
+    """Run `corepin webhook` on loopback until the block ends; it must end by itself then, and have failed no review."""
+    directory.mkdir(parents=True)
+    authority, log_file = _certify(directory), directory / "webhook.log"
+    command = [
+        *(sys.executable, "-W", "error", str(Path(sys.executable).with_name("corepin")), "webhook"),
+        *("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
+        *("--tls-cert", str(directory / "tls.crt"), "--tls-key", str(directory / "tls.key"), *flags),
+    ]
+    with running("corepin webhook", command, log_file) as daemon:
+        daemon.wait_until(lambda: _serving(log_file) is not None)
+        serving = _serving(log_file) or {}
+        process = WebhookProcess(
+            f"https://{serving['reviews']}", f"http://{serving['metrics']}", log_file, authority
+        )
+        daemon.wait_until(lambda: httpx.get(f"{process.status_url}/readyz", trust_env=False).is_success)
+        yield process
+        assert process.reviews(outcome="failed") == 0, log_file.read_text()
+    assert daemon.process.returncode == 0, log_file.read_text()
+
+
+def _certify(directory: Path) -> trustme.CA:
+    import trustme
+
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    pair.cert_chain_pems[0].write_to_path(directory / "tls.crt")
+    pair.private_key_pem.write_to_path(directory / "tls.key")
+    return authority
+
+
+def _serving(log_file: Path) -> dict[str, str] | None:
+    """Return the line that tells the ports, once it is there."""
+    for line in log_file.read_text().splitlines(keepends=True):
+        if line.endswith("\n") and '"serving"' in line:
+            told: dict[str, str] = json.loads(line)
+            return told
+    return None
