@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pinning.cpuset import CPUSet
     from pinning.kube import Pod
@@ -77,8 +77,15 @@ class Runtime(Protocol):
 class Cgroups(Protocol):
     """The cpuset hierarchy of the kernel, version 1 or 2. Paths are those of RuntimeContainer.cgroup."""
 
-    version: int
-    writable: bool
+    @property
+    def version(self) -> int:
+        """The version of the hierarchy that has the cpuset controller."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Say whether the agent may change cgroups; without it the runtime alone changes them."""
+        ...
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
@@ -92,8 +99,28 @@ class Cgroups(Protocol):
         """Compare every task below the cgroup with `cpus` (design section 8, proof)."""
         ...
 
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
+        ...
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups and no others from now on; those that are gone are left out. Raises Refused."""
+        ...
+
     async def watch(self, written: Callable[[str], None]) -> None:
-        """Call `written` with the path of every cgroup whose `cpuset.cpus` somebody writes, until cancelled."""
+        """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
+        ...
+
+    def quota(self, cgroup: str) -> int | None:
+        """Return the CFS quota in microseconds a period, None when there is none; raise Gone."""
+        ...
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Take the CFS quota away; raise Gone, Refused."""
+        ...
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Return in how many periods the quota stopped the cgroup (nr_throttled); raise Gone."""
         ...
 
 

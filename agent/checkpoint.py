@@ -1,0 +1,173 @@
+"""The ledger on disk, so that an agent that dies at any instruction starts again with what it held.
+
+Written before any action: to a file beside, flushed, renamed over the old one, and the directory flushed. A file
+that is not wholly right counts as absent; it is kept aside for the curious, and nobody ever has to delete one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.seams import AgentError
+from pinning.errors import PinningError
+from pinning.ledger import Ledger
+from pinning.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION: Final = 1
+NAME: Final = "checkpoint.json"
+LOCK: Final = "lock"
+
+
+class AlreadyRunning(AgentError):
+    """Another agent works on this node."""
+
+
+class Unusable(AgentError):
+    """A checkpoint is there and cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a checkpoint holds."""
+
+    machine_id: str
+    boot_id: str
+    topology: Topology
+    ledger: Ledger
+
+
+class StateDir:
+    """The agent's directory on the node. Holding one keeps every other agent out, until the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._path = folder / NAME
+        self._lock = _locked(folder / LOCK)
+
+    def load(self, machine_id: str) -> Saved | None:
+        """Return the checkpoint of this machine, None when there is none.
+
+        Raises Unusable for any other file, once: it is then kept aside as `checkpoint.json.damaged`.
+        """
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            return read(content, machine_id)
+        except Unusable:
+            self._path.replace(self._path.with_suffix(".json.damaged"))
+            raise
+
+    def save(self, saved: Saved) -> None:
+        """Replace the checkpoint, so that after a power cut either the old or the new one is there."""
+        beside = self._path.with_suffix(".new")
+        with beside.open("wb") as file:
+            file.write(write(saved))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+        _flush_folder(self._folder)
+
+    def remove(self) -> None:
+        """Forget everything (uninstall)."""
+        self._path.unlink(missing_ok=True)
+        _flush_folder(self._folder)
+
+    def close(self) -> None:
+        """Let another agent in."""
+        os.close(self._lock)
+
+
+def write(saved: Saved) -> bytes:
+    """Return a checkpoint as text of one line."""
+    body = {
+        "machineID": saved.machine_id,
+        "bootID": saved.boot_id,
+        "topology": saved.topology.to_dict(),
+        "ledger": saved.ledger.to_dict(),
+    }
+    whole = {"version": VERSION, "checksum": _checksum(body), **body}
+    return json.dumps(whole, separators=(",", ":")).encode() + b"\n"
+
+
+def read(content: bytes, machine_id: str) -> Saved:
+    """Return what `write` wrote on this machine; raise Unusable for everything else."""
+    body = _body(content)
+    if body["machineID"] != machine_id:
+        raise Unusable(
+            f"the checkpoint is of another machine ({body['machineID']}), this one is {machine_id}"
+        )
+    try:
+        topology, ledger = Topology.from_dict(body["topology"]), Ledger.from_dict(body["ledger"])
+    except PinningError as problem:
+        raise Unusable(str(problem)) from problem
+    return Saved(machine_id, str(body["bootID"]), topology, ledger)
+
+
+def _body(content: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(content)
+        version, checksum = body.pop("version"), body.pop("checksum")
+    except (ValueError, KeyError, AttributeError, TypeError) as problem:
+        raise Unusable(f"the checkpoint is damaged: {problem!r}") from problem
+    if version != VERSION:
+        raise Unusable(f"the checkpoint is of version {version!r}, this agent writes {VERSION}")
+    if body.keys() != {"machineID", "bootID", "topology", "ledger"} or checksum != _checksum(body):
+        raise Unusable("the checkpoint is damaged: its checksum is wrong")
+    return dict(body)
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
+    """Return the ledger to go on with. After a reboot, what rests on cores that changed is given up.
+
+    Within one boot cores cannot change, and CPUs that are offline are the plan's business.
+    """
+    if saved.boot_id == boot_id:
+        return saved.ledger
+    cores = {core.cpus for core in now.cores}
+    ledger = saved.ledger
+    for one in saved.ledger:
+        before = saved.topology.cores_of(one.footprint)
+        if not one.footprint <= now.cpus or any(core.cpus not in cores for core in before):
+            ledger = ledger.release(one.owner)
+    return ledger
+
+
+def _locked(path: Path) -> int:
+    """Return a lock that the kernel lets go when the process dies, however it does."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        told = f"another corepin agent (pid {holder}) works on this node and holds {path}"
+        raise AlreadyRunning(f"{told}: stop it, or give this one another --state-dir") from error
+    os.ftruncate(lock, 0)
+    with suppress(OSError):  # the pid is only a hint for people
+        os.write(lock, f"{os.getpid()}\n".encode())
+    return lock
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

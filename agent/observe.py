@@ -1,0 +1,139 @@
+"""See the node once: machine, pods, containers, and what the kernel lets each container use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from agent.seams import Gone, Unavailable
+from agent.track import Track
+from pinning.cpuset import EMPTY, CPUSet
+from pinning.observed import Observed, SeenContainer, SeenPod, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.clock import Clock
+    from agent.seams import Cgroups, Machine, PodSource, Runtime, RuntimeContainer
+    from pinning.kube import Pod
+    from pinning.topology import Topology
+
+AT_ONCE: Final = 64  # containers read before others get their turn: about 2 ms
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the agent stands on."""
+
+    runtime: Runtime
+    cgroups: Cgroups
+    pods: PodSource
+    machine: Machine
+
+
+class Observer:
+    """Sees the node again and again, reading only what changed, and remembers its containers."""
+
+    def __init__(self, seams: Seams, clock: Clock) -> None:
+        self.tracks: dict[str, Track] = {}
+        self.rewritten: list[Track] = []  # by somebody else, as seen this time
+        self._seams = seams
+        self._clock = clock
+        self._pods: dict[str, tuple[Pod, SeenPod]] = {}
+        self._topology: Topology | None = None
+        self._universe: CPUSet = EMPTY
+        self._has_listed = False
+
+    def remember(self, topology: Topology) -> None:
+        """Know CPUs that were there before and may be offline now."""
+        self._topology = topology
+
+    async def observe(self) -> Observed:
+        """Return the node as it is now."""
+        topology, universe = self._machine()
+        complete = await self._list()
+        containers = await self._read_all(moved=universe != self._universe)
+        self._universe = universe
+        return Observed(
+            topology=topology,
+            universe=universe,
+            pods=self._read_pods(self._seams.pods.pods()),
+            containers=containers,
+            pods_complete=self._seams.pods.complete,
+            containers_complete=complete,
+        )
+
+    def _machine(self) -> tuple[Topology, CPUSet]:
+        topology = self._seams.machine.topology()
+        if self._topology:
+            topology = topology.remembering(self._topology)
+        self._topology = topology
+        return topology, self._seams.machine.universe()
+
+    async def _list(self) -> bool:
+        """Bring the tracks up to what the runtime has; say whether it answered."""
+        try:
+            listed = await self._seams.runtime.containers()
+        except Unavailable as error:
+            logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
+            return False
+        self.tracks = {one.id: self._track(one) for one in listed}
+        self._has_listed = True
+        return True
+
+    def _track(self, one: RuntimeContainer) -> Track:
+        track = self.tracks.get(one.id)
+        now = self._clock.monotonic()
+        if track is None:
+            return Track(one, now if self._has_listed else None)
+        if track.seen.state is not one.state:
+            track.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
+        track.seen = one
+        if one.state is State.CREATED and track.unpinned_since is not None:
+            track.unpinned_since = now
+        return track
+
+    async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
+        self.rewritten = []
+        seen = []
+        for number, (key, track) in enumerate(self.tracks.items(), 1):
+            state, cpus = self._read(track, moved=moved)
+            seen.append(SeenContainer(key, track.owner, state, cpus))
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return tuple(seen)
+
+    def _read(self, track: Track, *, moved: bool) -> tuple[State, CPUSet]:
+        state = track.seen.state
+        if state is State.EXITED or track.cgroup is None:
+            return state, track.sent
+        try:
+            cpus = self._seams.cgroups.read(track.cgroup)
+        except Gone:  # not yet there, or not any more
+            return (state, track.sent) if state is State.CREATED else (State.EXITED, EMPTY)
+        except Unavailable as error:
+            logger.warning(
+                "cgroup cannot be read", extra={"facts": {"container": track.name, "reason": str(error)}}
+            )
+            return state, EMPTY
+        self._compare(track, cpus, moved=moved)
+        return state, cpus
+
+    def _compare(self, track: Track, cpus: CPUSet, *, moved: bool) -> None:
+        """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""
+        if track.applied and cpus != track.applied and not moved:
+            self.rewritten.append(track)
+        track.found(cpus, self._clock.text())
+
+    def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
+        """Read the pods that are new or other objects than before."""
+        known = self._pods
+        self._pods = {}
+        for uid, pod in pods.items():
+            before = known.get(uid)
+            self._pods[uid] = before if before and before[0] is pod else (pod, SeenPod.of(pod))
+        return tuple(seen for _, seen in self._pods.values())

@@ -1,0 +1,84 @@
+"""What the agent remembers of each container of the runtime, from its first sight until it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from agent.backoff import Backoff
+from agent.state import Path, Proof
+from pinning.cpuset import EMPTY, CPUSet
+from pinning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from agent.seams import RuntimeContainer
+
+FIRST_RETRY_SECONDS: Final = 0.1
+LONGEST_RETRY_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class Track:
+    """One container: how it is reached, what was read of it, and what went wrong with it."""
+
+    seen: RuntimeContainer
+    unpinned_since: (
+        float | None
+    )  # when it may have begun to run elsewhere; None: it is settled, or older than we
+    sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
+    applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
+    proof: Proof | None = None
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
+    not_before: float = 0.0  # of the next try
+    failure: str = ""  # why the last write failed; empty when it did not
+
+    @property
+    def owner(self) -> Owner:
+        """Whose restart this is."""
+        return Owner(self.seen.pod_uid, self.seen.name)
+
+    @property
+    def name(self) -> str:
+        """What people call the container: namespace/pod/container."""
+        return f"{self.seen.namespace}/{self.seen.pod}/{self.seen.name}"
+
+    @property
+    def cgroup(self) -> str | None:
+        """Where the kernel can be asked about it; None for what runs in a VM."""
+        return None if self.seen.in_vm else self.seen.cgroup
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether it runs."""
+        return self.seen.state is State.RUNNING
+
+    def found(self, cpus: CPUSet, when: str) -> None:
+        """Take over what was read from the kernel, as nobody of us wrote it."""
+        self.applied = cpus
+        self._prove(cpus, when, Path.FOUND)
+
+    def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
+        """Take over what was read from the kernel after a write of ours."""
+        self.applied = cpus
+        self.failure = ""
+        self.backoff.reset()
+        self._prove(cpus, when, path)
+
+    def failed(self, why: str, now: float) -> None:
+        """Put the next try off."""
+        self.failure = why
+        self.not_before = now + self.backoff.next()
+
+    def settled(self, now: float) -> float | None:
+        """Say that it runs where it shall; return the seconds that it may have run elsewhere, the first time."""
+        since, self.unpinned_since = self.unpinned_since, None
+        if since is None or self.proof is None:
+            return None
+        window = now - since
+        self.proof = replace(self.proof, window_seconds=round(window, 4))
+        return window
+
+    def _prove(self, cpus: CPUSet, when: str, path: Path) -> None:
+        if self.proof is None or self.proof.cpus != cpus:
+            window = self.proof.window_seconds if self.proof else None
+            self.proof = Proof(cpus, when, path, window_seconds=window)
