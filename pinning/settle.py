@@ -58,7 +58,7 @@ class Settling:
         self.drop_gone()
         self._follow_machine()
         before = None
-        while before is not self.ledger:
+        while before != self.ledger:
             before = self.ledger
             self.refusals.clear()
             open_asks = [ask for ask in self._asks if not self._is_fulfilled(ask)]
@@ -261,8 +261,7 @@ class Settling:
         after = self.ledger.change(new) if holds else self.ledger.assign(new)
         if not self.sets.shared(after):
             return False
-        if new != holds:
-            self.ledger = after
+        self.ledger = after
         return True
 
     # Refusals.

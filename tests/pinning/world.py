@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pinning.contract import KUBEVIRT_LABEL, VIRT_LAUNCHER, CPUPolicy
+from pinning.contract import KUBEVIRT_LABEL, VIRT_LAUNCHER
 from pinning.cpuset import CPUSet
 from pinning.ledger import Ledger
 from pinning.node_config import NodeConfig
 from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.plan import Plan, plan
 from pinning.pools import NodeSets, node_sets
+from tests.pinning.nodes import smt_machine
 
 if TYPE_CHECKING:
     from pinning.actions import Action
@@ -135,7 +136,31 @@ class World:
         return f"{one.cpus} idle {one.idle}" if one.idle else str(one.cpus)
 
 
-def is_exclusive(ledger: Ledger, one: SeenContainer) -> bool:
-    """Say whether a container owns CPUs."""
-    held = ledger.of(one.owner)
-    return held is not None and held.policy is CPUPolicy.EXCLUSIVE
+EXCLUSIVE = Wish("2", policy="exclusive")
+
+
+def world(cores: int = 8, sockets: int = 1, isolated: str = "", **config: object) -> World:
+    """Return an empty node; core N has the CPUs N and N + cores, core 0 is reserved."""
+    return World(smt_machine(cores, sockets, isolated), NodeConfig(**config))  # type: ignore[arg-type]
+
+
+def one_pod(wish: Wish, cores: int = 8, sockets: int = 1, isolated: str = "", **config: object) -> World:
+    """Return a node with one planned pod `a`, whose container c0 runs."""
+    node = world(cores, sockets, isolated, **config)
+    node.add("a", [wish])
+    node.start("a", "c0")
+    node.run_all()
+    return node
+
+
+def edit(node: World, uid: str, *wishes: Wish, vm: bool = False) -> Plan:
+    """Change a pod of a node, keeping its age, and plan."""
+    created = node.documents[uid]["metadata"]["creationTimestamp"]
+    node.add(uid, list(wishes), vm=vm)
+    node.documents[uid]["metadata"]["creationTimestamp"] = created
+    return node.run_all()
+
+
+def reasons(made: Plan) -> dict[str, str]:
+    """Return why which container was refused."""
+    return {refusal.name: str(refusal.reason) for refusal in made.refusals}
