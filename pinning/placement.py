@@ -223,7 +223,7 @@ class _Claim:
         cpus = CPUSet.of_mask(taken)
         if self.smt is SMTPolicy.PREFER:
             return Placement(cpus)
-        cores = [self._run_order(core, cpus, first) for core in self.topology.cores_of(cpus)]
+        cores = [self._run_order(core, first) for core in self.topology.cores_of(cpus)]
         if self.smt is SMTPolicy.ISOLATE:
             chosen = [order[0] for order in cores]
         else:
@@ -232,10 +232,9 @@ class _Claim:
         running = CPUSet(chosen)
         return Placement(running, self.topology.siblings_of(running) - running)
 
-    def _run_order(self, core: Core, taken: CPUSet, first: CPUSet) -> list[int]:
+    def _run_order(self, core: Core, first: CPUSet) -> list[int]:
         """Return the online CPUs of a core in the order in which they shall run."""
-        online = self.topology.online_cpus_of(core)
-        return sorted(online, key=lambda cpu: (cpu not in first, cpu not in taken))
+        return sorted(self.topology.online_cpus_of(core), key=lambda cpu: cpu not in first)
 
     def _refusal(self, found: int) -> str:
         """Say what was wanted, what was found, and everything that would help."""

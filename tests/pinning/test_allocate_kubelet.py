@@ -146,6 +146,7 @@ def test_spread(topology: Topology, free: str, count: int, taken: str) -> None:
         case(CACHES, "2-3,6-7,10,14-15", 3, "2-3,10", id="fullest-cache-that-holds-it-all"),
         case(CACHES, "0-2,8-10", 4, "0-1,8-9", id="whole-caches-in-order-of-what-is-free"),
         case(FOUR_WAY, ALL, 6, "0-5", id="smt4-even-need-is-not-placed-by-the-cache-step"),
+        case(FOUR_WAY, "1-11", 6, "1-2,4-7", id="smt4-even-need-drops-no-cpu"),
         case(FOUR_WAY, ALL, 7, "0-6", id="smt4-odd-need-drops-one-cpu"),
         case(FLAT, "1,3,5-7", 3, "1,5-6", id="single-cache-equals-plain"),
     ],
@@ -226,6 +227,13 @@ def test_distributed_scores_the_nodes_it_takes_from() -> None:
     """Of eight equal nodes the first four are taken; the kubelet's reused slice would name the last one."""
     eight = machine(16, 1, lambda core: (core // 2, core // 2, core // 2))
     assert take_cpus(eight, eight.cpus, 8, distribute=True) == cpus("0-7")
+
+
+def test_distributed_looks_at_every_way_to_hand_out_the_remainder() -> None:
+    """Two ways leave 10 as the sum of squares: two groups each from two nodes, found before four from one."""
+    five = machine(40, 1, lambda core: (core // 8, core // 8, core // 8))
+    free = cpus("0-6,8-12,16-17,24-25,32-33")
+    assert take_cpus(five, free, 14, distribute=True) == cpus("0-3,8-11,16-17,24-25,32-33")
 
 
 def test_distributed_ends_where_odd_leftovers_cannot_give_groups() -> None:

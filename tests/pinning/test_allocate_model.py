@@ -49,7 +49,7 @@ def requests(draw: DrawFn) -> tuple[Topology, CPUSet, int]:
     return topology, free, draw(st.integers(0, len(free)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(requests(), st.booleans(), st.booleans())
 def test_packed_and_spread_agree_with_the_rules(
     request: tuple[Topology, CPUSet, int], spread: bool, caches: bool
@@ -60,7 +60,7 @@ def test_packed_and_spread_agree_with_the_rules(
     assert set(taken) == Model(topology).packed(frozenset(free), count, spread=spread, caches=caches)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(requests(), st.sampled_from([1, 2, 4]))
 def test_distributed_agrees_with_the_rules(request: tuple[Topology, CPUSet, int], group: int) -> None:
     """The distributed algorithm chooses what the rules say, though it looks at far fewer combinations."""
@@ -69,7 +69,7 @@ def test_distributed_agrees_with_the_rules(request: tuple[Topology, CPUSet, int]
     assert set(taken) == Model(topology).distributed(frozenset(free), count, group)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=5), st.sampled_from([1, 2]), st.data())
 def test_distributed_agrees_however_full_the_nodes_are(
     room: list[int], group: int, data: st.DataObject

@@ -249,6 +249,31 @@ def test_reusable_cpus_decide_between_nodes() -> None:
             FOUR_NODES, "4-7,12-15", "0,8", 4, REQUIRE, DISTRIBUTED, "0,4,8,12/", id="grow-onto-another-node"
         ),
         case(DUAL, "1-5,7-11", "0+6", 2, ISOLATE, SINGLE, "0,2/6,8", id="grow-single-stays-on-its-node"),
+        case(DUAL, "1,7", "0,6", 4, PREFER, PACKED, "0-1,6-7/", id="grow-onto-another-socket"),
+        case(
+            isolating(FLAT, "2,6"),
+            "2-3,6-7",
+            "0,1,4+5",
+            4,
+            REQUIRE,
+            PACKED,
+            "0-1,4-5/",
+            id="grow-idle-before-isolated",
+        ),
+        case(
+            isolating(FLAT, "3,7"),
+            "2-3,6-7",
+            "0,1,4+5",
+            5,
+            REQUIRE,
+            PACKED,
+            "0-1,3-5/7",
+            id="grow-isolated-before-others",
+        ),
+        case(
+            FOUR_NODES, "1-3,9-11", "8+0", 2, ISOLATE, DISTRIBUTED, "1,8/0,9", id="grow-evenly-counts-cores"
+        ),
+        case(FLAT, "2-3,6-7", "0-1+4-5", 2, REQUIRE, PACKED, "0-1/4-5", id="same-count-no-moving-back"),
         case(FLAT, "2-3,6-7", "0,4,1,5", 3, PREFER, PACKED, "0-1,4/", id="shrink-gives-back-a-thread"),
         case(FLAT, "2-3,6-7", "0,4,1,5", 2, PREFER, PACKED, "0,4/", id="shrink-gives-back-a-core"),
         case(FLAT, "2-3,6-7", "0,1,5", 2, PREFER, PACKED, "1,5/", id="shrink-keeps-a-whole-core"),
@@ -308,6 +333,13 @@ def test_offline_cpus_are_replaced_by_the_nearest(
     kept = Placement(cpus(running), cpus(idle))
     now = topology.with_online(topology.cpus - cpus(offline))
     assert as_text(place(now, cpus(free), len(kept.cpus), smt=smt, keep=kept)) == placed
+
+
+def test_a_replacement_is_the_nearest_though_claims_are_distributed() -> None:
+    """A lost CPU is replaced on its own node even where another node holds fewer of the container's CPUs."""
+    now = FOUR_NODES.with_online(FOUR_NODES.cpus - cpus("8"))
+    kept = Placement(cpus("0-2,8"))
+    assert as_text(place(now, cpus("3,9-11"), 4, numa_policy=DISTRIBUTED, keep=kept)) == "0-2,9/"
 
 
 def test_a_replacement_shares_the_l2_before_the_cache() -> None:

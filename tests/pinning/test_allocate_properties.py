@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pinning.allocate import Placement, Sort, place, take_cores, take_cpus
@@ -89,6 +89,7 @@ def capacity_of_best_node(topology: Topology, free: CPUSet, smt: SMTPolicy) -> i
     return max(capacity(topology, free & cpus, smt) for cpus in topology.numa_nodes.values())
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(0, 64), st.integers(1, 4), st.data())
 def test_the_kubelet_way_takes_exactly_what_was_asked(
     node: Node, count: int, group: int, data: st.DataObject
@@ -120,6 +121,7 @@ def test_the_kubelet_way_takes_exactly_what_was_asked(
         assert take() <= candidates
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(0, 64), st.data())
 def test_hinted_nodes_come_first_and_reusable_cpus_before_free_ones(
     node: Node, count: int, data: st.DataObject
@@ -142,6 +144,7 @@ def test_hinted_nodes_come_first_and_reusable_cpus_before_free_ones(
         left -= len(taken & stage)
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(0, 40), POLICIES, NUMA_POLICIES)
 def test_a_claim_fits_exactly_when_there_is_enough(
     node: Node, count: int, smt: SMTPolicy, numa: NUMAPolicy
@@ -181,6 +184,7 @@ def check_cores(topology: Topology, placement: Placement, smt: SMTPolicy) -> Non
         assert all(len(core.cpus & placement.cpus) == 1 for core in topology.cores_of(placement.cpus))
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 16), POLICIES, NUMA_POLICIES)
 def test_policies_own_the_cores_they_promise(
     node: Node, count: int, smt: SMTPolicy, numa: NUMAPolicy
@@ -190,6 +194,7 @@ def test_policies_own_the_cores_they_promise(
     check_cores(node.topology, node.place(count, smt, numa), smt)
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 16), NUMA_POLICIES)
 def test_require_idles_less_than_a_core(node: Node, count: int, numa: NUMAPolicy) -> None:
     """Under require fewer CPUs idle than the largest core has, offline ones aside."""
@@ -198,6 +203,7 @@ def test_require_idles_less_than_a_core(node: Node, count: int, numa: NUMAPolicy
     assert len(idle) < node.topology.smt
 
 
+@settings(deadline=None)
 @given(nodes(), st.lists(st.tuples(st.integers(1, 6), POLICIES, NUMA_POLICIES), max_size=6))
 def test_claims_one_after_another_never_overlap(
     node: Node, claims: list[tuple[int, SMTPolicy, NUMAPolicy]]
@@ -214,6 +220,7 @@ def test_claims_one_after_another_never_overlap(
     assert len(union(owned)) == sum(len(cpus) for cpus in owned)
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 16), st.integers(1, 16), POLICIES, NUMA_POLICIES)
 def test_growing_keeps_and_shrinking_gives_back(
     node: Node, before: int, after: int, smt: SMTPolicy, numa: NUMAPolicy
@@ -235,6 +242,7 @@ def test_growing_keeps_and_shrinking_gives_back(
         assert any(resized.cpus <= cpus for cpus in node.topology.numa_nodes.values())
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 16), POLICIES, NUMA_POLICIES, st.data())
 def test_offline_cpus_are_replaced_and_the_rest_stays(
     node: Node, count: int, smt: SMTPolicy, numa: NUMAPolicy, data: st.DataObject
@@ -258,6 +266,7 @@ def test_offline_cpus_are_replaced_and_the_rest_stays(
     check_cores(now.topology, repaired, smt)
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 16), POLICIES, POLICIES, NUMA_POLICIES, NUMA_POLICIES)
 def test_another_policy_is_met_from_what_is_held(
     node: Node, count: int, old: SMTPolicy, new: SMTPolicy, old_numa: NUMAPolicy, new_numa: NUMAPolicy
@@ -297,6 +306,7 @@ def most_kept(node: Node, held: CPUSet, count: int, smt: SMTPolicy) -> int:
     return min(count, sum(on_core[:cores]))
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 16), POLICIES, NUMA_POLICIES, st.randoms(use_true_random=False))
 def test_the_order_in_which_a_machine_is_read_does_not_matter(
     node: Node, count: int, smt: SMTPolicy, numa: NUMAPolicy, random: Random
@@ -313,6 +323,7 @@ def test_the_order_in_which_a_machine_is_read_does_not_matter(
     assert again.place(count, smt, numa) == node.place(count, smt, numa)
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(0, 12), st.sampled_from(SORTS), st.booleans())
 def test_whole_cores_are_taken_whole(node: Node, count: int, mode: Sort, prefer_isolated: bool) -> None:
     """`take_cores` returns all online siblings of exactly so many wholly free cores, isolated ones first."""
@@ -333,6 +344,7 @@ def test_whole_cores_are_taken_whole(node: Node, count: int, mode: Sort, prefer_
         assert sum(cpus <= topology.isolated for cpus in chosen) == min(count, len(isolated))
 
 
+@settings(deadline=None)
 @given(nodes(), st.integers(1, 6), st.sampled_from(SORTS), st.data())
 def test_whole_cores_stay_while_a_sibling_is_online(
     node: Node, count: int, mode: Sort, data: st.DataObject
