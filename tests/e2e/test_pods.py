@@ -156,6 +156,30 @@ def test_pod_of_a_replica_set(cluster: Cluster) -> None:
     )
 
 
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["client-side", "server-side"])
+def test_applying_again_changes_nothing(cluster: Cluster, how: tuple[str, ...]) -> None:
+    """A second `kubectl apply` of what the user wrote leaves the injected pod as it is, by both ways of applying."""
+    pod = pod_document("it", container("main", {CORES: "1"}, env=[{"name": "MINE", "value": "1"}]))
+    assert not cluster.run("apply", *how, "-f", "-", document=pod).is_refused
+    stored = cluster.stored("pod", "it")
+    again = cluster.run("apply", *how, "-f", "-", document=pod)
+    assert not again.is_refused, again.stderr
+    assert cluster.stored("pod", "it")["spec"] == stored["spec"]
+    assert stored["spec"]["containers"][0]["env"][1]["name"] == "CMK_NUM_CORES"
+
+
+def test_copy_of_an_injected_pod(cluster: Cluster) -> None:
+    """A pod that was read from the cluster and is created again elsewhere carries everything already: no patch."""
+    stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
+    patched = cluster.webhook.reviews(outcome="patched")
+    metadata = {"name": "copy", "annotations": stored["metadata"]["annotations"]}
+    copy = cluster.created(
+        {key: stored[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata}
+    )
+    assert copy["spec"] == stored["spec"]
+    assert cluster.webhook.reviews(outcome="patched") == patched
+
+
 WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "Deployment": ("apps/v1", {"selector": {"matchLabels": {"app": "it"}}}),
     "StatefulSet": ("apps/v1", {"selector": {"matchLabels": {"app": "it"}}, "serviceName": "it"}),

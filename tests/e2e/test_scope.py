@@ -82,3 +82,12 @@ def test_what_the_agent_and_the_kubelet_write(cluster: Cluster) -> None:
         outcome = cluster.run("create", "--raw", path, "-f", "-", document=binding)
         assert not outcome.is_refused, outcome.stderr
         cluster.run("delete", "pod/it", "--wait=false")
+
+
+def test_debug_containers(cluster: Cluster) -> None:
+    """An ephemeral container is put into a pod of ours without us."""
+    cluster.created(pod_document("it", container(limits="2"), annotations={CPU_MANAGER: "exclusive"}))
+    with no_review(cluster):
+        outcome = cluster.run("debug", "it", "--image=registry.example/shell:1", "--profile=general")
+        assert not outcome.is_refused, outcome.stderr
+    assert cluster.stored("pod", "it")["spec"]["ephemeralContainers"]
