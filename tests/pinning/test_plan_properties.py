@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -13,8 +16,9 @@ from pinning.errors import BadContract
 from pinning.ledger import Ledger, problems
 from pinning.node_config import NodeConfig, StaticPools
 from pinning.observed import SeenContainer, State
-from pinning.plan import plan
+from pinning.plan import Plan, plan
 from pinning.pools import check_machine
+from pinning.topology import Topology
 from tests.pinning.world import Wish, World
 from tests.strategies import topologies
 
@@ -50,6 +54,10 @@ def fits(world: World) -> bool:
     return True
 
 
+ORDERS = st.integers(0, 2**32).map(Random)
+STOPS = st.sampled_from([99, 99, 99, 99, 3, 1, 0])  # actions until the agent dies
+
+
 class Node(RuleBasedStateMachine):
     """Pods come, change and go, CPUs go off and on, the agent dies, and actions are done in any allowed order."""
 
@@ -58,51 +66,48 @@ class Node(RuleBasedStateMachine):
     @initialize(
         topology=topologies(max_cores_per_cache=3), config=CONFIGS, static=st.booleans(), spare=st.booleans()
     )
-    def boot(self, topology, config, static, spare) -> None:  # type: ignore[no-untyped-def]
+    def boot(self, topology: Topology, config: NodeConfig, static: bool, spare: bool) -> None:
         """Start with an empty node."""
         assume(len(topology.cores) > 2)
         pools = StaticPools(exclusive_cores=1, shared_cores=1 if spare else 0) if static else None
-        config = NodeConfig(
-            sort=config.sort,
-            distribute=config.distribute,
-            align_uncore=config.align_uncore,
-            smt_policy=config.smt_policy,
-            numa_policy=config.numa_policy,
-            pools=pools,
-        )
+        config = replace(config, pools=pools)
         self.all_cpus = topology.cpus
         self.world = World(topology, config)
         assume(fits(self.world))
         self.count = 0
 
     @rule(
-        target=uids, wishes=st.lists(WISHES, min_size=1, max_size=4), vm=st.sampled_from([False, False, True])
+        target=uids,
+        wishes=st.lists(WISHES, min_size=1, max_size=4),
+        vm=st.sampled_from([False, False, True]),
+        state=st.sampled_from([State.RUNNING, State.CREATED, None]),
+        order=ORDERS,
+        stop_after=STOPS,
     )
-    def add(self, wishes: list[Wish], vm: bool) -> str:
-        """Create a pod."""
+    def add(self, wishes: list[Wish], vm: bool, state: State | None, order: Random, stop_after: int) -> str:
+        """Create a pod, start it and let the agent act."""
         self.count += 1
         uid = f"u{self.count}"
         self.world.add(uid, wishes[:1] if vm else wishes, vm=vm)
+        if state:
+            self.start_or_restart(uid, state)
+        self.plan_and_act(order, stop_after)
         return uid
 
-    @rule(uid=uids, wishes=st.lists(WISHES, min_size=1, max_size=4))
-    def edit(self, uid: str, wishes: list[Wish]) -> None:
+    @rule(uid=uids, wishes=st.lists(WISHES, min_size=1, max_size=4), order=ORDERS, stop_after=STOPS)
+    def edit(self, uid: str, wishes: list[Wish], order: Random, stop_after: int) -> None:
         """Change annotations and amounts of a pod; its containers and their roles cannot change."""
         document = self.world.documents.get(uid)
-        if document is None or document["metadata"]["labels"]:
+        if document is None:
             return
-        before = document["metadata"]["creationTimestamp"]
-        roles = [one.get("restartPolicy", "") for one in document["spec"]["initContainers"]]
-        kinds: list[str | None] = [*roles, *(None for _ in document["spec"]["containers"])]
-        names = [one["name"] for key in ("initContainers", "containers") for one in document["spec"][key]]
-        order = sorted(range(len(names)), key=lambda at: names[at])
-        new = [wishes[at % len(wishes)] for at in range(len(names))]
-        by_name = [
-            Wish(one.cpu, one.cores, one.policy, one.smt, one.numa, kinds[at])
-            for one, at in zip(new, order, strict=True)
-        ]
-        self.world.add(uid, by_name)
+        before, vm = document["metadata"]["creationTimestamp"], bool(document["metadata"]["labels"])
+        places = [*document["spec"]["initContainers"], *document["spec"]["containers"]]
+        roles = {one["name"]: one.get("restartPolicy", "") for one in document["spec"]["initContainers"]}
+        kinds = [roles.get(name) for name in sorted(one["name"] for one in places)]
+        new = [replace(wishes[at % len(wishes)], init=kind) for at, kind in enumerate(kinds)]
+        self.world.add(uid, new, vm=vm)
         self.world.documents[uid]["metadata"]["creationTimestamp"] = before
+        self.plan_and_act(order, stop_after)
 
     @rule(uid=uids, state=st.sampled_from(State))
     def start_or_restart(self, uid: str, state: State) -> None:
@@ -132,11 +137,12 @@ class Node(RuleBasedStateMachine):
         if live:
             self.world.stop(live[pick % len(live)].id)
 
-    @rule(bits=st.integers(0, 2**40))
-    def flip_cpus(self, bits: int) -> None:
+    @rule(bits=st.integers(0, 2**40), order=ORDERS, stop_after=STOPS)
+    def flip_cpus(self, bits: int, order: Random, stop_after: int) -> None:
         """Take CPUs offline and others back; one is always left."""
         off = CPUSet(cpu for at, cpu in enumerate(self.all_cpus) if bits >> at & 1)
         self.world.set_online((self.all_cpus - off) or self.all_cpus)
+        self.plan_and_act(order, stop_after)
 
     @rule(pick=st.integers(0, 60))
     def flip_cpu(self, pick: int) -> None:
@@ -155,8 +161,8 @@ class Node(RuleBasedStateMachine):
         """Put the API out of reach, or back."""
         self.world.api_answers = not self.world.api_answers
 
-    @rule(order=st.randoms(use_true_random=False), stop_after=st.sampled_from([0, 1, 3, 99, 99, 99]))
-    def plan_and_act(self, order, stop_after: int) -> None:  # type: ignore[no-untyped-def]
+    @rule(order=ORDERS, stop_after=STOPS)
+    def plan_and_act(self, order: Random, stop_after: int) -> None:
         """Plan and act, in any order that the dependencies allow, and maybe die on the way."""
         before = self.world.ledger
         made = self.world.plan()
@@ -177,7 +183,7 @@ class Node(RuleBasedStateMachine):
             assert again.refusals == made.refusals
             self.check_converged()
 
-    def check_settled(self, made) -> None:  # type: ignore[no-untyped-def]
+    def check_settled(self, made: Plan) -> None:
         """Check that every rule holds for the ledger, and that the plan is sound."""
         assert problems(made.ledger, self.world.sets) == ()
         for at, action in enumerate(made.actions):
