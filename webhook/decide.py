@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
+# The API server takes no other value from a second call for the same pod: never a number of operations.
+AUDIT_INJECTED: Final = {"injected": "true"}
 _pod = msgspec.json.Decoder(Pod)
 _machine = msgspec.json.Decoder(VirtObject)
 _whole = msgspec.json.Decoder(dict[str, Any])
@@ -52,7 +54,7 @@ class Decider:
         told = _sentences(plan.warnings)
         if not plan.operations:
             return Allowed(told)
-        return Patched(plan.operations, told, {"injected": str(len(plan.operations))})
+        return Patched(plan.operations, told, AUDIT_INJECTED)
 
     def validate(self, request: Request) -> Allowed | Denied:
         """Return whether an object is consistent, with every cause; kinds that are not ours are admitted."""

@@ -34,6 +34,7 @@ def test_sidecar_of_a_webhook_after_ours_gets_its_mounts(registered: Registered)
         assert [path for path in paths if path in {"/opt/bin", "/etc/cmk"}] == ["/opt/bin", "/etc/cmk"]
     assert len(names(stored, "volumes")) == len(set(names(stored, "volumes")))
     assert sum(one["key"] == "cmk" for one in stored["tolerations"]) == 1
+    assert "admission annotations are not allowd to be overwritten" not in cluster.api.log_file.read_text()
 
 
 def test_sidecar_of_a_webhook_after_ours_gets_its_limits(registered: Registered) -> None:
