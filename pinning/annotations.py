@@ -31,6 +31,7 @@ POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
     NUMA_POLICY: NUMAPolicy,
 }
 SIDECAR_LIMITS = SIDECAR_LIMITS_POD.partition("/")[0]
+FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ class Wishes:
     warnings: tuple[Cause, ...]
 
 
+NO_WISHES = Wishes(Scoped(), Scoped(), Scoped(), causes=(), warnings=())
+
+
 def annotation_field(key: str) -> str:
     """Return the field path of an annotation, as the API server writes it."""
     return f"metadata.annotations[{key}]"
@@ -80,7 +84,7 @@ def annotation_field(key: str) -> str:
 
 def is_policy_key(key: str) -> bool:
     """Say whether an annotation key is one that a user steers corepin with, sound or not."""
-    return key == CRANE_CPU_MANAGER or key.partition("/")[0] in {*POLICY_FAMILIES, SIDECAR_LIMITS}
+    return key == CRANE_CPU_MANAGER or key.partition("/")[0] in FAMILIES
 
 
 def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | None) -> Wishes:
@@ -88,6 +92,8 @@ def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | Non
 
     `containers` is None where the pod does not exist yet, as in a virtual machine's template.
     """
+    if not any(is_policy_key(key) for key in annotations):
+        return NO_WISHES
     causes: list[Cause] = []
     warnings: list[Cause] = []
     policy = _family(CPU_MANAGER, CPUPolicy, annotations, containers, causes)

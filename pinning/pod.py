@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from pinning.annotations import Wishes, read_wishes
+from pinning.annotations import NO_WISHES, Wishes, read_wishes
 from pinning.contract import (
     CMK_RESOURCES,
     CPUMANAGER_LABELS,
@@ -68,6 +68,7 @@ class Reading:
     claims: tuple[Claim, ...]
     causes: tuple[Cause, ...]
     warnings: tuple[Cause, ...]
+    members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -81,6 +82,9 @@ class _Read:
     claim: Claim | None = None
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
+
+
+NOTHING = _Read()
 
 
 def is_launcher(pod: Pod) -> bool:
@@ -103,26 +107,22 @@ def read_pod(pod: Pod) -> Reading:
     dedicated = is_dedicated_launcher(pod)
     read = [_read_member(member, wishes, dedicated) for member in listed]
     claims = tuple(one.claim for one in read if one.claim)
-    return Reading(
-        claims,
-        causes=(
-            *unreadable(pod),
-            *wishes.causes,
-            *(cause for one in read for cause in one.causes),
-            *_nobody_eligible(listed, wishes, claims),
-        ),
-        warnings=(
-            *wishes.warnings,
-            *(warning for one in read for warning in one.warnings),
-            *_neighbours(listed, wishes, claims),
-            *_idle_words(wishes, claims),
-        ),
-    )
+    causes = [*unreadable(listed), *wishes.causes]
+    warnings = [*wishes.warnings]
+    for one in read:
+        causes += one.causes
+        warnings += one.warnings
+    if wishes is not NO_WISHES:
+        causes += _nobody_eligible(listed, wishes, claims)
+        warnings += [*_neighbours(listed, wishes, claims), *_idle_words(wishes, claims)]
+    return Reading(claims, tuple(causes), tuple(warnings), listed)
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
     """Return the members with the CPUs that the kubelet really gave (a resize may wait for a long time)."""
-    status = pod.get("status") or {}
+    status = pod.get("status")
+    if not status:
+        return members(pod)
     given = {
         one.get("name"): (one.get("allocatedResources") or {}).get("cpu")
         for one in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
@@ -142,16 +142,16 @@ def _with_cpu(member: Member, cpu: str | float | None) -> Member:
 def _read_member(member: Member, wishes: Wishes, dedicated: bool) -> _Read:  # noqa: FBT001 a fact, not a switch
     if any(resource in member.requests for resource in CMK_RESOURCES):
         return _read_cmk(member, wishes)
-    cpus = whole_cpus(member)
     launches = dedicated and member.name == LAUNCHER_CONTAINER
     policy, word = _policy_of(member.name, wishes)
     if policy is None and launches:
         policy = CPUPolicy.EXCLUSIVE
-    if policy in {None, CPUPolicy.NONE}:
-        return _Read()
+    if policy is None or policy is CPUPolicy.NONE:
+        return NOTHING
+    cpus = whole_cpus(member)
     if cpus is None:
         named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
-        return _Read(causes=_not_eligible(member, word)) if named and word else _Read()
+        return _Read(causes=_not_eligible(member, word)) if named and word else NOTHING
     origin = Origin.LAUNCHER if launches and policy is CPUPolicy.EXCLUSIVE else Origin.ANNOTATION
     return _Read(_claim(member, wishes, origin, CPUPolicy(policy), cpus))
 

@@ -14,7 +14,7 @@ from pinning.errors import BadQuantity, Cause
 from pinning.quantity import parse_quantity, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from fractions import Fraction
 
     from pinning.kube import Container, Pod, ResourceList, ResourceRequirements
@@ -48,37 +48,39 @@ class Member:
     @property
     def pointer(self) -> str:
         """The place as a JSON pointer: "/spec/initContainers/0"."""
-        return "/" + self.path.replace(".", "/").replace("[", "/").replace("]", "")
+        return "/" + self.path[:-1].replace(".", "/").replace("[", "/")
 
 
 def members(pod: Pod) -> tuple[Member, ...]:
     """Return init containers and containers in the order in which they start; ephemeral ones never count."""
     spec = pod.get("spec") or {}
-    listed = [
-        *((f"spec.initContainers[{at}]", one) for at, one in enumerate(spec.get("initContainers") or ())),
-        *((f"spec.containers[{at}]", one) for at, one in enumerate(spec.get("containers") or ())),
+    first = [
+        _member(f"spec.initContainers[{at}]", _init_role(one), one)
+        for at, one in enumerate(spec.get("initContainers") or ())
     ]
-    return tuple(_member(path, container) for path, container in listed)
+    main = [
+        _member(f"spec.containers[{at}]", Role.MAIN, one)
+        for at, one in enumerate(spec.get("containers") or ())
+    ]
+    return (*first, *main)
 
 
-def _member(path: str, container: Container) -> Member:
+def _init_role(container: Container) -> Role:
+    return Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
+
+
+def _member(path: str, role: Role, container: Container) -> Member:
     resources = container.get("resources") or {}
-    limits = _readable(resources.get("limits"))
-    role = Role.MAIN
-    if path.startswith("spec.init"):
-        role = Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
-    return Member(
-        name=container.get("name") or "",
-        role=role,
-        path=path,
-        requests={**limits, **_readable(resources.get("requests"))},
-        limits=limits,
-        container=container,
-    )
+    requested, limited = resources.get("requests"), resources.get("limits")
+    limits = _readable(limited)
+    requests = limits if requested == limited else {**limits, **_readable(requested)}
+    return Member(container.get("name") or "", role, path, requests, limits, container)
 
 
 def _readable(given: ResourceList | None) -> ResourceList:
-    return {name: value for name, value in (given or {}).items() if name in READ and is_quantity(value)}
+    if not given:
+        return {}
+    return {name: value for name, value in given.items() if name in READ and is_quantity(value)}
 
 
 def is_quantity(value: RawQuantity) -> bool:
@@ -90,21 +92,22 @@ def is_quantity(value: RawQuantity) -> bool:
     return True
 
 
-def unreadable(pod: Pod) -> list[Cause]:
-    """Return a cause for every amount of CPU, memory or cores that is no quantity."""
-    return [
-        Cause(
-            f"{member.path}.resources.{kind}[{name}]",
-            f"{value!r} is not a quantity: write e.g. 2, 1500m or 64M",
-        )
-        for member in members(pod)
-        for kind, given in (
-            ("limits", (member.container.get("resources") or {}).get("limits")),
-            ("requests", (member.container.get("resources") or {}).get("requests")),
-        )
-        for name, value in (given or {}).items()
-        if name in READ and not is_quantity(value)
-    ]
+def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
+    """Yield a cause for every amount of CPU, memory or cores that is no quantity."""
+    for member in listed:
+        resources = member.container.get("resources") or {}
+        for kind, given, read in (
+            ("limits", resources.get("limits"), member.limits),
+            ("requests", resources.get("requests"), member.requests),
+        ):
+            if given and given != read:  # equal is the rule: nothing was left out
+                yield from _unreadable(f"{member.path}.resources.{kind}", given)
+
+
+def _unreadable(field: str, given: ResourceList) -> Iterator[Cause]:
+    for name, value in given.items():
+        if name in READ and not is_quantity(value):
+            yield Cause(f"{field}[{name}]", f"{value!r} is not a quantity: write e.g. 2, 1500m or 64M")
 
 
 def whole_cpus(member: Member) -> int | None:

@@ -19,7 +19,6 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pod import Claim, Origin, Reading, read_pod
-from pinning.resources import members
 from webhook.patch import Operation, add, additions, joined
 from webhook.sidecars import plan_limits
 
@@ -46,16 +45,17 @@ def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
     reading = read_pod(pod)
     limits, told = plan_limits(pod, reading, settings)
     operations = plan_injection(pod, reading, settings, mutations, limits)
-    mounted = _host_path_warnings(pod, mutations) if wants_injection(pod) else ()
+    mounted = _host_path_warnings(pod, mutations) if wants_injection(pod, reading) else ()
     return Plan(tuple(operations), (*mounted, *told))
 
 
-def wants_injection(pod: Pod) -> bool:
+def wants_injection(pod: Pod, reading: Reading) -> bool:
     """Say whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
+    for member in reading.members:
+        if not member.requests.keys().isdisjoint(CMK_RESOURCES):
+            return True
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE or any(
-        resource in member.requests for member in members(pod) for resource in CMK_RESOURCES
-    )
+    return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE
 
 
 def plan_injection(
@@ -66,15 +66,14 @@ def plan_injection(
     limits: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
     """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
-    injects = wants_injection(pod)
+    injects = wants_injection(pod, reading)
     operations = _pod_additions(pod, mutations) if injects else []
-    for member in members(pod):
-        want = joined(
-            mutations.per_container if injects else {},
-            _claim_additions(reading.claim_of(member.name), settings),
-            (limits or {}).get(member.pointer, {}),
-        )
-        operations += additions(member.pointer, member.container, want)
+    shared = mutations.per_container if injects else {}
+    for member in reading.members:
+        pointer = member.pointer
+        own = [_claim_additions(reading.claim_of(member.name), settings), (limits or {}).get(pointer)]
+        want = joined(shared, *filter(None, own))
+        operations += additions(pointer, member.container, want)
     return operations
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final, TypedDict
 
 KEYS: Final = {  # by which member the entries of a list are told apart
@@ -27,6 +28,7 @@ def add(path: str, value: Any) -> Operation:
     return {"op": "add", "path": path, "value": value}
 
 
+@lru_cache(maxsize=1024)  # keys come from the operator's file and from us
 def escaped(key: str) -> str:
     """Return a member name as a JSON pointer spells it."""
     return key.replace("~", "~0").replace("/", "~1")
@@ -47,23 +49,18 @@ def additions(path: str, have: Any, want: Any) -> list[Operation]:
         return steps
     if isinstance(have, list) and isinstance(want, list):
         key = KEYS.get(path.rpartition("/")[2])
-        return [add(f"{path}/-", entry) for entry in want if not any(_same(entry, one, key) for one in have)]
+        present = [_identity(entry, key) for entry in have]
+        return [add(f"{path}/-", entry) for entry in want if _identity(entry, key) not in present]
     return []
 
 
-def _same(entry: Any, other: Any, key: str | None) -> bool:
-    if key and isinstance(entry, dict) and isinstance(other, dict):
-        return bool(entry.get(key) == other.get(key))
-    return bool(_plain(entry) == _plain(other))
-
-
-def _plain(entry: Any) -> Any:
-    """Drop members that say nothing: absent, null and empty are the same to the API."""
-    return (
-        {key: value for key, value in entry.items() if value not in (None, "")}
-        if isinstance(entry, dict)
-        else entry
-    )
+def _identity(entry: Any, key: str | None) -> Any:
+    """Return what tells an entry apart: its key, or all that it says (absent, null and empty are the same)."""
+    if not isinstance(entry, dict):
+        return entry
+    if key:
+        return entry.get(key)
+    return {name: value for name, value in entry.items() if value is not None and value != ""}
 
 
 def joined(*fragments: dict[str, Any]) -> dict[str, Any]:

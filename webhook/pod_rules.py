@@ -82,7 +82,7 @@ def _amounts(pod: Pod) -> list[object]:
 def _review(pod: Pod, reading: Reading, settings: Settings) -> Verdict:
     claims = {member.name: (member, reading.claim_of(member.name)) for member in members(pod)}
     causes = [*reading.causes, *_too_large(pod, reading, settings.node_shapes)]
-    warnings = [*reading.warnings, *_mutate_words(pod)]
+    warnings = [*reading.warnings, *_mutate_words(pod, reading)]
     for member, claim in claims.values():
         causes += _preset_cores(member, claim)
         causes += _isolated_cores(member, claim)
@@ -128,12 +128,12 @@ def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Itera
         yield Cause(f"{member.path}.resources.limits[cpu]", f"{told}; raise or drop the limit")
 
 
-def _mutate_words(pod: Pod) -> Iterator[Cause]:
+def _mutate_words(pod: Pod, reading: Reading) -> Iterator[Cause]:
     value = ((pod.get("metadata") or {}).get("annotations") or {}).get(CMK_MUTATE)
     if value is None or value in CMK_MUTATE_TRUE:
         return
     field = annotation_field(CMK_MUTATE)
-    if wants_injection(pod):
+    if wants_injection(pod, reading):
         yield Cause(field, f"{value[:20]!r} is no opt-out: a container claims cores, so the pod is injected")
     elif value.strip().lower() not in {"false", "0", ""}:
         yield Cause(field, f'{value[:20]!r} asks for nothing: write "true" to be injected')
