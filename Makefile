@@ -11,6 +11,8 @@ IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
 PURE := pinning/*,webhook/mutate.py,webhook/sidecars.py,webhook/pod_rules.py,webhook/vm_rules.py,webhook/patch.py,webhook/workloads.py
 
+BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
+
 .PHONY: help setup demo test unit check image bench
 
 help: ## show this list
@@ -38,5 +40,6 @@ check: setup ## formatting, lint, types
 image: ## build the container image with docker, podman or buildah (IMAGE=corepin:dev)
 	@scripts/image '$(IMAGE)'
 
-bench: setup ## measure the planner and the webhook side by side with others
-	@$(BIN)/python -m bench
+bench: ## measure allocation, planning and the webhook, each beside a baseline
+	@scripts/setup wrk
+	@for module in $(BENCHES); do echo "== $$module"; $(BIN)/python -m "$$module"; done

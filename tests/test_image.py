@@ -1,0 +1,82 @@
+"""The image and the locks: one program everywhere, and nothing in the last stage that does not belong there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_boundaries import PACKAGES
+
+LAST_STAGE = Path("Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+FIRST_STAGE = Path("Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[0]
+
+
+def project() -> Any:
+    """Return pyproject.toml."""
+    return tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Return the versions of a lock file, by distribution."""
+    text = Path(lock).read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z,]*\])?==([^ ;\\]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])
+def test_one_version_everywhere(lock: str) -> None:
+    """What is tested is what ships: the image's locks choose the versions of the development lock."""
+    chosen, tested = pins(lock), pins("requirements-dev.lock")
+
+    assert chosen
+    assert chosen.items() <= tested.items()
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock", "requirements-dev.lock"])
+def test_every_pin_has_a_hash(lock: str) -> None:
+    """No line of a lock could be met by another file than the one that was locked."""
+    entries = re.split(r"\n(?=[a-z])", Path(lock).read_text(encoding="utf-8").strip())
+
+    assert len(entries) >= len(pins(lock)) > 0
+    assert all("--hash=sha256:" in entry for entry in entries)
+
+
+def test_every_dependency_is_locked() -> None:
+    """A dependency added to the project without a new lock is found here, not on an operator's node."""
+    wanted = {re.split(r"[\[<>=!~; ]", line)[0] for line in project()["project"]["dependencies"]}
+
+    assert wanted <= pins("requirements.lock").keys()
+
+
+def test_image_holds_every_package() -> None:
+    """What the wheel is made of is copied, and let through to the builder."""
+    packages = set(project()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    ignored = Path(".dockerignore").read_text(encoding="utf-8").splitlines()
+
+    assert packages == PACKAGES
+    for package in packages:
+        assert f"COPY {package} {package}\n" in FIRST_STAGE
+        assert f"!{package}/**" in ignored
+
+
+def test_everything_copied_is_let_through() -> None:
+    """No COPY names a file that .dockerignore keeps away."""
+    ignored = Path(".dockerignore").read_text(encoding="utf-8").splitlines()
+    files = re.findall(
+        r"\S+",
+        " ".join(re.findall(r"^COPY (requirements\S* .*|pyproject\S* .*) \./", FIRST_STAGE, re.MULTILINE)),
+    )
+
+    assert "requirements.lock" in files
+    assert all(f"!{file}" in ignored and Path(file).is_file() for file in files)
+
+
+def test_last_stage_runs_as_a_number_and_has_no_tools() -> None:
+    """A numeric user lets Kubernetes check runAsNonRoot; pip and compilers stay in the first stage."""
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", LAST_STAGE, re.MULTILINE)
+    assert 'ENTRYPOINT ["corepin"]' in LAST_STAGE
+    assert not re.search(r"\bpip\b|venv|gcc|build-essential", LAST_STAGE)
+    assert "--without-pip /opt/corepin" in FIRST_STAGE
