@@ -34,21 +34,15 @@ class KernelCgroups:
 
     def __init__(self, root: Path = DEFAULT_ROOT, kernel_release: str | None = None) -> None:
         self._hierarchy = find_hierarchy(root)
+        self.version = self._hierarchy.version
+        self.writable = os.access(
+            self._hierarchy.cpuset / "cgroup.procs", os.W_OK
+        )  # else the runtime alone writes
         self._forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
         self._inotify = _new_inotify()
         self._watch_of: dict[str, int] = {}
         self._cgroup_of: dict[int, str] = {}
         self._ours: dict[str, CPUSet] = {}  # what we wrote last
-
-    @property
-    def version(self) -> int:
-        """The version of the hierarchy that has the cpuset controller."""
-        return self._hierarchy.version
-
-    @property
-    def writable(self) -> bool:
-        """Say whether the agent may change cgroups; without it the runtime alone changes them."""
-        return os.access(self._hierarchy.cpuset / "cgroup.procs", os.W_OK)
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
@@ -76,15 +70,19 @@ class KernelCgroups:
         folder = self._hierarchy.folder(cgroup)
         self._ours[cgroup] = cpus
         if self.version == V1:
-            self._widen_ancestors(PurePosixPath(cgroup), cpus)
+            self.widen(str(PurePosixPath(cgroup).parent), cpus)
         if self._forgets_pins:
             self._move_keeping_pins(folder, cpus)
         else:
             _move(folder, cpus)
 
-    def _widen_ancestors(self, cgroup: PurePosixPath, cpus: CPUSet) -> None:
-        """Give the cgroups above what they lack, top-down: on v1 a CPU that came back is in none of them."""
-        for above in reversed(cgroup.parents):
+    def widen(self, cgroup: str, cpus: CPUSet) -> None:
+        """Give a v1 cgroup and those above it the CPUs they lack, top-down; nothing below changes.
+
+        A CPU that went offline and came back is in none of them. Raises Gone, Refused.
+        """
+        path = PurePosixPath(cgroup)
+        for above in (*reversed(path.parents), path):
             folder = self._hierarchy.folder(str(above))
             if folder == self._hierarchy.cpuset:
                 continue

@@ -1,0 +1,378 @@
+"""A containerd of the tests' own: Debian's 1.6 or the built 2.4, with its own folders, socket, image and cgroups.
+
+`install_packages` and `start_containerd` can be called from anywhere; tests ask for the fixture `containerd`.
+Whatever was started is stopped by its process id, and unmounted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
+
+import grpc
+from cri_api.v1 import api_pb2
+
+from tests.servers.build import cache_folder, find
+from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
+from tests.servers.daemon import Daemon, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PACKAGES = {"containerd": "containerd", "runc": "runc", "busybox-static": "busybox"}  # package: program
+IMAGE = "localhost/busybox:test"
+VERSIONS = ("1.6", "2.4")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+FOREVER = ("/bin/sleep", "1000000")
+_SECONDS = 20.0
+_numbers = count(1)
+
+
+class RuntimeMissing(Exception):
+    """There is no containerd to test with."""
+
+
+class SkippedRuntimeMissing(RuntimeMissing, SkipTest):
+    """The same outside CI, where pytest takes it for a skip."""
+
+
+def install_packages() -> None:
+    """Install what is missing of containerd, runc and busybox; raise RuntimeMissing with the reason."""
+    if os.geteuid() != 0:
+        raise _missing("containers need root")
+    wanted = [package for package, program in PACKAGES.items() if shutil.which(program) is None]
+    if not wanted:
+        return
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *wanted]):
+        try:
+            done = subprocess.run(
+                ["apt-get", *arguments], env=quiet, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError as error:
+            raise _missing(f"{', '.join(wanted)} not installed, and no apt-get") from error
+        if done.returncode != 0:
+            raise _missing(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+
+
+def _missing(why: str) -> RuntimeMissing:
+    return (RuntimeMissing if os.environ.get("CI") == "true" else SkippedRuntimeMissing)(why)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of one version of containerd, in folders that must be on PATH."""
+
+    version: str
+    folders: tuple[Path, ...]
+
+    def run(self, program: str, *arguments: str) -> list[str]:
+        """Return the command line of a program of this version."""
+        path = ":".join([*map(str, self.folders), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+        return ["/usr/bin/env", f"PATH={path}", program, *arguments]
+
+
+def find_programs(version: str) -> Programs:
+    """Return containerd of a version, installed when it is Debian's; raise RuntimeMissing with the reason."""
+    install_packages()
+    if version == VERSIONS[0]:
+        return Programs(version, ())
+    found = [find(server, cache_folder()) for server in (CONTAINERD, CONTAINERD_SHIM, CTR)]
+    paths = [path.parent for path in found if path is not None]
+    if len(paths) < len(found):
+        raise _missing("containerd 2.4 is not built; run `python -m tests.servers`")
+    return Programs(version, tuple(paths))
+
+
+@dataclass
+class Containerd:
+    """A running containerd; its pods are made here over CRI as the kubelet would."""
+
+    programs: Programs
+    directory: Path
+    daemon: Daemon | None = None
+    cgroup: str = field(default_factory=lambda: f"/corepin-test-{os.getpid()}-{next(_numbers)}")
+    _channel: Any = None
+
+    @property
+    def socket(self) -> Path:
+        """The socket of the runtime."""
+        return self.directory / "containerd.sock"
+
+    def call(self, method: str, request: Any, answer: Any) -> Any:
+        """Call CRI as another client than the agent's."""
+        if self._channel is None:
+            options = [("grpc.default_authority", "localhost"), ("grpc.max_reconnect_backoff_ms", 200)]
+            self._channel = grpc.insecure_channel(f"unix://{self.socket}", options=options)
+        service = "ImageService" if method.endswith(("Image", "Images")) else "RuntimeService"
+        call = self._channel.unary_unary(
+            f"/runtime.v1.{service}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        return call(request, timeout=_SECONDS, wait_for_ready=True)
+
+    def run_pod(self, name: str, uid: str) -> Pod:
+        """Start a sandbox with the host's network."""
+        config = api_pb2.PodSandboxConfig(
+            metadata=api_pb2.PodSandboxMetadata(name=name, namespace="default", uid=uid),
+            log_directory=str(self.directory / "logs" / uid),
+            linux=api_pb2.LinuxPodSandboxConfig(
+                cgroup_parent=f"{self.cgroup}/pod{uid}",
+                security_context=api_pb2.LinuxSandboxSecurityContext(
+                    namespace_options=api_pb2.NamespaceOption(network=api_pb2.NODE)
+                ),
+            ),
+        )
+        request = api_pb2.RunPodSandboxRequest(config=config)
+        answer = self.call("RunPodSandbox", request, api_pb2.RunPodSandboxResponse)
+        return Pod(self, answer.pod_sandbox_id, config)
+
+    def remove_pods(self) -> None:
+        """Stop and remove every pod, its containers with it."""
+        listed = self.call("ListPodSandbox", api_pb2.ListPodSandboxRequest(), api_pb2.ListPodSandboxResponse)
+        for sandbox in listed.items:
+            stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox.id)
+            self.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
+            remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
+            self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
+
+    def kill(self) -> None:
+        """Kill the daemon as `kill -9` does; its containers run on."""
+        assert self.daemon is not None
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Run the daemon until the block ends."""
+        config = str(self.directory / "config.toml")
+        command = self.programs.run("containerd", "--config", config)
+        log_file = self.directory / f"containerd-{next(_numbers)}.log"
+        with running(f"containerd {self.programs.version}", command, log_file) as self.daemon:
+            self.daemon.wait_until(self._answers)
+            yield
+
+    def _answers(self) -> bool:
+        """Say whether CRI is ready: it comes up after the socket."""
+        with suppress(grpc.RpcError):
+            self.call("Status", api_pb2.StatusRequest(), api_pb2.StatusResponse)
+            return True
+        return False
+
+    def ctr(self, *arguments: str) -> None:
+        """Run `ctr` in the namespace of Kubernetes."""
+        command = self.programs.run("ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments)
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._channel is not None:
+            self._channel.close()
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A running sandbox."""
+
+    containerd: Containerd
+    id: str
+    config: api_pb2.PodSandboxConfig
+
+    def create(self, name: str, command: Sequence[str] = FOREVER, cpus: str = "") -> str:
+        """Create a container without starting it, and return its id."""
+        config = api_pb2.ContainerConfig(
+            metadata=api_pb2.ContainerMetadata(name=name),
+            image=api_pb2.ImageSpec(image=IMAGE),
+            command=command,
+            log_path=f"{name}.log",
+            linux=api_pb2.LinuxContainerConfig(
+                resources=api_pb2.LinuxContainerResources(
+                    cpuset_cpus=cpus, cpu_quota=50000, cpu_period=100000
+                )
+            ),
+        )
+        request = api_pb2.CreateContainerRequest(
+            pod_sandbox_id=self.id, config=config, sandbox_config=self.config
+        )
+        answer = self.containerd.call("CreateContainer", request, api_pb2.CreateContainerResponse)
+        return str(answer.container_id)
+
+    def start(self, container_id: str) -> str:
+        """Start a created container and return its id."""
+        request = api_pb2.StartContainerRequest(container_id=container_id)
+        self.containerd.call("StartContainer", request, api_pb2.StartContainerResponse)
+        return container_id
+
+    def run(self, name: str, command: Sequence[str] = FOREVER, cpus: str = "") -> str:
+        """Create and start a container, and return its id."""
+        return self.start(self.create(name, command, cpus))
+
+    def stop(self, container_id: str) -> None:
+        """Stop a container at once."""
+        request = api_pb2.StopContainerRequest(container_id=container_id, timeout=0)
+        self.containerd.call("StopContainer", request, api_pb2.StopContainerResponse)
+
+
+@contextmanager
+def start_containerd(version: str, directory: Path) -> Iterator[Containerd]:
+    """Run a containerd with an image until the block ends; raise RuntimeMissing when there is none."""
+    containerd = Containerd(find_programs(version), directory)
+    (directory / "config.toml").write_text(_config(version, directory))
+    with ExitStack() as stack:
+        stack.callback(_clean, containerd)
+        with containerd.serving():
+            stack.callback(containerd.close)
+            _import_image(containerd)
+            yield containerd
+            if containerd.daemon and containerd.daemon.process.poll() is None:
+                containerd.remove_pods()
+
+
+def _import_image(containerd: Containerd) -> None:
+    image = containerd.directory / "image.tar"
+    write_image(image)
+    local = () if containerd.programs.version == VERSIONS[0] else ("--local",)
+    containerd.ctr("images", "import", *local, "--snapshotter", "native", str(image))
+
+
+def _clean(containerd: Containerd) -> None:
+    """End shims that a killed daemon left behind, and remove the mounts and cgroups."""
+    for pid in _shims(containerd.socket):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _end_tasks(containerd.cgroup)
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in reversed([mount for mount in mounts if Path(mount).is_relative_to(containerd.directory)]):
+        subprocess.run(["umount", "-l", mount], check=False)
+    for folder in cgroup_folders(containerd.cgroup):
+        for below, _, _ in os.walk(folder, topdown=False):
+            with suppress(OSError):
+                Path(below).rmdir()
+
+
+def _shims(socket: Path) -> list[int]:
+    """Return the shims that serve this socket, and no others."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            arguments = path.read_bytes().split(b"\0")
+            if b"containerd-shim" in arguments[0] and os.fsencode(socket) in arguments:
+                found.append(int(path.parent.name))
+    return found
+
+
+def _end_tasks(cgroup: str) -> None:
+    """Kill what still runs in the test's own cgroups, and wait until it is gone."""
+    deadline = time.monotonic() + _SECONDS
+    while (pids := _pids(cgroup)) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _pids(cgroup: str) -> set[int]:
+    files = [file for folder in cgroup_folders(cgroup) for file in folder.rglob("cgroup.procs")]
+    found: set[int] = set()
+    for file in files:
+        with suppress(OSError):
+            found |= {int(pid) for pid in file.read_text().split()}
+    return found
+
+
+def cgroup_folders(cgroup: str) -> list[Path]:
+    """Return the folders of a cgroup in every hierarchy that has it."""
+    roots = [CGROUP_ROOT, *(path for path in CGROUP_ROOT.iterdir() if path.is_dir())]
+    return [folder for root in roots if (folder := root / cgroup.lstrip("/")).is_dir()]
+
+
+def write_image(path: Path) -> None:
+    """Write a Docker archive of one layer: busybox and the commands that the tests call."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as files:
+        files.add(str(shutil.which("busybox")), "bin/busybox")
+        for name in ("sh", "sleep", "taskset", "cat", "true"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            files.addfile(link)
+    digest = sha256(layer.getvalue()).hexdigest()
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": list(FOREVER), "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    with tarfile.open(path, "w") as archive:
+        for name, content in (
+            ("config.json", json.dumps(config).encode()),
+            ("layer.tar", layer.getvalue()),
+            ("manifest.json", json.dumps(manifest).encode()),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def _config(version: str, directory: Path) -> str:
+    """Return the configuration of a containerd that touches nothing outside `directory`."""
+    number = 2 if version == VERSIONS[0] else 3
+    common = f"""version = {number}
+root = "{directory}/root"
+state = "{directory}/state"
+[grpc]
+address = "{directory}/containerd.sock"
+[ttrpc]
+address = "{directory}/containerd.sock.ttrpc"
+"""
+    return common + (_CONFIG_1 if version == VERSIONS[0] else _CONFIG_2).format(
+        directory=directory, image=IMAGE
+    )
+
+
+_CONFIG_1 = """
+[plugins."io.containerd.internal.v1.opt"]
+path = "{directory}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{image}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{directory}/cni"
+conf_dir = "{directory}/cni"
+"""
+_CONFIG_2 = """
+[plugins."io.containerd.internal.v1.opt"]
+path = "{directory}/opt"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+disable_apparmor = true
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+snapshotter = "native"
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["{directory}/cni"]
+conf_dir = "{directory}/cni"
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "native"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{image}"
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
+"""
