@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.seams import AgentError
+from pinning.cpuset import CPUSet
 from pinning.errors import PinningError
 from pinning.ledger import Ledger
 from pinning.topology import Topology
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 NAME: Final = "checkpoint.json"
 LOCK: Final = "lock"
+KEYS: Final = frozenset({"machineID", "bootID", "topology", "universe", "ledger"})
 
 
 class AlreadyRunning(AgentError):
@@ -42,6 +44,7 @@ class Saved:
     machine_id: str
     boot_id: str
     topology: Topology
+    universe: CPUSet
     ledger: Ledger
 
 
@@ -95,6 +98,7 @@ def write(saved: Saved) -> bytes:
         "machineID": saved.machine_id,
         "bootID": saved.boot_id,
         "topology": saved.topology.to_dict(),
+        "universe": str(saved.universe),
         "ledger": saved.ledger.to_dict(),
     }
     whole = {"version": VERSION, "checksum": _checksum(body), **body}
@@ -110,9 +114,10 @@ def read(content: bytes, machine_id: str) -> Saved:
         )
     try:
         topology, ledger = Topology.from_dict(body["topology"]), Ledger.from_dict(body["ledger"])
-    except PinningError as problem:
+        universe = CPUSet.parse(body["universe"])
+    except (PinningError, AttributeError) as problem:
         raise Unusable(str(problem)) from problem
-    return Saved(machine_id, str(body["bootID"]), topology, ledger)
+    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger)
 
 
 def _body(content: bytes) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def _body(content: bytes) -> dict[str, Any]:
         raise Unusable(f"the checkpoint is damaged: {problem!r}") from problem
     if version != VERSION:
         raise Unusable(f"the checkpoint is of version {version!r}, this agent writes {VERSION}")
-    if body.keys() != {"machineID", "bootID", "topology", "ledger"} or checksum != _checksum(body):
+    if body.keys() != KEYS or checksum != _checksum(body):
         raise Unusable("the checkpoint is damaged: its checksum is wrong")
     return dict(body)
 

@@ -30,6 +30,7 @@ class Track:
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
     not_before: float = 0.0  # of the next try
+    is_assured: bool = False  # the runtime was told by this agent
     failure: str = ""  # why the last write failed; empty when it did not
 
     @property
@@ -60,9 +61,13 @@ class Track:
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
         """Take over what was read from the kernel after a write of ours."""
         self.applied = cpus
-        self.failure = ""
-        self.backoff.reset()
         self._prove(cpus, when, path)
+
+    def succeeded(self) -> None:
+        """Forget what went wrong before."""
+        self.failure = ""
+        self.not_before = 0.0
+        self.backoff.reset()
 
     def failed(self, why: str, now: float) -> None:
         """Put the next try off."""

@@ -1,0 +1,64 @@
+"""What an operator may choose for the agent: one frozen value, checked once at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from pinning.errors import BadContract
+from pinning.node_config import DEFAULT, NodeConfig, read_node_config
+
+RUNTIMES: Final = ("cri", "local")
+MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The flags of `corepin agent`, read. `root` stands for the host's `/`."""
+
+    node: str
+    state_dir: Path
+    runtime: str = "cri"
+    runtime_endpoint: Path | None = None  # None: the first of the usual sockets that is there
+    pods_dir: Path | None = None  # None: the API server
+    root: Path = Path("/")
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    config: NodeConfig = DEFAULT
+    kubelet_state: Path | None = None
+    listen: tuple[str, int] | None = None  # health and metrics; None: not served
+    socket: Path | None = None  # the state as JSON; None: not served
+
+    def __post_init__(self) -> None:
+        if not self.node:
+            raise BadContract("--node: the name of this node is not known: give it, as the API server has it")
+        if self.runtime not in RUNTIMES:
+            raise BadContract(f"--runtime: {self.runtime!r} is unknown: write {' or '.join(RUNTIMES)}")
+        if self.runtime == "local" and self.pods_dir is None:
+            raise BadContract("--runtime local starts the pods of a directory: name it with --pods-dir")
+
+
+def parse_listen(text: str) -> tuple[str, int] | None:
+    """Read HOST:PORT, an empty host being every interface; `off` and an empty text mean that nothing is served."""
+    if text in {"", "off"}:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > MAX_PORT:
+        raise BadContract(f"--metrics-listen: {text!r} is not HOST:PORT: write for example :8081, or off")
+    return host.strip("[]"), int(port)
+
+
+def read_config_file(path: Path) -> NodeConfig:
+    """Return the node's configuration in a YAML file; raise BadContract naming file, key and remedy."""
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadContract(f"{path}: {error.strerror}: mount it, or name another file") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise BadContract(f"{path}: this is no YAML: {str(error).splitlines()[0]}") from error
+    try:
+        return read_node_config(given or {})
+    except BadContract as problem:
+        raise BadContract(f"{path}: {problem}") from problem

@@ -1,0 +1,144 @@
+"""What the agent counts, in a registry of its own. Gauges show the newest state; nothing is read when asked."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from pinning.cpuset import union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.state import ContainerState, NodeState
+    from pinning.cpuset import CPUSet
+
+PLAN: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+APPLY: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+WINDOW: Final = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+
+
+class Metrics:
+    """Every metric of one agent."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._times()
+        self._gauges()
+        self._counters()
+
+    def _times(self) -> None:
+        self.plan_seconds = self._histogram("plan_seconds", "Time of one plan.", PLAN)
+        self.apply_seconds = self._histogram(
+            "apply_seconds",
+            "From the first write of a plan to its last read back, of plans with writes.",
+            APPLY,
+        )
+        self.window_seconds = self._histogram(
+            "unpinned_window_seconds",
+            "From the first sight of a new container until its cpuset was read back right.",
+            WINDOW,
+        )
+
+    def _gauges(self) -> None:
+        self._cpus = self._gauge("cpus", "CPUs by set.", "set")
+        self._assignments = self._gauge("assignments", "Containers that hold CPUs, by policy.", "policy")
+        self._refusals = self._gauge("refusals", "Claims that are not fulfilled, by reason.", "reason")
+        self._containers = self._gauge(
+            "containers", "Containers by what is wrong with them; proven means nothing.", "state"
+        )
+        self._synchronised = self._gauge("synchronised", "1 while pods and containers are listed in full.")
+        self._observes = self._gauge("observes", "1 while another one gives the CPUs of this node out.")
+        self._throttled = self._gauge(
+            "exclusive_throttled_periods",
+            "Periods in which the quota stopped an exclusive container (nr_throttled).",
+            "namespace",
+            "pod",
+            "container",
+        )
+
+    def _counters(self) -> None:
+        self.rounds = self._counter("rounds", "Passes of the reconcile loop.")
+        self.errors = self._counter("round_errors", "Passes that failed and were tried again.")
+        self.writes = self._counter("cpuset_writes", "Cpusets written, by result.", "result")
+        self.rewrites = self._counter("foreign_rewrites", "Cpusets that somebody else rewrote.")
+        self.rebuilds = self._counter("rebuilds", "Ledgers rebuilt because no checkpoint could be used.")
+        self._reports = self._counter(
+            "report_errors", "Reports that failed and were tried again.", "reporter"
+        )
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"corepin_agent_{name}", text, registry=self.registry, buckets=buckets)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"corepin_agent_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"corepin_agent_{name}", text, labels, registry=self.registry)
+
+    def report_failed(self, reporter: str) -> None:
+        """Count a report that failed."""
+        self._reports.labels(reporter).inc()
+
+    def show(self, state: NodeState) -> None:
+        """Show the newest state."""
+        for name, cpus in _sets(state).items():
+            self._cpus.labels(name).set(len(cpus))
+        _show(self._assignments, Tally(str(one.policy) for one in state.ledger))
+        _show(self._refusals, Tally(str(one.reason) for one in state.refusals))
+        _show(self._containers, Tally(word for one in _containers(state) for word in _words(one)))
+        self._containers.labels("failing").set(len(state.failures))
+        self._containers.labels("fought").set(len(state.fights))
+        self._synchronised.set(state.is_synchronised)
+        self._observes.set(state.observes)
+
+    def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
+        """Show how often the quota stopped each exclusive container: namespace, pod, container."""
+        self._throttled.clear()
+        for names, count in periods.items():
+            self._throttled.labels(*names).set(count)
+
+
+def _show(gauge: Gauge, tally: Tally[str]) -> None:
+    gauge.clear()
+    for word, count in tally.items():
+        gauge.labels(word).set(count)
+
+
+def _sets(state: NodeState) -> dict[str, CPUSet]:
+    sets, ledger = state.sets, state.ledger
+    return {
+        "online": state.topology.online,
+        "universe": sets.universe,
+        "reserved": sets.reserved,
+        "allocatable": sets.allocatable,
+        "set_aside": sets.pools.set_aside,
+        "isolated": sets.isolated,
+        "exclusive": union(one.cpus for one in ledger if one.is_exclusive),
+        "idle": state.idle,
+        "share": ledger.share,
+        "shared": state.shared,
+        "free": state.free,
+    }
+
+
+def _containers(state: NodeState) -> Iterator[ContainerState]:
+    for pod in state.pods:
+        yield from pod.containers
+
+
+def _words(one: ContainerState) -> Iterator[str]:
+    """Say what is wrong with a container that runs."""
+    if one.proof is None:
+        return
+    if one.proof.cpus != one.cpus or one.proof.outside:
+        yield "drift"
+    elif one.policy:
+        yield "proven"
+    if one.proof.narrowed:
+        yield "narrowed"
+    if one.intruders:
+        yield "compromised"

@@ -1,0 +1,104 @@
+"""The agent's process: one event loop with the reconcile loop, the status listener and the local socket.
+
+SIGTERM ends it and leaves every container as it is: the next agent goes on from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.clock import Clock
+from agent.loop import Hints, Loop
+from agent.metrics import Metrics
+from agent.publish import Publisher
+from agent.reconcile import Reconciler
+from agent.status import Status, listen_http, listen_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from agent.checkpoint import Saved, StateDir
+    from agent.observe import Seams
+    from agent.reconcile import Settings
+    from agent.state import Reporter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where others may ask the agent."""
+
+    http: tuple[str, int] | None = None
+    socket: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything an agent is made of."""
+
+    seams: Seams
+    settings: Settings
+    state_dir: StateDir
+    saved: Saved | None = None  # what the checkpoint held
+    reporters: Sequence[Reporter] = ()
+    metrics: Metrics = field(default_factory=Metrics)
+    clock: Clock = field(default_factory=Clock)
+
+
+class Agent:
+    """An agent, put together from its parts."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.hints = Hints()
+        self.publisher = Publisher(parts.reporters, parts.metrics)
+        self.reconciler = Reconciler(
+            parts.seams, parts.settings, parts.state_dir, parts.metrics, parts.clock, self.hints.give
+        )
+        if parts.saved:
+            self.reconciler.resume(parts.saved)
+        self.loop = Loop(parts.seams, self.reconciler, self.publisher, self.hints)
+
+    async def serve(self, listeners: Listeners) -> None:
+        """Work and answer until cancelled."""
+        status = Status(lambda: self.publisher.state, self._parts.metrics.registry)
+        async with AsyncExitStack() as stack:
+            if listeners.http:
+                await stack.enter_async_context(await listen_http(status, *listeners.http))
+            if listeners.socket:
+                await stack.enter_async_context(await listen_socket(status, listeners.socket))
+            logger.info("serving", extra={"facts": {"runtime": self._parts.seams.runtime.name}})
+            await self.loop.run()
+
+    async def reset(self) -> None:
+        """Give every container all CPUs back, and take back everything that was told."""
+        background = asyncio.create_task(self.reconciler.background.run())
+        try:
+            await self.reconciler.reset()
+            await self.publisher.reset()
+        finally:
+            background.cancel()
+
+
+async def run_until_told(agent: Agent, listeners: Listeners) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.create_task(agent.serve(listeners))
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not stopped.is_set():
+        stopping.cancel()
+        await serving  # it never ends by itself: say why it did
+    serving.cancel()
+    await asyncio.wait([serving])
+    logger.info("stopped, containers stay as they are")

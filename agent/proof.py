@@ -1,0 +1,41 @@
+"""The second half of the proof: not only the cpuset, but every task below it keeps to the container's CPUs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from agent.seams import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.seams import Cgroups
+    from agent.track import Track
+    from pinning.cpuset import CPUSet
+
+AT_ONCE: Final = 8  # containers before others get their turn
+
+
+async def prove_tasks(tracks: Iterable[tuple[Track, CPUSet]], cgroups: Cgroups) -> bool:
+    """Compare the tasks of each container with the CPUs it shall run on; say whether anything is new."""
+    changed = False
+    for number, (track, cpus) in enumerate(tracks, 1):
+        changed |= _prove(track, cpus, cgroups)
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return changed
+
+
+def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
+    if track.proof is None or track.cgroup is None or not track.is_running:
+        return False
+    try:
+        stray = cgroups.stray_tasks(track.cgroup, cpus)
+    except AgentError:  # it ends just now, or will be read again by the next sweep
+        return False
+    proof = replace(track.proof, outside=len(stray.outside), narrowed=len(stray.narrowed))
+    is_new = proof != track.proof
+    track.proof = proof
+    return is_new

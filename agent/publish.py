@@ -1,0 +1,75 @@
+"""Tell the reporters, each at its own pace: a slow API server holds up nobody, and only the newest state counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from agent.backoff import Backoff
+from agent.seams import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.metrics import Metrics
+    from agent.state import NodeState, Reporter
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Holds the newest state and the reporters who are to be told."""
+
+    def __init__(self, reporters: Sequence[Reporter], metrics: Metrics) -> None:
+        self.state: NodeState | None = None
+        self._reporters = tuple(reporters)
+        self._metrics = metrics
+        self._news = tuple(asyncio.Event() for _ in self._reporters)
+
+    def tell(self, state: NodeState) -> None:
+        """Take over a state; nothing is told when nothing changed."""
+        if state == self.state:
+            return
+        self.state = state
+        for news in self._news:
+            news.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for reporter, news in zip(self._reporters, self._news, strict=True):
+                group.create_task(self._serve(reporter, news))
+
+    async def _serve(self, reporter: Reporter, news: asyncio.Event) -> None:
+        backoff = Backoff()
+        while True:
+            await news.wait()
+            news.clear()
+            if await self._publish(reporter):
+                backoff.reset()
+            else:
+                news.set()
+                await asyncio.sleep(backoff.next())
+
+    async def _publish(self, reporter: Reporter) -> bool:
+        if self.state is None:
+            return True
+        facts = {"reporter": type(reporter).__name__}
+        try:
+            await reporter.publish(self.state)
+        except AgentError as error:
+            logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})
+        except Exception:  # the loop's edge: a report must not end the agent
+            logger.exception("report crashed", extra={"facts": facts})
+        else:
+            return True
+        self._metrics.report_failed(facts["reporter"])
+        return False
+
+    async def reset(self) -> None:
+        """Remove everything that was told; raise what the reporters raise, after all were asked."""
+        answers = await asyncio.gather(*(one.reset() for one in self._reporters), return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, Exception)]
+        if failed:
+            raise failed[0]

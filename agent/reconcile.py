@@ -1,0 +1,307 @@
+"""One pass: observe, plan, save, apply, prove, tell. Level-triggered: nothing depends on what was missed before.
+
+The ledger is saved before any action, so that an agent that dies at any instruction finds what it had begun. Without
+a ledger to trust nothing is done before pods and containers are known in full: then one is rebuilt from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agent.apply import Applier
+from agent.background import Background
+from agent.checkpoint import Saved, StateDir, as_kept
+from agent.fights import Fights
+from agent.kubelet import KubeletPolicy, read_kubelet_policy
+from agent.observe import Observer, Seams
+from agent.proof import prove_tasks
+from agent.rebuild import rebuild
+from agent.seams import AgentError, Refused
+from agent.state import Fight, Round, build_state
+from agent.unquota import unset_quotas
+from pinning.actions import Action, Kind
+from pinning.node_config import Quota
+from pinning.observed import State
+from pinning.plan import Plan, plan
+from pinning.pools import node_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from agent.clock import Clock
+    from agent.metrics import Metrics
+    from agent.state import NodeState
+    from agent.track import Track
+    from pinning.cpuset import CPUSet
+    from pinning.ledger import Ledger
+    from pinning.node_config import NodeConfig
+    from pinning.observed import Observed
+    from pinning.pools import NodeSets
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator chose for this node."""
+
+    node: str
+    config: NodeConfig
+    kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
+
+
+class Reconciler:
+    """Holds the ledger between passes. `hint` is called when another pass is wanted."""
+
+    def __init__(
+        self,
+        seams: Seams,
+        settings: Settings,
+        state_dir: StateDir,
+        metrics: Metrics,
+        clock: Clock,
+        hint: Callable[[], None],
+    ) -> None:
+        self.observer = Observer(seams, clock)
+        self.background = Background(seams.runtime, self._runtime_wrote)
+        self.metrics = metrics
+        self._seams = seams
+        self._settings = settings
+        self._state_dir = state_dir
+        self._clock = clock
+        self._hint = hint
+        self._applier = Applier(seams, self.background, clock)
+        self._fights = Fights()
+        self._ledger: Ledger | None = None
+        self._saved: Saved | None = None
+        self._wanted: dict[str, CPUSet] = {}  # what each container shall run on
+
+    def resume(self, saved: Saved) -> None:
+        """Go on with what a checkpoint holds."""
+        machine = self._seams.machine
+        if saved.boot_id == machine.boot_id():
+            self.observer.remember(saved.topology)
+        self._ledger = as_kept(saved, machine.boot_id(), machine.topology())
+        logger.info("checkpoint read", extra={"facts": {"assignments": len(self._ledger)}})
+
+    async def round(self) -> NodeState | None:
+        """Do one pass; return what the node is then, None when too little is known to do anything."""
+        self.metrics.rounds.inc()
+        observed = await self.observer.observe()
+        self._seams_follow()
+        if self._ledger is None and not (observed.pods_complete and observed.containers_complete):
+            logger.info("waiting for pods and containers", extra={"facts": _completeness(observed)})
+            return None
+        kubelet = self._kubelet()
+        config = self._config(kubelet)
+        sets = node_sets(observed.topology, observed.universe, config)
+        made = self._plan(observed, config, sets)
+        await self._save(made.ledger, observed)
+        self._count_rewrites()
+        await self._act(made, sets)
+        if config.quota is Quota.UNSET and not config.observe:
+            unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._seams.cgroups)
+        result = self._round(observed, made, sets)
+        return build_state(
+            result, self._settings.node, self._seams.runtime.name, kubelet, observes=config.observe
+        )
+
+    def _seams_follow(self) -> None:
+        """Watch the cgroups of what runs."""
+        tracks = self.observer.tracks.values()
+        try:
+            self._seams.cgroups.follow(one.cgroup for one in tracks if one.cgroup and one.is_running)
+        except Refused as error:
+            logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
+
+    def _kubelet(self) -> KubeletPolicy:
+        path = self._settings.kubelet_state
+        return read_kubelet_policy(path) if path else KubeletPolicy.UNKNOWN
+
+    def _config(self, kubelet: KubeletPolicy) -> NodeConfig:
+        """Return the configuration; beside the kubelet's static policy the agent only observes (design rule 7)."""
+        config = self._settings.config
+        return replace(config, observe=True) if kubelet is KubeletPolicy.STATIC else config
+
+    def _plan(self, observed: Observed, config: NodeConfig, sets: NodeSets) -> Plan:
+        if self._ledger is None:
+            self._ledger = rebuild(observed, config, sets)
+            self.metrics.rebuilds.inc()
+            logger.info("ledger rebuilt", extra={"facts": {"assignments": len(self._ledger)}})
+        with self.metrics.plan_seconds.time():
+            return plan(observed, self._ledger, config)
+
+    async def _save(self, ledger: Ledger, observed: Observed) -> None:
+        """Put a changed ledger on disk; until it is there nothing may be done."""
+        machine = self._seams.machine
+        saved = Saved(machine.machine_id(), machine.boot_id(), observed.topology, observed.universe, ledger)
+        if self._saved is None or _differs(saved, self._saved):
+            await asyncio.to_thread(self._state_dir.save, saved)
+            self._saved = saved
+        self._ledger = ledger
+
+    # Acting.
+
+    async def _act(self, made: Plan, sets: NodeSets) -> None:
+        shared = sets.shared(made.ledger)
+        tracks = self.observer.tracks
+        self._wanted = {key: _wanted(track, made.ledger, shared) for key, track in tracks.items()}
+        if made.actions:
+            with self.metrics.apply_seconds.time():
+                done = await self._applier.apply(made.actions, tracks, self._left_alone())
+            self._tell_actions(made.actions, done)
+        self._close_windows()
+        self._assure_runtime()
+
+    def _assure_runtime(self) -> None:
+        """Tell the runtime once what runs right already: the agent may have died before it could."""
+        for key, track in self.observer.tracks.items():
+            if not track.is_assured and track.is_running and track.cgroup:
+                track.is_assured = True
+                if track.applied == self._wanted[key]:
+                    self.background.want(key, track.applied)
+
+    def _left_alone(self) -> frozenset[str]:
+        """Return the containers that are not touched now: fought over, or failed a moment ago."""
+        now = self._clock.monotonic()
+        self._fights = self._fights.at(now)
+        return frozenset(
+            key
+            for key, one in self.observer.tracks.items()
+            if one.not_before > now or self._fights.is_fight(one.owner)
+        )
+
+    def _tell_actions(self, actions: tuple[Action, ...], done: tuple[bool, ...]) -> None:
+        self.metrics.writes.labels("done").inc(sum(done))
+        self.metrics.writes.labels("not done").inc(len(done) - sum(done))
+        for action, is_done in zip(actions, done, strict=True):
+            track = self.observer.tracks[action.container_id]
+            facts = {"container": track.name, "kind": str(action.kind), "cpus": str(action.cpus)}
+            if is_done:
+                logger.debug("cpuset written", extra={"facts": facts})
+                continue
+            reason = track.failure or "it is left alone, or another write has to come first"
+            logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})
+
+    def _close_windows(self) -> None:
+        now = self._clock.monotonic()
+        for key, track in self.observer.tracks.items():
+            if track.is_running and track.applied == self._wanted[key]:
+                window = track.settled(now)
+                if window is not None:
+                    self.metrics.window_seconds.observe(window)
+
+    # Other writers.
+
+    def _count_rewrites(self) -> None:
+        for track in self.observer.rewritten:
+            self.metrics.rewrites.inc()
+            self._fights = self._fights.saw(track.owner, self._clock.monotonic())
+            facts = {"container": track.name, "cpus": str(track.applied)}
+            logger.warning("cpuset rewritten by another", extra={"facts": facts})
+
+    def foreign_write(self, cgroup: str) -> None:
+        """Take note of a write by somebody else; in a fight it only makes the fight longer."""
+        track = next((one for one in self.observer.tracks.values() if one.cgroup == cgroup), None)
+        if track and self._fights.is_fight(track.owner):
+            self._fights = self._fights.saw(track.owner, self._clock.monotonic())
+            return
+        self._hint()
+
+    def _runtime_wrote(self, container_id: str) -> None:
+        """Look at a cgroup again after the runtime had it in its hands."""
+        track = self.observer.tracks.get(container_id)
+        if track is None or track.cgroup is None or not track.is_running:
+            return
+        try:
+            found = self._seams.cgroups.read(track.cgroup)
+        except AgentError:
+            return
+        if found != self._wanted.get(container_id):
+            self._hint()
+
+    # Telling.
+
+    def _round(self, observed: Observed, made: Plan, sets: NodeSets) -> Round:
+        tracks = self.observer.tracks
+        names = {one.owner: one.name for one in tracks.values()}
+        return Round(
+            observed=observed,
+            ledger=made.ledger,
+            refusals=made.refusals,
+            sets=sets,
+            proofs={key: one.proof for key, one in tracks.items() if one.proof},
+            names=names,
+            fights=tuple(
+                Fight(names.get(owner, owner.container), owner, len(self._fights.rewrites[owner]))
+                for owner in self._fights.fought
+            ),
+            failures=tuple(sorted(one.name for one in tracks.values() if one.failure)),
+        )
+
+    def retry_seconds(self) -> float | None:
+        """Return the seconds until something is to be tried again, None when nothing is."""
+        now = self._clock.monotonic()
+        waits = [one.not_before - now for one in self.observer.tracks.values() if one.failure]
+        fight = self._fights.ends(now)
+        waits += [] if fight is None else [fight]
+        return max(0.0, min(waits)) if waits else None
+
+    async def sweep(self) -> bool:
+        """Compare the tasks of every container with its CPUs; say whether something is to be told anew.
+
+        Reads how often quotas stopped exclusive containers too.
+        """
+        tracks = self.observer.tracks
+        wanted = [(track, self._wanted[key]) for key, track in tracks.items() if key in self._wanted]
+        self.metrics.show_throttled(self._throttled())
+        return await prove_tasks(wanted, self._seams.cgroups)
+
+    def _throttled(self) -> dict[tuple[str, str, str], int]:
+        counts = {}
+        for track in self.observer.tracks.values():
+            one = self._ledger.of(track.owner) if self._ledger else None
+            if one and one.is_exclusive and track.cgroup and track.is_running:
+                try:
+                    times = self._seams.cgroups.times_throttled(track.cgroup)
+                except AgentError:
+                    continue
+                counts[one.namespace, one.pod, one.owner.container] = times
+        return counts
+
+    async def reset(self) -> None:
+        """Give every container all CPUs back and forget everything (uninstall)."""
+        observed = await self.observer.observe()
+        if not observed.containers_complete:
+            raise AgentError("the runtime does not list its containers: start it, then reset again")
+        actions = tuple(
+            Action(Kind.WIDEN, one.id, one.owner, observed.universe)
+            for one in observed.live
+            if one.cpus != observed.universe or one.state is State.CREATED
+        )
+        done = await self._applier.apply(actions, self.observer.tracks, frozenset())
+        self._tell_actions(actions, done)
+        await self.background.drained()
+        self._state_dir.remove()
+        if not all(done):
+            raise AgentError("not every container got all CPUs back: see the log, then reset again")
+
+
+def _wanted(track: Track, ledger: Ledger, shared: CPUSet) -> CPUSet:
+    one = ledger.of(track.owner)
+    return one.cpus if one else shared
+
+
+def _differs(new: Saved, old: Saved) -> bool:
+    """Say whether a checkpoint is out of date; which CPUs are online now is read anew at every start."""
+    if new.ledger is not old.ledger and new.ledger != old.ledger:
+        return True
+    return new.universe != old.universe or new.topology.cores != old.topology.cores
+
+
+def _completeness(observed: Observed) -> dict[str, bool]:
+    return {"pods": observed.pods_complete, "containers": observed.containers_complete}
