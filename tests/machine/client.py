@@ -1,0 +1,181 @@
+"""Talk to a simulated machine, and stand behind the agent's seams with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.seams import Gone, Refused, RuntimeContainer, StrayTasks, Unavailable
+from pinning.cpuset import CPUSet
+from pinning.observed import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+START_SECONDS = 20
+POLL_SECONDS = 0.02  # how soon a change is seen; the machine sends no events
+REPOSITORY = Path(__file__).parents[2]
+ERRORS = {"gone": Gone, "refused": Refused, "unavailable": Unavailable, "invalid": ValueError}
+
+
+class Machine:
+    """One connection to a simulated machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(str(root / "machine.sock"))
+        except OSError:
+            self._socket.close()
+            raise
+        self._file = self._socket.makefile("rwb")
+
+    def call(self, op: str, **values: Any) -> Any:
+        """Do one operation; raise the agent's errors as the real seams do."""
+        self._file.write(json.dumps({"op": op, **values}).encode() + b"\n")
+        self._file.flush()
+        line = self._file.readline()
+        if not line:
+            raise Unavailable("the machine has ended")
+        reply = json.loads(line)
+        if "error" in reply:
+            kind, _, told = reply["error"].partition(": ")
+            raise ERRORS[kind](told)
+        return reply["ok"]
+
+    def close(self) -> None:
+        """Leave; the machine goes on."""
+        self._file.close()
+        self._socket.close()
+
+
+@contextmanager
+def running_machine(root: Path, cpus: int = 16, threads: int = 2) -> Iterator[Machine]:
+    """Run a machine in a process of its own until the block ends."""
+    command = [sys.executable, "-m", "tests.machine", "--root", str(root), "--cpus", str(cpus)]
+    with subprocess.Popen([*command, "--threads", str(threads)], cwd=REPOSITORY) as process:
+        try:
+            machine = _connected(root, process)
+            yield machine
+            machine.close()
+        finally:
+            process.terminate()
+
+
+def _connected(root: Path, process: subprocess.Popen[bytes]) -> Machine:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return Machine(root)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+
+
+class SimulatedRuntime:
+    """The runtime of a simulated machine, as `agent.seams.Runtime`."""
+
+    name = "simulated"
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    async def containers(self) -> tuple[RuntimeContainer, ...]:
+        """Return every container."""
+        return tuple(
+            RuntimeContainer(
+                id=one["id"],
+                pod_uid=one["pod_uid"],
+                namespace=one["namespace"],
+                pod=one["pod"],
+                name=one["name"],
+                state=State(one["state"]),
+                pid=0,
+                cgroup=one["cgroup"],
+                in_vm=one["in_vm"],
+            )
+            for one in self._machine.call("list")
+        )
+
+    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+        """Let the runtime write a cpuset."""
+        self._machine.call("update", id=container_id, cpus=str(cpus))
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` when something happened to a container, until cancelled."""
+        await _poll(self._machine, lambda _: changed())
+
+
+class SimulatedCgroups:
+    """The cpuset hierarchy of a simulated machine, as `agent.seams.Cgroups`; it has no tasks and no quota."""
+
+    version = 2
+    writable = True
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._followed: frozenset[str] = frozenset()
+        self._ours: dict[str, CPUSet] = {}
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return the effective CPUs."""
+        return CPUSet.parse(self._machine.call("read", cgroup=cgroup))
+
+    def write(self, cgroup: str, cpus: CPUSet) -> None:
+        """Write cpuset.cpus."""
+        self.expect(cgroup, cpus)
+        self._machine.call("write", cgroup=cgroup, cpus=str(cpus))
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Return one task outside when the cgroup is: the machine has no tasks, so the cgroup stands for them."""
+        return StrayTasks() if self.read(cgroup) <= cpus else StrayTasks(outside=(1,))
+
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Take these CPUs in the cgroup for our own writing."""
+        self._ours[cgroup] = cpus
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups."""
+        self._followed = frozenset(cgroups)
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Call `written` for each followed cgroup that somebody else wrote, until cancelled."""
+
+        def told(event: dict[str, Any]) -> None:
+            cgroup = f"/kubepods/pod{event['pod_uid']}/{event['id']}"
+            if cgroup in self._followed and CPUSet.parse(event["cpus"]) != self._ours.get(cgroup):
+                written(cgroup)
+
+        await _poll(self._machine, told)
+
+    def quota(self, cgroup: str) -> None:
+        """Return no quota."""
+        self.read(cgroup)
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Take no quota away."""
+        self.read(cgroup)
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Return 0: nothing is ever throttled."""
+        self.read(cgroup)
+        return 0
+
+
+async def _poll(machine: Machine, told: Callable[[dict[str, Any]], None]) -> None:
+    seen = len(machine.call("events"))
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        events = machine.call("events", since=seen)
+        seen += len(events)
+        for event in events:
+            told(event)

@@ -1,0 +1,201 @@
+"""What the simulated machine holds, and the rules of kernel and runtime that it keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pinning.cpuset import CPUSet
+from pinning.observed import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pinning.topology import Topology
+
+from tests.machine.tree import write_tree
+
+FAIL, LOSE = "fail", "lose"  # answered with an error; answered as done, and lost
+
+
+class Wrong(Exception):
+    """The machine answers no; the first word tells which no: gone, refused, unavailable, invalid."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One container: `written` is in its cpuset.cpus, `recorded` in the runtime's own record."""
+
+    id: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    name: str
+    state: State
+    written: CPUSet
+    recorded: CPUSet
+    in_vm: bool = False
+
+    @property
+    def cgroup(self) -> str:
+        """Where its cgroup is, below the mount."""
+        return f"/kubepods/pod{self.pod_uid}/{self.id}"
+
+
+@dataclass
+class Simulated:
+    """The machine. Every method is one operation of the protocol, with plain JSON values in and out."""
+
+    root: Path
+    topology: Topology
+    containers: dict[str, Held] = field(default_factory=dict)
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # how often an operation goes wrong yet
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        write_tree(self.root, self.topology)
+
+    def create(self, id: str, pod_uid: str, name: str, **more: Any) -> None:  # noqa: A002
+        """Create a container on all CPUs; its state is created."""
+        if id in self.containers:
+            raise Wrong(f"refused: container {id} exists")
+        cpus = self.topology.online
+        one = Held(
+            id=id,
+            pod_uid=pod_uid,
+            namespace=more.get("namespace", "default"),
+            pod=more.get("pod", pod_uid),
+            name=name,
+            state=State.CREATED,
+            written=cpus,
+            recorded=cpus,
+            in_vm=more.get("in_vm", False),
+        )
+        self._put("create", one)
+
+    def start(self, id: str) -> str:  # noqa: A002
+        """Let a created container run; return the CPUs that its first instruction may run on."""
+        one = self._of(id)
+        if one.state is not State.CREATED:
+            raise Wrong(f"refused: container {id} is {one.state}")
+        self._put("start", replace(one, state=State.RUNNING))
+        return str(self._effective(one))
+
+    def stop(self, id: str) -> None:  # noqa: A002
+        """Let a container end; its cgroup goes with it."""
+        self._put("stop", replace(self._of(id), state=State.EXITED))
+
+    def remove(self, id: str) -> None:  # noqa: A002
+        """Forget a container."""
+        self._note("remove", self._of(id))
+        del self.containers[id]
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return every container, as the runtime shows it."""
+        self._maybe_fail("list")
+        return [
+            {
+                "id": one.id,
+                "pod_uid": one.pod_uid,
+                "namespace": one.namespace,
+                "pod": one.pod,
+                "name": one.name,
+                "state": str(one.state),
+                "in_vm": one.in_vm,
+                "cgroup": one.cgroup,
+                "recorded": str(one.recorded),
+            }
+            for one in self.containers.values()
+        ]
+
+    def update(self, id: str, cpus: str) -> None:  # noqa: A002
+        """Do the runtime's UpdateContainerResources: an empty set changes nothing, an offline CPU is refused."""
+        one, wanted = self._of(id), CPUSet.parse(cpus)
+        if one.state is State.EXITED:
+            raise Wrong(f"gone: container {id} has exited")
+        if not wanted <= self.topology.online:
+            raise Wrong(
+                f"refused: requested CPUs are not available - requested {wanted}, available {self.topology.online}"
+            )
+        if wanted and not self._goes_wrong("update"):
+            self._put("update", replace(one, written=wanted, recorded=wanted))
+
+    def read(self, cgroup: str) -> str:
+        """Return the effective CPUs of a cgroup."""
+        self._maybe_fail("read")
+        return str(self._effective(self._at(cgroup)))
+
+    def write(self, cgroup: str, cpus: str) -> None:
+        """Write cpuset.cpus of a cgroup, past the runtime."""
+        one, wanted = self._at(cgroup), CPUSet.parse(cpus)
+        if not wanted or not wanted <= self.topology.cpus:
+            raise Wrong(f"invalid: cpuset.cpus cannot be {cpus!r}")
+        if not self._goes_wrong("write"):
+            self._put("write", replace(one, written=wanted))
+
+    def online(self, cpus: str) -> None:
+        """Let exactly these CPUs run."""
+        wanted = CPUSet.parse(cpus)
+        if not wanted or not wanted <= self.topology.cpus:
+            raise Wrong(f"invalid: CPUs {cpus!r} cannot be the online ones of {self.topology.cpus}")
+        self.topology = self.topology.with_online(wanted)
+        write_tree(self.root, self.topology)
+        for one in self.containers.values():
+            self._note("online", one)
+
+    def fault(self, of: str, kind: str, times: int = 1) -> None:
+        """Let the next calls of an operation fail, or be lost although they are answered as done."""
+        if of not in {"list", "read", "update", "write"} or kind not in {FAIL, LOSE} or times < 0:
+            raise Wrong(f"invalid: no fault {kind!r} x {times} of {of!r}")
+        self.faults[of, kind] = times
+
+    def events(self, since: int = 0) -> list[dict[str, Any]]:
+        """Return what happened to containers, in order: the CPUs in force after each change."""
+        return self.history[since:]
+
+    def _of(self, id: str) -> Held:  # noqa: A002
+        if id not in self.containers:
+            raise Wrong(f"gone: there is no container {id}")
+        return self.containers[id]
+
+    def _at(self, cgroup: str) -> Held:
+        for one in self.containers.values():
+            if one.cgroup == cgroup and one.state is not State.EXITED:
+                return one
+        raise Wrong(f"gone: there is no cgroup {cgroup}")
+
+    def _effective(self, one: Held) -> CPUSet:
+        """Return what the kernel uses: all CPUs once none of a cpuset runs any more (cgroup v2)."""
+        return (one.written & self.topology.online) or self.topology.online
+
+    def _put(self, op: str, one: Held) -> None:
+        self.containers[one.id] = one
+        self._note(op, one)
+
+    def _note(self, op: str, one: Held) -> None:
+        self.history.append(
+            {"op": op, "id": one.id, "pod_uid": one.pod_uid, "name": one.name, "state": str(one.state)}
+            | {"cpus": str(self._effective(one))}
+        )
+
+    def _goes_wrong(self, op: str) -> bool:
+        """Say whether a call is lost; raise when it fails."""
+        self._maybe_fail(op)
+        return self._takes(op, LOSE)
+
+    def _maybe_fail(self, op: str) -> None:
+        if self._takes(op, FAIL):
+            raise Wrong(f"unavailable: {op} fails as it was told to")
+
+    def _takes(self, op: str, kind: str) -> bool:
+        due = self.faults[op, kind] > 0
+        self.faults[op, kind] -= due
+        return due
+
+
+def operations(machine: Simulated) -> dict[str, Callable[..., Any]]:
+    """Return what a client may call."""
+    names = ["create", "start", "stop", "remove", "update", "read", "write", "online", "fault", "events"]
+    return {"list": machine.listed, **{name: getattr(machine, name) for name in names}}

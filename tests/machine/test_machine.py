@@ -1,0 +1,207 @@
+"""The simulated machine does what kernel and runtime do, and survives whoever uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.seams import Gone, Refused, Unavailable
+from agent.sysfs import read_topology
+from pinning.cpuset import EMPTY, CPUSet
+from pinning.ledger import Ledger
+from pinning.node_config import DEFAULT
+from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.plan import plan
+from tests.machine.client import REPOSITORY, Machine, SimulatedCgroups, SimulatedRuntime, running_machine
+from tests.machine.tree import regular, write_tree
+from tests.pinning.world import Wish, pod_document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(name="machine", scope="module")
+def _machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Return a machine of 16 CPUs."""
+    with running_machine(tmp_path_factory.mktemp("m")) as machine:
+        yield machine
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(16, 2), (64, 1), (256, 2), (512, 4)])
+def test_sysfs_shows_the_machine(tmp_path: Path, cpus: int, threads: int) -> None:
+    """The agent's reader sees exactly the topology that was written."""
+    topology = regular(cpus, threads)
+    write_tree(tmp_path, topology)
+    assert read_topology(tmp_path) == topology
+    assert len(topology.cpus) == cpus
+    assert topology.smt == threads
+
+
+def test_an_offline_cpu_disappears_and_comes_back(machine: Machine) -> None:
+    """Its topology is gone while it is offline, and a cpuset that loses all CPUs gets every other one."""
+    machine.call("create", id="o1", pod_uid="o", name="c")
+    cgroups = SimulatedCgroups(machine)
+    cgroups.write("/kubepods/podo/o1", CPUSet([3]))
+    whole = read_topology(machine.root)
+    machine.call("online", cpus="0-2,4-15")
+    now = read_topology(machine.root)
+    assert (3 in now.cpus, str(now.siblings(11)), str(now.online)) == (False, "11", "0-2,4-15")
+    assert str(cgroups.read("/kubepods/podo/o1")) == "0-2,4-15"
+    machine.call("online", cpus="0-15")
+    assert read_topology(machine.root) == whole
+    assert str(cgroups.read("/kubepods/podo/o1")) == "3"
+
+
+def test_a_container_lives_and_dies(machine: Machine) -> None:
+    """It is created on all CPUs, starts on what was written, and its cgroup ends with it."""
+    runtime, cgroups = SimulatedRuntime(machine), SimulatedCgroups(machine)
+    machine.call("create", id="a1", pod_uid="a", name="c")
+    asyncio.run(runtime.update_cpus("a1", CPUSet.parse("4-5")))
+    assert machine.call("start", id="a1") == "4-5"
+    (seen,) = [one for one in asyncio.run(runtime.containers()) if one.id == "a1"]
+    assert (seen.pod_uid, seen.name, seen.state, seen.cgroup) == (
+        "a",
+        "c",
+        State.RUNNING,
+        "/kubepods/poda/a1",
+    )
+    machine.call("stop", id="a1")
+    with pytest.raises(Gone, match="no cgroup"):
+        cgroups.read("/kubepods/poda/a1")
+    with pytest.raises(Gone, match="has exited"):
+        asyncio.run(runtime.update_cpus("a1", CPUSet([1])))
+    machine.call("remove", id="a1")
+    assert "a1" not in {one.id for one in asyncio.run(runtime.containers())}
+
+
+def test_what_it_refuses(machine: Machine) -> None:
+    """Offline CPUs, empty sets and unknown names get the errors that the real seams give."""
+    machine.call("create", id="r1", pod_uid="r", name="c")
+    for error, op, values in (
+        (Refused, "create", {"id": "r1", "pod_uid": "r", "name": "c"}),
+        (Refused, "update", {"id": "r1", "cpus": "99"}),
+        (Gone, "update", {"id": "nobody", "cpus": "1"}),
+        (ValueError, "write", {"cgroup": "/kubepods/podr/r1", "cpus": ""}),
+        (ValueError, "write", {"cgroup": "/kubepods/podr/r1", "cpus": "99"}),
+        (ValueError, "online", {"cpus": ""}),
+        (ValueError, "fault", {"of": "create", "kind": "fail"}),
+        (ValueError, "dance", {}),
+        (ValueError, "read", {}),
+    ):
+        with pytest.raises(error):
+            machine.call(op, **values)
+    machine.call("update", id="r1", cpus="")
+    assert SimulatedCgroups(machine).read("/kubepods/podr/r1") == CPUSet(range(16))
+    machine.call("start", id="r1")
+    with pytest.raises(Refused, match="is running"):
+        machine.call("start", id="r1")
+
+
+def test_faults_fail_or_lose_calls(machine: Machine) -> None:
+    """A lost update is answered as done and is not, a failing one is told; then all is well again."""
+    machine.call("create", id="f1", pod_uid="f", name="c")
+    cgroups, runtime = SimulatedCgroups(machine), SimulatedRuntime(machine)
+    machine.call("fault", of="update", kind="lose")
+    asyncio.run(runtime.update_cpus("f1", CPUSet([1])))
+    assert len(cgroups.read("/kubepods/podf/f1")) == 16
+    machine.call("fault", of="list", kind="fail", times=2)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="list fails"):
+            asyncio.run(runtime.containers())
+    assert asyncio.run(runtime.containers())
+
+
+def test_watchers_hear_of_foreign_writes_only(machine: Machine) -> None:
+    """What the agent wrote itself is no news; what anybody else wrote is."""
+    cgroup = "/kubepods/podw/w1"
+    machine.call("create", id="w1", pod_uid="w", name="c")
+
+    async def watched() -> tuple[list[str], int]:
+        told: list[str] = []
+        changes: list[None] = []
+        cgroups = SimulatedCgroups(machine)
+        cgroups.follow([cgroup])
+        tasks = [
+            asyncio.create_task(cgroups.watch(told.append)),
+            asyncio.create_task(SimulatedRuntime(machine).watch(lambda: changes.append(None))),
+        ]
+        await asyncio.sleep(0.05)
+        cgroups.write(cgroup, CPUSet([2]))
+        machine.call("write", cgroup=cgroup, cpus="7")
+        async with asyncio.timeout(10):
+            while not told or len(changes) < 2:
+                await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        return told, len(changes)
+
+    assert asyncio.run(watched()) == ([cgroup], 2)
+    cgroups = SimulatedCgroups(machine)
+    assert cgroups.stray_tasks(cgroup, CPUSet([2])).outside
+    assert not cgroups.stray_tasks(cgroup, CPUSet([7])).outside
+    assert cgroups.quota(cgroup) is None  # type: ignore[func-returns-value]
+    cgroups.unset_quota(cgroup)
+    assert cgroups.times_throttled(cgroup) == 0
+
+
+def test_it_survives_a_killed_client(machine: Machine) -> None:
+    """A client that is killed in the middle of its work leaves everything as it was."""
+    code = (
+        "import pathlib, sys; from tests.machine.client import Machine; m = Machine(pathlib.Path(sys.argv[1]));"
+        "m.call('create', id='k1', pod_uid='k', name='c'); print('made', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(machine.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    ) as client:
+        assert client.stdout
+        assert client.stdout.readline() == b"made\n"
+        os.kill(client.pid, signal.SIGKILL)
+    again = Machine(machine.root)
+    assert "k1" in {one["id"] for one in again.call("list")}
+    assert again.call("events")[-1]["op"] == "create"
+    again.close()
+
+
+def test_a_plan_can_be_carried_out_on_it(machine: Machine) -> None:
+    """What the planner says is what the machine has after its actions, and then nothing is left to do."""
+    cgroups = SimulatedCgroups(machine)
+    pods = tuple(
+        SeenPod.of(pod_document(uid, [Wish("2", smt=smt)]))  # type: ignore[arg-type]
+        for uid, smt in (("p1", "require"), ("p2", "isolate"), ("p3", None))
+    )
+    for pod in pods:
+        machine.call("create", id=f"x-{pod.uid}", pod_uid=pod.uid, name="c0")
+        machine.call("start", id=f"x-{pod.uid}")
+
+    def observe() -> Observed:
+        topology = read_topology(machine.root)
+        seen = tuple(
+            SeenContainer(
+                one["id"],
+                Owner(one["pod_uid"], one["name"]),
+                State(one["state"]),
+                cgroups.read(one["cgroup"]),
+            )
+            for one in machine.call("list")
+            if one["state"] != "exited"
+        )
+        return Observed(topology, topology.online, pods, seen)
+
+    made = plan(observe(), Ledger(), DEFAULT)
+    for action in made.actions:
+        cgroups.write(f"/kubepods/pod{action.owner.pod_uid}/{action.container_id}", action.cpus)
+    again = plan(observe(), made.ledger, DEFAULT)
+    assert again.actions == ()
+    assert str(cgroups.read("/kubepods/podp1/x-p1")) == "1,9"
+    assert str(cgroups.read("/kubepods/podp2/x-p2")) == "2-3"
+    assert made.ledger.exclusive & cgroups.read("/kubepods/podp3/x-p3") == EMPTY
