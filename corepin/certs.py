@@ -16,9 +16,10 @@ CA_DAYS: Final = 3650
 DAYS: Final = 365
 MOST_DAYS: Final = 36500
 EPILOG = """\
-Writes ca.crt, ca.key, tls.crt and tls.key (ECDSA P-256) into the directory; the private ones are readable by their
-owner only. In a cluster certificates are rotated by the installation; this is for trying things out.
-Example: corepin certs issue --dir pki --dns localhost --ip 127.0.0.1
+Writes ca.crt, ca.key, tls.crt and tls.key (ECDSA P-256) into the directory; the
+private ones are readable by their owner only.
+
+example: corepin certs issue --dir pki --dns localhost --ip 127.0.0.1
 """
 
 
@@ -33,6 +34,7 @@ def add_parser(
         help="write a new CA and a server certificate",
         description="Write a new CA and a server certificate signed by it.",
         epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     issue.add_argument("--dir", required=True, metavar="D", type=Path, help="where to write; made if missing")
     issue.add_argument(

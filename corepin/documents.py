@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 STDIN: Final = "-"
 _LIST: Final = "List"
+_SURROGATE: Final = re.compile(r"\\u[dD][89abAB]")
 
 
 @dataclass(frozen=True)
@@ -166,12 +168,20 @@ def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:
     try:
         return list(read_yaml(text))
     except BadYAML as error:
-        if text.lstrip().startswith("{"):  # JSON may hold what YAML 1.1 does not know, e.g. \ud83d\ude00
-            try:
-                return [(1, msgspec.json.decode(text))]
-            except (msgspec.DecodeError, UnicodeError, RecursionError):
-                pass  # told as YAML, which names the line
-        raise CommandFailed(f"{shown}:{error.line}: {error.why}") from error
+        try:
+            return list(read_yaml(_plain_json(text)))
+        except BadYAML:
+            raise CommandFailed(f"{shown}:{error.line}: {error.why}") from error
+
+
+def _plain_json(text: str) -> str:
+    """Return JSON without the escapes of surrogate pairs, which YAML 1.1 does not know; else raise BadYAML."""
+    if not text.lstrip().startswith("{") or not _SURROGATE.search(text):
+        raise BadYAML(1, "no such JSON")
+    try:
+        return msgspec.json.encode(msgspec.json.decode(text)).decode()
+    except (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError) as error:
+        raise BadYAML(1, "no such JSON") from error
 
 
 def _object(content: Any, shown: str, line: int) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any
 
 from corepin.documents import add_file_flag, read_documents, write_out
 from corepin.flags import add_optional_flag
+from corepin.webhook import CONFIG, MUTATIONS
 
 if TYPE_CHECKING:
     import argparse
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Complete pods and pod templates as the webhook would, and print them. Needs no cluster."
 EPILOG = """\
-Pods and the templates of Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs and CronJobs are completed; every
-other document is printed as it is. Comments go, the order of keys stays. Warnings go to standard error.
-Exit code: 0 printed, 2 a document could not be read (then nothing is printed).
-Example: corepin inject -f pod.yaml | kubectl apply -f -
+Pods and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets,
+Jobs and CronJobs are completed; every other document is printed as it is.
+Comments go, the order of keys stays. Warnings go to standard error.
+
+exit code: 0 printed, 2 a document could not be read (then nothing is printed)
+example:   corepin inject -f pod.yaml | kubectl apply -f -
 """
 
 
@@ -28,7 +32,11 @@ def add_parser(
 ) -> argparse.ArgumentParser:
     """Add the verb to the command."""
     parser = subparsers.add_parser(
-        "inject", help="complete YAML as the webhook would", description=DESCRIPTION, epilog=EPILOG
+        "inject",
+        help="complete YAML as the webhook would",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     add_file_flag(parser)
     add_decider_flags(parser)
@@ -37,8 +45,12 @@ def add_parser(
 
 def add_decider_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose the rules, spelled as the server's."""
-    add_optional_flag(parser, "--config", "FILE", "the webhook's configuration")
-    add_optional_flag(parser, "--mutations", "FILE", "CMK's mutations")
+    add_optional_flag(
+        parser, "--config", "FILE", f"the webhook's configuration; default: {CONFIG} if there is one"
+    )
+    add_optional_flag(
+        parser, "--mutations", "FILE", f"CMK's mutations; default: {MUTATIONS} if there is one, else built in"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import jsonpatch
 import msgspec
 
 from corepin.errors import CommandFailed
+from corepin.webhook import CONFIG, MUTATIONS
 from webhook.answer import Denied, Patched, encode
 from webhook.decide import POD
 from webhook.wire import GroupVersionKind, Malformed, Request
@@ -46,7 +47,6 @@ class Judged:
 
 def load_decider(args: argparse.Namespace) -> Decider:
     """Return the rules under the configuration files that the flags name, as the server would load them."""
-    from corepin.webhook import CONFIG, MUTATIONS
     from webhook.generation import Generations
     from webhook.reload import File, Unusable
 
@@ -99,17 +99,13 @@ def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
 
 
 def _request(item: Item, kind: GroupVersionKind, content: dict[str, Any]) -> Request:
-    try:
-        raw = msgspec.Raw(msgspec.json.encode(content))
-    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
-        raise item.document.failed(f"{item.title} cannot be written as JSON: {error}") from error
     return Request(
         uid=OFFLINE_UID,
         kind=kind,
         operation="CREATE",
         name=item.name or None,
         namespace=item.namespace or None,
-        object=raw,
+        object=msgspec.Raw(msgspec.json.encode(content)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING
 
 from corepin.documents import add_file_flag, read_documents, write_out
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Judge pods, workloads and virtual machines as the webhook would. Needs no cluster."
 EPILOG = """\
-A pod is judged as it would be after `corepin inject`, as the API server does. Problems of a workload's pod template
-are warnings, as in the cluster. Kinds that corepin does not know are valid.
-Exit code: 0 all valid, 1 something is refused, 2 a document could not be read.
+A pod is judged as it would be after `corepin inject`, as the API server does it.
+Problems of a workload's pod template are warnings, as in the cluster. Kinds that
+corepin does not know are valid.
+
+exit code: 0 all valid, 1 something is refused, 2 a document could not be read
+example:   corepin validate -f deployment.yaml -f vm.yaml
 """
 REFUSED = 1
 
@@ -29,7 +33,11 @@ def add_parser(
 ) -> argparse.ArgumentParser:
     """Add the verb to the command."""
     parser = subparsers.add_parser(
-        "validate", help="judge YAML as the webhook would", description=DESCRIPTION, epilog=EPILOG
+        "validate",
+        help="judge YAML as the webhook would",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     add_file_flag(parser)
     add_decider_flags(parser)

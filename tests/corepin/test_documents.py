@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from corepin.cli import main
-from corepin.yaml_text import SIZE_LIMIT
+from corepin.yaml_text import DEPTH_LIMIT, SIZE_LIMIT
 from tests.corepin.documents import POD, written
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
         (f"{POD}---\n- a\n", ":13: expected a Kubernetes object, found a list"),
         (f"{POD}---\nword\n", ":13: expected a Kubernetes object, found a text"),
         ("42\n", ":1: expected a Kubernetes object, found a number"),
+        ('{"a": 1,\n"a": 2}', ":2: key 'a' stands there twice (first on line 1)"),
         ("a: 1\na: 2\n", ":2: key 'a' stands there twice (first on line 1)"),
         ("kind: Pod\n", ":1: apiVersion is missing: every Kubernetes object states it"),
         ("\n\napiVersion: v1\n", ":3: kind is missing: every Kubernetes object states it"),
@@ -108,11 +109,35 @@ def test_json_numbers_beyond_64_bits(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_json_that_yaml_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A surrogate pair is good JSON; a lone one is told as unreadable."""
-    pod = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"x": "%s"}}}'
+    pod = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"x": "%s"}}, "y": %s}'
 
-    assert main(["inject", "-f", written(tmp_path, pod % "\\ud83d\\ude00")]) == 0
+    assert main(["inject", "-f", written(tmp_path, pod % ("\\ud83d\\ude00", "1" + "0" * 30))]) == 0
     assert "\\U0001F600" in capsys.readouterr().out
-    failure(capsys, "inject", written(tmp_path, pod % "\\ud83d"))
+    failure(capsys, "inject", written(tmp_path, pod % ("\\ud83d", "1")))
+
+
+def test_deepest_object_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is just not nested too deeply goes through every step."""
+    deep = "[" * (DEPTH_LIMIT - 1) + "]" * (DEPTH_LIMIT - 1)
+
+    assert main(["inject", "-f", written(tmp_path, f"{POD}x: {deep}\n")]) == 0
+    assert main(["validate", "-f", written(tmp_path, f"{POD}x: {deep}\n")]) == 0
+    assert "valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("escape", ["", "\\ud83d\\ude00"])
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+@pytest.mark.parametrize("depth", [500, 5000])
+def test_deep_json_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], escape: str, verb: str, depth: int
+) -> None:
+    """JSON nested deeper than any object is refused before anything walks it, with escapes or without."""
+    limits = '"limits": {"cmk.intel.com/exclusive-cores": 1}'
+    pod = '{"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "a", "resources": {%s}}]}, "x": "%s", "y": %s}'
+
+    source = written(tmp_path, pod % (limits, escape, "[" * depth + "]" * depth))
+
+    assert failure(capsys, verb, source).startswith(f"corepin {verb}: {source}:1: ")
 
 
 @pytest.mark.parametrize(
