@@ -52,7 +52,7 @@ class Node:
         ledger, seen, pods = Ledger(), dict[str, SeenPod](), dict[str, Pod]()
         for number, item in enumerate(items):
             pod = _pod(item)
-            key = f"{item.namespace or 'default'}/{item.name}"
+            key = f"{item.namespace or 'default'}/{_name(item, number)}"
             one = _seen(pod, key, number, seen.get(key))
             if item.metadata.get("deletionTimestamp"):
                 seen.pop(key, None)
@@ -82,8 +82,14 @@ def _pod(item: Item) -> Pod:
         ) from problem
 
 
+def _name(item: Item, number: int) -> str:
+    """Return the pod's name; one that the API server shall complete is a new pod each time."""
+    return str(item.metadata.get("name") or f"{item.metadata['generateName']}{number}")
+
+
 def _seen(pod: Pod, key: str, number: int, before: SeenPod | None) -> SeenPod:
     """Read a pod; one that states no uid or time of creation is known by its name, and as old as its first event."""
     read = SeenPod.of(pod)
     created = before.created if before else f"~{number:09}"  # after every real time
-    return replace(read, uid=read.uid or (before.uid if before else key), created=read.created or created)
+    uid = read.uid or (before.uid if before else key)
+    return replace(read, uid=uid, name=key.partition("/")[2], created=read.created or created)

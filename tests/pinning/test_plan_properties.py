@@ -75,6 +75,7 @@ class Node(RuleBasedStateMachine):
         self.world = World(topology, config)
         assume(fits(self.world))
         self.count = 0
+        self.meddled = False
 
     @rule(
         target=uids,
@@ -130,6 +131,16 @@ class Node(RuleBasedStateMachine):
             if one.owner.pod_uid == uid and not live_on:
                 self.world.stop(one.id)
 
+    @rule(pick=st.integers(0, 30), bits=st.integers(1, 2**40))
+    def meddle(self, pick: int, bits: int) -> None:
+        """Let somebody else write a container's cpuset; from then on owners may have company they did not choose."""
+        live = self.world.live()
+        cpus = CPUSet(cpu for at, cpu in enumerate(self.world.topology.online) if bits >> at & 1)
+        if live and cpus:
+            one = live[pick % len(live)]
+            self.world.containers[one.id] = replace(one, cpus=cpus)
+            self.meddled = True
+
     @rule(pick=st.integers(0, 30))
     def end_some_container(self, pick: int) -> None:
         """End a container."""
@@ -173,10 +184,12 @@ class Node(RuleBasedStateMachine):
                 at for at, one in enumerate(made.actions) if at not in done and set(one.waits_for) <= done
             ]
             at = order.choice(ready)
-            self.check_instant(made.actions[at], before)
+            if not self.meddled:
+                self.check_instant(made.actions[at], before)
             self.world.write(made.actions[at])
             done.add(at)
         if len(done) == len(made.actions):
+            self.meddled = False
             again = self.world.plan()
             assert not again.actions
             assert again.ledger == made.ledger
