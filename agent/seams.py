@@ -137,7 +137,10 @@ class StrayTasks:
 class PodSource(Protocol):
     """Where the pods of this node come from."""
 
-    complete: bool  # the source has shown every pod once, and is in reach
+    @property
+    def complete(self) -> bool:
+        """Say whether the source has shown every pod once."""
+        ...
 
     def pods(self) -> Mapping[str, Pod]:
         """Return the pods of this node by uid (of the API)."""
