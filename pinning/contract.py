@@ -30,6 +30,9 @@ CONTAINER_SCOPE = "container."
 # Annotations that corepin writes.
 CMK_INJECTED = "cmk.intel.com/resources-injected"
 STATUS_PREFIX = "status.corepin.io/"
+STATUS_CPUS = "status.corepin.io/cpus"  # on pods
+STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
+STATUS_POOLS = "status.corepin.io/pools"  # on nodes
 
 # Environment of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
@@ -41,6 +44,12 @@ LAUNCHER_CONTAINER = "compute"
 CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")  # KubeVirt up to 1.7, and from 1.8
 CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
+CMK_NODE_LABEL = "cmk.intel.com/cmk-node"
+CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # and the node's name
+NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may be born with it; the agent takes it away
+OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
+KUBELET_CONDITION = "CorepinKubeletPolicy"
+OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
 MIRROR_POD = "kubernetes.io/config.mirror"
 LIMIT_RANGER = "kubernetes.io/limit-ranger"
 
