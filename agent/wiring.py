@@ -1,0 +1,101 @@
+"""Choose what stands behind each seam, as the configuration says. What is heavy is imported when it is chosen."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from agent.cgroups import KernelCgroups
+from agent.checkpoint import StateDir, Unusable
+from agent.machine import NodeMachine
+from agent.observe import Seams
+from agent.process import Agent, Listeners, Parts, run_until_told
+from agent.reconcile import Settings
+from agent.seams import Refused, Unavailable
+from pinning.pools import check_machine
+
+if TYPE_CHECKING:
+    from agent.checkpoint import Saved
+    from agent.config import AgentConfig
+    from agent.kubeapi import Api
+    from agent.seams import Machine, PodSource, Runtime
+    from agent.state import Reporter
+
+logger = logging.getLogger(__name__)
+
+
+async def run(config: AgentConfig) -> None:
+    """Be the agent of this node until SIGTERM."""
+    agent = await build(config)
+    await run_until_told(agent, Listeners(config.listen, config.socket))
+
+
+async def reset(config: AgentConfig) -> None:
+    """Give every container all CPUs back and remove everything the agent ever told."""
+    agent = await build(config)
+    await agent.reset()
+
+
+async def build(config: AgentConfig) -> Agent:
+    """Return the agent of this node; raise AgentError or PinningError for what an operator has to mend."""
+    state_dir = StateDir(config.state_dir)
+    cgroups = KernelCgroups(config.cgroup_root)
+    machine, saved = _machine(config, cgroups, state_dir)
+    check_machine(machine.topology(), machine.universe(), config.config)
+    api = None if config.pods_dir else _api()
+    seams = Seams(await _runtime(config), cgroups, _pods(config, api), machine)
+    settings = Settings(config.node, config.config, config.kubelet_state)
+    return Agent(Parts(seams, settings, state_dir, saved, _reporters(config, api, seams.pods)))
+
+
+def _machine(
+    config: AgentConfig, cgroups: KernelCgroups, state_dir: StateDir
+) -> tuple[Machine, Saved | None]:
+    """Return the machine, with what the checkpoint remembers of its CPUs."""
+    machine = NodeMachine(config.root, cgroups)
+    saved = load(state_dir, machine)
+    if saved is None or saved.boot_id != machine.boot_id():
+        return machine, saved
+    return NodeMachine(config.root, cgroups, known=saved.topology, pod_cpus=saved.universe), saved
+
+
+def load(state_dir: StateDir, machine: Machine) -> Saved | None:
+    """Return the checkpoint, None when there is none that can be used."""
+    try:
+        return state_dir.load(machine.machine_id())
+    except Unusable as error:
+        logger.warning("checkpoint set aside", extra={"facts": {"reason": str(error)}})
+        return None
+
+
+async def _runtime(config: AgentConfig) -> Runtime:
+    from agent.cri import CRI
+    from agent.cri_facts import find_socket
+
+    socket = config.runtime_endpoint or find_socket()
+    if socket is None:
+        raise Refused("no runtime: none of the usual CRI sockets is there; name it with --runtime-endpoint")
+    runtime = CRI(socket)
+    with suppress(Unavailable):  # it may come later: the loop asks again
+        await runtime.identify()
+    return runtime
+
+
+def _api() -> Api:
+    from agent.kubeapi import Access, Api
+
+    return Api(Access.in_cluster(os.environ))
+
+
+def _pods(config: AgentConfig, api: Api | None) -> PodSource:
+    from agent.pod_watch import PodWatch
+
+    if api is None:
+        raise Refused(f"--pods-dir {config.pods_dir}: not supported")
+    return PodWatch(api, config.node)
+
+
+def _reporters(config: AgentConfig, api: Api | None, pods: PodSource) -> tuple[Reporter, ...]:
+    return ()

@@ -1,0 +1,113 @@
+"""`corepin agent`: own the CPUs of one node."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corepin.errors import CommandFailed
+from corepin.flags import add_flag, add_optional_flag
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Coroutine
+
+    from agent.config import AgentConfig
+
+CONFIG = Path("/etc/corepin/node/config.yaml")
+STATE_DIR = "/var/lib/corepin"
+SOCKET = "/run/corepin/agent.sock"
+KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
+DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
+EPILOG = """\
+Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
+(in-cluster account) or in a directory. The checkpoint below --state-dir never has to be deleted by hand. SIGTERM
+leaves every container as it is; --reset gives every container all CPUs back, removes what was told, and exits.
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "agent", help="own the CPUs of one node", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_optional_flag(
+        parser, "--node", "NAME", "this node, as the API server names it; default: the host name"
+    )
+    add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
+    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
+    add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
+    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
+    add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
+    add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
+    add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
+    add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+    add_flag(
+        parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
+    )
+    add_flag(parser, "--socket", "PATH", "the state as JSON, for corepin map; off: not served", SOCKET)
+    parser.add_argument("--reset", action="store_true", help="undo everything the agent did, and exit")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Be the agent until SIGTERM, or undo what it did."""
+    from agent import logs, wiring
+
+    config = _config(args)
+    logs.configure()
+    _tell(args)
+    _finish(wiring.reset(config) if args.reset else wiring.run(config))
+    return 0
+
+
+def _finish(work: Coroutine[object, object, None]) -> None:
+    """Run the loop; what an operator has to mend becomes one line."""
+    import asyncio
+
+    from agent.seams import AgentError
+    from pinning.errors import PinningError
+
+    try:
+        asyncio.run(work)
+    except (AgentError, PinningError, OSError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _config(args: argparse.Namespace) -> AgentConfig:
+    from agent.config import AgentConfig, parse_listen, read_config_file
+    from pinning.errors import BadContract
+    from pinning.node_config import DEFAULT
+
+    file = Path(args.config) if args.config else CONFIG
+    try:
+        return AgentConfig(
+            node=args.node or socket.gethostname().lower(),
+            state_dir=Path(args.state_dir),
+            runtime=args.runtime,
+            runtime_endpoint=_path(args.runtime_endpoint),
+            pods_dir=_path(args.pods_dir),
+            root=Path(args.sysfs_root),
+            cgroup_root=Path(args.cgroup_root),
+            config=read_config_file(file) if args.config or file.exists() else DEFAULT,
+            kubelet_state=Path(args.kubelet_state),
+            listen=parse_listen(args.metrics_listen),
+            socket=None if args.socket == "off" else Path(args.socket),
+        )
+    except BadContract as problem:
+        raise CommandFailed(str(problem)) from problem
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text.removeprefix("unix://")) if text else None
+
+
+def _tell(args: argparse.Namespace) -> None:
+    """Log the flags as they were understood; none of them is a secret."""
+    import logging
+
+    facts = {name: value for name, value in vars(args).items() if name not in {"run", "verb"}}
+    logging.getLogger("agent").info("starting", extra={"facts": facts})
