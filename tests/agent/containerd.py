@@ -106,6 +106,7 @@ class Containerd:
     daemon: Daemon | None = None
     cgroup: str = field(default_factory=lambda: f"/corepin-test-{os.getpid()}-{next(_numbers)}")
     _channel: Any = None
+    _running: ExitStack = field(default_factory=ExitStack)
 
     @property
     def socket(self) -> Path:
@@ -150,21 +151,27 @@ class Containerd:
             remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
             self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
 
+    def start(self) -> None:
+        """Start the daemon and wait until it serves. The kernel ends it with the thread that calls this."""
+        config = str(self.directory / "config.toml")
+        command = self.programs.run("containerd", "--config", config)
+        log_file = self.directory / f"containerd-{next(_numbers)}.log"
+        self.daemon = self._running.enter_context(
+            running(f"containerd {self.programs.version}", command, log_file)
+        )
+        self.daemon.wait_until(self._answers)
+
     def kill(self) -> None:
         """Kill the daemon as `kill -9` does; its containers run on."""
         assert self.daemon is not None
         self.daemon.process.kill()
         self.daemon.process.wait()
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """Run the daemon until the block ends."""
-        config = str(self.directory / "config.toml")
-        command = self.programs.run("containerd", "--config", config)
-        log_file = self.directory / f"containerd-{next(_numbers)}.log"
-        with running(f"containerd {self.programs.version}", command, log_file) as self.daemon:
-            self.daemon.wait_until(self._answers)
-            yield
+    def stop(self) -> None:
+        """Stop the daemon and the connection to it."""
+        self._running.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _answers(self) -> bool:
         """Say whether CRI is ready: it comes up after the socket."""
@@ -177,11 +184,6 @@ class Containerd:
         """Run `ctr` in the namespace of Kubernetes."""
         command = self.programs.run("ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments)
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._channel is not None:
-            self._channel.close()
 
 
 @dataclass(frozen=True)
@@ -232,14 +234,14 @@ def start_containerd(version: str, directory: Path) -> Iterator[Containerd]:
     """Run a containerd with an image until the block ends; raise RuntimeMissing when there is none."""
     containerd = Containerd(find_programs(version), directory)
     (directory / "config.toml").write_text(_config(version, directory))
-    with ExitStack() as stack:
-        stack.callback(_clean, containerd)
-        with containerd.serving():
-            stack.callback(containerd.close)
-            _import_image(containerd)
-            yield containerd
-            if containerd.daemon and containerd.daemon.process.poll() is None:
-                containerd.remove_pods()
+    try:
+        containerd.start()
+        _import_image(containerd)
+        yield containerd
+        containerd.remove_pods()
+    finally:
+        containerd.stop()
+        _clean(containerd)
 
 
 def _import_image(containerd: Containerd) -> None:
