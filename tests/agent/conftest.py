@@ -1,37 +1,18 @@
-"""What the tests of the agent share."""
+"""Nodes in memory for the agent's tests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.agent.containerd import VERSIONS, Containerd, start_containerd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses a container runtime."""
-    for item in items:
-        if "containerd" in getattr(item, "fixturenames", ()):
-            item.add_marker("runtime")
-
-
-@pytest.fixture(scope="session", params=VERSIONS)
-def containerd_session(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Containerd]:
-    """Return a running containerd of each version."""
-    version = request.param
-    with start_containerd(version, tmp_path_factory.mktemp(f"containerd-{version}-")) as containerd:
-        yield containerd
+from tests.agent.fakes import FakeNode
 
 
 @pytest.fixture
-def containerd(containerd_session: Containerd) -> Iterator[Containerd]:
-    """Return a containerd without pods; those that a test makes are removed after it."""
-    yield containerd_session
-    containerd_session.remove_pods()
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    """Return a node of 4 cores with 2 threads each: 0,4 1,5 2,6 3,7, the first of them reserved."""
+    made = FakeNode(tmp_path / "state")
+    yield made
+    made.close()

@@ -1,0 +1,326 @@
+"""A node small enough to see through: honest fakes of the agent's seams, in memory, with faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from agent.checkpoint import StateDir
+from agent.clock import Clock
+from agent.observe import Seams
+from agent.process import Agent, Parts
+from agent.reconcile import Settings
+from agent.seams import AgentError, Gone, RuntimeContainer, StrayTasks, Unavailable
+from agent.wiring import load
+from pinning.cpuset import CPUSet
+from pinning.node_config import NodeConfig
+from pinning.observed import State
+from pinning.topology import Topology
+from tests.pinning.machines import FLAT
+from tests.pinning.world import Wish, pod_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from agent.state import NodeState
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Time:
+    """A clock that stands still until it is told to go on."""
+
+    now: float = 1000.0
+
+    def clock(self) -> Clock:
+        """Return it in the agent's form."""
+        return Clock(lambda: self.now, lambda: EPOCH + timedelta(seconds=self.now))
+
+
+@dataclass
+class FakeRuntime:
+    """A runtime that does what it says, unless it is told to lose an update, to fail or to wait."""
+
+    node: FakeNode
+    name: str = "fake 1.0"
+    lost: int = 0  # updates that are answered OK and not done
+    down: bool = False
+    errors: dict[str, AgentError] = field(default_factory=dict)  # by container id
+    gate: asyncio.Event | None = None  # updates wait for it
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    flying: int = 0
+    most_flying: int = 0
+    changed: Callable[[], None] = lambda: None
+
+    async def containers(self) -> tuple[RuntimeContainer, ...]:
+        """Return every container."""
+        if self.down:
+            raise Unavailable("the socket refuses")
+        return tuple(self.node.containers.values())
+
+    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+        """Write the cgroup of a container, as a runtime does, and remember it."""
+        self.calls.append((container_id, str(cpus)))
+        self.flying += 1
+        self.most_flying = max(self.most_flying, self.flying)
+        try:
+            if self.gate:
+                await self.gate.wait()
+            self._update(container_id, cpus)
+        finally:
+            self.flying -= 1
+
+    def _update(self, container_id: str, cpus: CPUSet) -> None:
+        if self.down:
+            raise Unavailable("the socket refuses")
+        if container_id in self.errors:
+            raise self.errors[container_id]
+        one = self.node.containers.get(container_id)
+        if one is None:
+            raise Gone(container_id)
+        if self.lost:
+            self.lost -= 1
+            return
+        self.node.records[container_id] = cpus
+        if one.cgroup in self.node.cpusets:
+            self.node.cpusets[one.cgroup] = cpus
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Tell of changes until cancelled."""
+        self.changed = changed
+        await asyncio.get_running_loop().create_future()
+
+
+@dataclass
+class FakeCgroups:
+    """Cpusets as the kernel has them."""
+
+    node: FakeNode
+    version: int = 2
+    writable: bool = True
+    errors: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for writes
+    lost: int = 0  # writes that change nothing
+    ceiling: dict[str, CPUSet] = field(default_factory=dict)  # a narrower parent, by cgroup
+    strays: dict[str, StrayTasks] = field(default_factory=dict)
+    quotas: dict[str, int] = field(default_factory=dict)
+    writes: list[tuple[str, str]] = field(default_factory=list)
+    followed: frozenset[str] = frozenset()
+    written: Callable[[str], None] = lambda _: None
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return the effective CPUs."""
+        if cgroup not in self.node.cpusets:
+            raise Gone(cgroup)
+        online = self.node.topology.online
+        cpus = (self.node.cpusets[cgroup] & online) or online
+        return cpus & self.ceiling.get(cgroup, cpus)
+
+    def write(self, cgroup: str, cpus: CPUSet) -> None:
+        """Write a cpuset."""
+        if not cpus:
+            raise ValueError(cgroup)
+        if cgroup in self.errors:
+            raise self.errors[cgroup]
+        self.read(cgroup)
+        if self.lost:
+            self.lost -= 1
+            return
+        self.writes.append((cgroup, str(cpus)))
+        self.node.cpusets[cgroup] = cpus
+        self.node.check()
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Return what the test says."""
+        return self.strays.get(cgroup, StrayTasks())
+
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Take no note: tests call `written` themselves."""
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Remember what is followed."""
+        self.followed = frozenset(cgroups)
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Tell of foreign writes until cancelled."""
+        self.written = written
+        await asyncio.get_running_loop().create_future()
+
+    def quota(self, cgroup: str) -> int | None:
+        """Return the quota."""
+        return self.quotas.get(cgroup)
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Take the quota away."""
+        del self.quotas[cgroup]
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Return a number that tells the cgroup."""
+        return 7
+
+
+@dataclass
+class FakePods:
+    """Pods of the API."""
+
+    node: FakeNode
+    complete: bool = True
+    changed: Callable[[], None] = lambda: None
+
+    def pods(self) -> Mapping[str, Any]:
+        """Return the pods by uid."""
+        return self.node.documents
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Tell of changes until cancelled."""
+        self.changed = changed
+        await asyncio.get_running_loop().create_future()
+
+
+@dataclass
+class FakeMachine:
+    """The CPUs."""
+
+    node: FakeNode
+    boot: str = "boot-1"
+    machine: str = "machine-1"
+
+    def topology(self) -> Topology:
+        """Return the machine."""
+        return self.node.topology
+
+    def universe(self) -> CPUSet:
+        """Return what is online."""
+        return self.node.topology.online
+
+    def boot_id(self) -> str:
+        """Return the boot."""
+        return self.boot
+
+    def machine_id(self) -> str:
+        """Return the machine."""
+        return self.machine
+
+
+class FakeNode:
+    """Pods, containers and cpusets of one node, and agents that work on it one after the other."""
+
+    def __init__(self, state_dir: Path, topology: Topology = FLAT, config: NodeConfig | None = None) -> None:
+        self.topology = topology
+        self.config = config or NodeConfig()
+        self.documents: dict[str, dict[str, Any]] = {}
+        self.containers: dict[str, RuntimeContainer] = {}
+        self.cpusets: dict[str, CPUSet] = {}
+        self.records: dict[str, CPUSet] = {}  # what the runtime remembers
+        self.runtime = FakeRuntime(self)
+        self.cgroups = FakeCgroups(self)
+        self.pods = FakePods(self)
+        self.machine = FakeMachine(self)
+        self.time = Time()
+        self.owners: dict[str, CPUSet] = {}  # cgroups of which nobody else may get a CPU; see `check`
+        self.settings = Settings("node-1", self.config)
+        self.folder = state_dir
+        self.runner = asyncio.Runner()
+        self._count = 0
+        self.state_dir = StateDir(state_dir)
+        self.agent = Agent(self.parts())
+
+    def new_agent(self, *reporters: Any) -> Agent:
+        """Start an agent from the checkpoint."""
+        self.state_dir.close()
+        self.state_dir = StateDir(self.folder)
+        self.agent = Agent(self.parts(*reporters))
+        return self.agent
+
+    def close(self) -> None:
+        """End the last agent."""
+        self.state_dir.close()
+        self.runner.close()
+
+    def run(self, rounds: int = 1) -> NodeState:
+        """Do passes, each followed by what the background does."""
+
+        async def passes() -> NodeState:
+            for _ in range(rounds):
+                state = await self.round()
+            return state
+
+        return self.runner.run(passes())
+
+    def parts(self, *reporters: Any) -> Parts:
+        """Return what an agent of this node is made of."""
+        seams = Seams(self.runtime, self.cgroups, self.pods, self.machine)
+        saved = load(self.state_dir, self.machine)
+        return Parts(seams, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
+
+    def add(self, uid: str, *wishes: Wish) -> None:
+        """Create a pod in the API, or replace it by another object."""
+        before = self.documents.get(uid)
+        self._count += 1
+        made = pod_document(uid, list(wishes), created=self._count)
+        if before:
+            made["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"]
+        self.documents[uid] = made
+
+    def start(self, uid: str, name: str = "c0", state: State = State.RUNNING, *, in_vm: bool = False) -> str:
+        """Let the runtime have a container, on every CPU; a created one has no cgroup yet. Return its id."""
+        self._count += 1
+        number = f"{uid}-{name}-{self._count}"
+        cgroup = f"/kubepods/{uid}/{number}"
+        self.containers[number] = RuntimeContainer(
+            number, uid, "test", f"pod-{uid}", name, state, 1, cgroup, in_vm
+        )
+        self.records[number] = self.topology.online
+        if state is State.RUNNING:
+            self.cpusets[cgroup] = self.topology.online
+        return number
+
+    def begin(self, number: str, *, lost: bool = False) -> None:
+        """Let a created container run, with the cpuset that the runtime remembers."""
+        one = self.containers[number]
+        self.containers[number] = replace(one, state=State.RUNNING)
+        self.cpusets[self.cgroup(number)] = self.topology.online if lost else self.records[number]
+
+    def stop(self, number: str) -> None:
+        """Let a container end."""
+        self.containers[number] = replace(self.containers[number], state=State.EXITED)
+        self.cpusets.pop(self.cgroup(number), None)
+
+    def cgroup(self, number: str) -> str:
+        """Return where a container's cgroup is."""
+        return self.containers[number].cgroup or ""
+
+    def cpus(self, number: str) -> str:
+        """Return what the kernel lets a container use."""
+        return str(self.cpusets[self.cgroup(number)])
+
+    def all_cpus(self) -> Counter[str]:
+        """Return how many containers run on which CPUs."""
+        return Counter(map(str, self.cpusets.values()))
+
+    def check(self) -> None:
+        """Check that nobody is on the CPUs of an owner, at this instant."""
+        for cgroup, owned in self.owners.items():
+            for other, cpus in self.cpusets.items():
+                assert other == cgroup or not cpus & owned, f"{other} is on {cpus}, {cgroup} owns {owned}"
+
+    async def round(self) -> NodeState:
+        """Let the agent do one pass, and the runtime be told of it."""
+        state = await self.agent.reconciler.round()
+        assert state is not None
+        await self.drain()
+        return state
+
+    async def drain(self) -> None:
+        """Let the background work until nothing is left, or nothing goes on."""
+        background = self.agent.reconciler.background
+        task = asyncio.create_task(background.run())
+        waiting = asyncio.create_task(background.drained())
+        await asyncio.wait({waiting}, timeout=0.05 if self.runtime.down else 5)
+        waiting.cancel()
+        task.cancel()
+        await asyncio.wait({task})
