@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Final
+
+LONGEST_ASKED: Final = 120.0  # seconds: a proxy that asks for a day is not believed
 
 
 @dataclass(slots=True)
@@ -15,11 +18,11 @@ class Backoff:
     tries: int = 0
 
     def next(self, asked: float | None = None) -> float:
-        """Return the next wait, never shorter than what the other side asked for."""
-        ceiling = min(self.longest, self.first * 2 ** min(self.tries, 16))
+        """Return the next wait, not shorter than what the other side asked for, up to LONGEST_ASKED."""
+        ceiling = min(self.longest, self.first * 2.0 ** min(self.tries, 16))
         self.tries += 1
         drawn = ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
-        return max(drawn, (asked or 0) * random.uniform(1, 1.2))  # noqa: S311
+        return max(drawn, min(asked or 0, LONGEST_ASKED) * random.uniform(1, 1.2))  # noqa: S311
 
     def reset(self) -> None:
         """Start again from the shortest wait: something worked."""

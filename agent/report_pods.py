@@ -1,0 +1,182 @@
+"""Tell each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
+
+Only pods that hold or were refused CPUs are told. What changes without them (the shared set, tasks that come and go)
+is left out, so that one change of a pod is one PATCH. Times stay those at which the content became what it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agent.pod_requests import runtime_uid
+from agent.seams import AgentError, Gone, Unavailable
+from pinning.contract import STATUS_CPUS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.kubeapi import Api
+    from agent.seams import PodSource
+    from agent.state import ContainerState, NodeState, PodState, Proof
+    from pinning.kube import Pod
+    from pinning.refusal import Refusal
+
+VERSION: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+
+
+_object = msgspec.json.Decoder(_Object)
+
+
+def pod_status(pod: PodState, before: str | None) -> str | None:
+    """Return the annotation of a pod; None when it holds nothing and was refused nothing.
+
+    Where only times differ from what was told before, the times of before stay.
+    """
+    if not pod.is_told:
+        return None
+    old = _containers_of(before)
+    told: dict[str, Any] = {"version": VERSION}
+    if pod.refusal:
+        told["refusal"] = _refusal(pod.refusal)
+    told["containers"] = {
+        one.name: _with_time(_container(one), old.get(one.name)) for one in pod.containers if one.is_told
+    }
+    return msgspec.json.encode(told).decode()
+
+
+def _container(one: ContainerState) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if one.policy:
+        told |= {
+            "policy": one.policy,
+            "smtPolicy": one.smt,
+            "numaPolicy": one.numa,
+            "cpus": str(one.cpus),
+            "idle": str(one.idle),
+            "numaNodes": list(one.numa_nodes),
+        }
+    told["pinned"] = one.is_pinned
+    if one.policy and one.proof:
+        told["applied"] = _applied(one.proof)
+    if one.proof and one.proof.outside:
+        told["drift"] = True
+    if one.intruders:
+        told["intruders"] = list(one.intruders)
+    if one.refusal:
+        told["refusal"] = _refusal(one.refusal)
+    return told
+
+
+def _applied(proof: Proof) -> dict[str, Any]:
+    told: dict[str, Any] = {"cpus": str(proof.cpus), "time": proof.when, "path": proof.path}
+    if proof.window_seconds is not None:
+        told["windowSeconds"] = proof.window_seconds
+    return told
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    return {"reason": refusal.reason, "message": refusal.message, "blocksStart": refusal.blocks_start}
+
+
+def _with_time(new: dict[str, Any], old: object) -> dict[str, Any]:
+    """Return the new words of a container, with the old time, path and window when the same CPUs are applied."""
+    old = old if isinstance(old, dict) else {}
+    applied = old.get("applied")
+    if not isinstance(applied, dict) or "applied" not in new or old.get("cpus") != new["cpus"]:
+        return new
+    return {**new, "applied": applied} if applied.get("cpus") == new["applied"]["cpus"] else new
+
+
+def _containers_of(text: str | None) -> dict[str, Any]:
+    """Read an annotation that may be damaged, or somebody else's."""
+    try:
+        told = msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        return {}
+    containers = told.get("containers") if isinstance(told, dict) else None
+    return containers if isinstance(containers, dict) else {}
+
+
+class PodReport:
+    """Writes the annotation of every pod of the node that differs from what it should be."""
+
+    def __init__(self, api: Api, pods: PodSource) -> None:
+        self._api = api
+        self._source = pods
+        self._written: dict[str, tuple[int, str | None]] = {}  # by uid: version of the pod then, annotation
+        self.writes = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Tell every pod; after all were tried, raise what kept one from being told."""
+        failure: AgentError | None = None
+        self._written = {uid: told for uid, told in self._written.items() if uid in self._source.pods()}
+        for pod, text in self._changes(state):
+            try:
+                await self._write(pod, text)
+            except Gone:
+                continue
+            except Unavailable:
+                raise  # the others would fare no better
+            except AgentError as error:
+                logger.warning("pod not told", extra={"facts": {"pod": _name(pod), "reason": str(error)}})
+                failure = error
+        if failure:
+            raise failure
+
+    async def reset(self) -> None:
+        """Remove the annotation from every pod of the node."""
+        for pod in list(self._source.pods().values()):
+            if self._told(pod) is not None:
+                await self._write(pod, None)
+
+    def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
+        told = {pod.uid: pod for pod in state.pods if pod.is_known}
+        seen = {pod.uid for pod in state.seen_pods} if state.is_synchronised else set()
+        for pod in list(self._source.pods().values()):
+            uid, before = runtime_uid(pod), self._told(pod)
+            if uid not in told and uid not in seen:
+                continue  # younger than the state
+            after = pod_status(told[uid], before) if uid in told else None
+            if after != before:
+                yield pod, after
+
+    def _told(self, pod: Pod) -> str | None:
+        """Return the annotation as the API has it: what was written, until the watch shows that or later."""
+        metadata = pod.get("metadata") or {}
+        version, text = self._written.get(metadata.get("uid") or "", (0, None))
+        if _number(metadata.get("resourceVersion")) < version:
+            return text
+        return (metadata.get("annotations") or {}).get(STATUS_CPUS)
+
+    async def _write(self, pod: Pod, text: str | None) -> None:
+        metadata = pod.get("metadata") or {}
+        uid = metadata.get("uid") or ""
+        path = f"/api/v1/namespaces/{metadata.get('namespace')}/pods/{metadata.get('name')}"
+        # the uid is a precondition: a pod of the same name is another pod
+        body: Mapping[str, Any] = {"metadata": {"uid": uid, "annotations": {STATUS_CPUS: text}}}
+        answer = await self._api.patch(path, body)
+        self.writes += 1
+        self._written[uid] = (_number(_object.decode(answer).metadata.resource_version), text)
+
+
+def _number(version: str | None) -> int:
+    """Return a version as a number; Kubernetes says that versions of one kind may be compared so (KEP-5504)."""
+    return int(version) if version and version.isdecimal() else 0
+
+
+def _name(pod: Pod) -> str:
+    metadata = pod.get("metadata") or {}
+    return f"{metadata.get('namespace')}/{metadata.get('name')}"
