@@ -6,9 +6,9 @@ causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.annotations import NO_WISHES, Wishes, read_wishes
 from pinning.contract import (
@@ -75,8 +75,7 @@ class Reading:
         return next((claim for claim in self.claims if claim.container == container), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(NamedTuple):
     """What was read off one container."""
 
     claim: Claim | None = None
@@ -136,7 +135,7 @@ def _with_cpu(member: Member, cpu: str | float | None) -> Member:
     fixed = member.limits.get("cpu") is not None and member.limits["cpu"] == member.requests["cpu"]
     if cpu is None or not fixed or not is_quantity(cpu):
         return member
-    return replace(member, limits={**member.limits, "cpu": cpu}, requests={**member.requests, "cpu": cpu})
+    return member._replace(limits={**member.limits, "cpu": cpu}, requests={**member.requests, "cpu": cpu})
 
 
 def _read_member(member: Member, wishes: Wishes, dedicated: bool) -> _Read:  # noqa: FBT001 a fact, not a switch
@@ -189,7 +188,7 @@ def _claim(
 def _read_cmk(member: Member, wishes: Wishes) -> _Read:
     resource, *others = (one for one in CMK_RESOURCES if one in member.requests)
     count = whole(member.requests[resource])
-    causes = (*_bad_count(member, resource), *_claimed_twice(member, wishes, resource))
+    causes = (*_bad_count(member, resource, count), *_claimed_twice(member, wishes, resource))
     warnings = [
         Cause(
             f"{member.path}.resources.requests[{other}]",
@@ -203,9 +202,8 @@ def _read_cmk(member: Member, wishes: Wishes) -> _Read:
     return _Read(claim, causes, tuple(warnings))
 
 
-def _bad_count(member: Member, resource: str) -> Iterator[Cause]:
+def _bad_count(member: Member, resource: str, count: int | None) -> Iterator[Cause]:
     request, limit = member.requests[resource], member.limits.get(resource)
-    count = whole(request)
     if count is None or count < 1:
         where = "limits" if request == limit else "requests"
         told = f"{request} is no number of cores: write a whole number of 1 or more"

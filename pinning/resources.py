@@ -5,9 +5,8 @@ QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
 from pinning.errors import BadQuantity, Cause
@@ -32,8 +31,7 @@ class Role(StrEnum):
     MAIN = "main"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One container of a pod, with its place in the document and what it states."""
 
     name: str

@@ -6,7 +6,6 @@ warnings and messages keep the API's limits, a refusal names kind, object and ev
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -75,7 +74,7 @@ def encode(uid: str, answer: Answer) -> bytes:
         response["status"] = _status(answer)
     elif isinstance(answer, Patched) and answer.operations:
         response["patchType"] = "JSONPatch"
-        response["patch"] = base64.b64encode(_encode(answer.operations)).decode()
+        response["patch"] = _encode(answer.operations)  # msgspec writes bytes as base64
     if answer.warnings:
         response["warnings"] = fit_warnings(answer.warnings)
     if answer.audit:

@@ -35,31 +35,39 @@ def escaped(key: str) -> str:
 
 
 def additions(path: str, have: Any, want: Any) -> list[Operation]:
-    """Return the steps after which everything of `want` is in the document at `path`, where `have` stands now.
+    """Return the steps after which all members of `want` are in the document at `path`, where `have` stands now.
 
     What is there stays: dictionaries merge key by key, lists get the entries they lack, scalars are never replaced.
     Parents that are absent or null are created. The steps for a merged document are empty.
     """
+    steps: list[Operation] = []
     if isinstance(have, dict) and isinstance(want, dict):
-        steps = []
         for key, value in want.items():
             present = have.get(key)
             below = f"{path}/{escaped(key)}"
-            steps += [add(below, value)] if present is None else additions(below, present, value)
-        return steps
-    if isinstance(have, list) and isinstance(want, list):
-        key = KEYS.get(path.rpartition("/")[2])
-        present = [_identity(entry, key) for entry in have]
-        return [add(f"{path}/-", entry) for entry in want if _identity(entry, key) not in present]
-    return []
+            if present is None:
+                steps.append(add(below, value))
+            elif isinstance(value, list) and isinstance(present, list):
+                end = f"{below}/-"
+                steps += [add(end, entry) for entry in _lacking(present, value, KEYS.get(key))]
+            elif isinstance(value, dict):
+                steps += additions(below, present, value)
+    return steps
 
 
-def _identity(entry: Any, key: str | None) -> Any:
-    """Return what tells an entry apart: its key, or all that it says (absent, null and empty are the same)."""
+def _lacking(have: list[Any], want: list[Any], key: str | None) -> list[Any]:
+    """Return the entries of `want` that `have` lacks: told apart by their key, or by all that they say."""
+    if key is None:
+        said = [_said(entry) for entry in have]
+        return [entry for entry in want if _said(entry) not in said]
+    present = [entry.get(key) if isinstance(entry, dict) else entry for entry in have]
+    return [entry for entry in want if (entry.get(key) if isinstance(entry, dict) else entry) not in present]
+
+
+def _said(entry: Any) -> Any:
+    """Drop members that say nothing: absent, null and empty are the same to the API."""
     if not isinstance(entry, dict):
         return entry
-    if key:
-        return entry.get(key)
     return {name: value for name, value in entry.items() if value is not None and value != ""}
 
 
