@@ -14,7 +14,9 @@ from pinning.errors import BadQuantity
 
 RawQuantity = str | int | float  # the API server writes strings; people write numbers into YAML too
 
-_FORM = re.compile(r"([+-]?)([0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:([eE])([+-]?[0-9]{1,2})|([A-Za-z]{0,2}))")
+_FORM = re.compile(
+    r"([+-]?)([0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:([eE])([+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
+)
 _SUFFIXES: Final = {
     "n": Fraction(1, 10**9),
     "u": Fraction(1, 10**6),
