@@ -56,8 +56,15 @@ class Access:
         return cls(f"https://{shown}:{port}", account / "ca.crt", account / "token")
 
 
+class Conflict(Refused):
+    """The resource was changed meanwhile, is another one than was meant, or exists already (409)."""
+
+
 class Api:
-    """A client of the API server. Raises Gone (404), Refused (other 4xx), Expired (410), Busy or Unavailable."""
+    """A client of the API server.
+
+    Raises Gone (404), Conflict (409), Refused (other 4xx), Expired (410), Busy or Unavailable.
+    """
 
     def __init__(self, access: Access, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._token_file = access.token_file
@@ -166,6 +173,8 @@ def _error(code: int, body: bytes, headers: Mapping[str, str]) -> AgentError:
         return Gone(told)
     if code == httpx.codes.GONE:
         return Expired(told)
+    if code == httpx.codes.CONFLICT:
+        return Conflict(told)
     if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may just have been replaced
         after = headers.get("retry-after", "")
         return Busy(told, float(after) if after.isdigit() else None)

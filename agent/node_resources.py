@@ -1,0 +1,66 @@
+"""How many whole cores the scheduler may count on, for each of the three resources. Pure.
+
+All are counted from the same free cores: the scheduler adds what it bound, the agent refuses what then does not fit.
+A number below what bound pods claim would make a restarting kubelet kill running pods, so it is never published.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.pod_requests import is_final, requested, requesting, runtime_uid
+from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
+from pinning.cpuset import union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.state import NodeState
+    from pinning.cpuset import CPUSet
+    from pinning.kube import Pod
+
+RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES)
+
+
+def node_resources(
+    state: NodeState, pods: Iterable[Pod], before: Mapping[str, int] | None = None
+) -> dict[str, int] | None:
+    """Return what to publish; None while pods or ledger are not complete.
+
+    `pods` are those bound to the node, `before` what was published last: while the agent only observes, no number
+    rises above it.
+    """
+    if not state.is_synchronised:
+        return None
+    bound = [pod for pod in pods if not is_final(pod)]
+    numbers = {}
+    for resource in RESOURCES:
+        claimed = sum(requested(pod, resource) for pod in bound)
+        if state.observes:
+            numbers[resource] = min(claimed, (before or {}).get(resource, claimed))
+        else:
+            held = sum(_held(state, pod, resource) for pod in bound)
+            numbers[resource] = max(claimed, held + _free_cores(state, resource))
+    return numbers
+
+
+def _held(state: NodeState, pod: Pod, resource: str) -> int:
+    """Return the cores that containers of a pod hold who asked for the resource."""
+    assignments = state.ledger.pods.get(runtime_uid(pod))
+    if not assignments:
+        return 0
+    names = requesting(pod, resource)
+    footprint = union(one.footprint for one in assignments if one.owner.container in names)
+    return len(state.topology.cores_of(footprint))
+
+
+def _free_cores(state: NodeState, resource: str) -> int:
+    """Return the cores that a claim of the resource could take whole: all their online CPUs are free."""
+    topology, free = state.sets.topology, _pool(state, resource) & state.free
+    online = (topology.online_cpus_of(core) for core in topology.cores)
+    return sum(1 for cpus in online if cpus and cpus <= free)
+
+
+def _pool(state: NodeState, resource: str) -> CPUSet:
+    pools = state.sets.pools
+    return pools.non_isolcpus if resource == EXCLUSIVE_NON_ISOLCPUS_CORES else pools.exclusive

@@ -1,0 +1,130 @@
+"""Send what happened as Events: each one once, counted when it repeats, and never many about one pod.
+
+The name of an Event says what it tells, so an agent that starts again finds its own. While the API server is out of
+reach the newest PENDING wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.clock import Clock
+from agent.events import event_document, events_between
+from agent.kubeapi import Conflict
+from agent.pod_requests import runtime_uid
+from agent.seams import Gone, Refused
+
+if TYPE_CHECKING:
+    from agent.events import Event
+    from agent.kubeapi import Api
+    from agent.seams import PodSource
+    from agent.state import NodeState
+    from pinning.kube import Pod
+
+BURST: Final = 10  # events about one pod before they are slowed down
+REFILL_SECONDS: Final = 30.0  # until one more may be told
+PENDING: Final = 500
+REMEMBERED: Final = 2000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    since: float
+
+    def take(self, now: float) -> bool:
+        """Return whether one more may be told now."""
+        self.tokens = min(float(BURST), self.tokens + (now - self.since) / REFILL_SECONDS)
+        self.since = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """An event as the API server has it."""
+
+    path: str
+    count: int = 1
+
+
+class EventReport:
+    """Sends what happened, oldest first."""
+
+    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:  # noqa: B008 frozen
+        self._api = api
+        self._node = node
+        self._pods = pods
+        self._clock = clock
+        self._last: NodeState | None = None
+        self._pending: deque[Event] = deque(maxlen=PENDING)
+        self._told: dict[str, _Told] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self.writes = 0
+        self.held_back = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Tell what happened since the last state; what fails is tried again with the next call."""
+        by_uid = {runtime_uid(pod): pod for pod in list(self._pods.pods().values())}
+        self._buckets = {uid: one for uid, one in self._buckets.items() if uid in by_uid}
+        happened = events_between(self._last, state)
+        self._last = state
+        self._pending.extend(one for one in happened if self._may_tell(one.owner.pod_uid))
+        while self._pending:
+            pod = by_uid.get(self._pending[0].owner.pod_uid)
+            if pod:  # of others the API server has no object
+                await self._send(self._pending[0], pod)
+            self._pending.popleft()
+
+    async def reset(self) -> None:
+        """Leave the events: the API server forgets them within an hour."""
+        self._pending.clear()
+
+    def _may_tell(self, uid: str) -> bool:
+        now = self._clock.monotonic()
+        if self._buckets.setdefault(uid, _Bucket(BURST, now)).take(now):
+            return True
+        self.held_back += 1
+        return False
+
+    async def _send(self, event: Event, pod: Pod) -> None:
+        document = event_document(event, pod, self._node, self._clock.text())
+        name = document["metadata"]["name"]
+        told = self._told.get(name)
+        try:
+            told = await (self._again(told) if told else self._first(document))
+        except Gone:  # it was forgotten, or its namespace is going away
+            self._told.pop(name, None)
+        except Refused as error:
+            logger.warning("event refused", extra={"facts": {"event": name, "reason": str(error)}})
+        else:
+            self._remember(name, told)
+
+    def _remember(self, name: str, told: _Told) -> None:
+        self._told[name] = told
+        if len(self._told) > REMEMBERED:
+            del self._told[next(iter(self._told))]
+
+    async def _first(self, document: dict[str, Any]) -> _Told:
+        metadata = document["metadata"]
+        folder = f"/api/v1/namespaces/{metadata['namespace']}/events"
+        told = _Told(f"{folder}/{metadata['name']}")
+        self.writes += 1
+        try:
+            await self._api.create(folder, document)
+        except Conflict:  # an agent before this one told it
+            return await self._again(told)
+        return told
+
+    async def _again(self, told: _Told) -> _Told:
+        counted = replace(told, count=told.count + 1)
+        self.writes += 1
+        await self._api.patch(told.path, {"count": counted.count, "lastTimestamp": self._clock.text()})
+        return counted
