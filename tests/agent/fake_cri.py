@@ -1,0 +1,126 @@
+"""A runtime that answers CRI as a test tells it to: CRI-O's and Kata's shapes, errors, and how often it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cri_api.v1 import api_pb2
+
+
+class FakeRuntime:
+    """The pods of a node. Change them at any time; each call counts in `asked`."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.name, self.version = "cri-o", "1.31.0"
+        self.sandboxes: list[api_pb2.PodSandbox] = []
+        self.containers: list[api_pb2.Container] = []
+        self.infos: dict[str, Any] = {}
+        self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}  # by method
+        self.asked: Counter[str] = Counter()
+        self.updates: list[tuple[str, str]] = []
+        self.in_flight = self.most_in_flight = 0
+        self.release = asyncio.Event()
+        self.release.set()
+        self.events: asyncio.Queue[str] | None = None  # None: a runtime without events
+
+    def add(self, name: str, info: Any, *, state: int = api_pb2.CONTAINER_RUNNING, handler: str = "") -> None:
+        """Add a pod of one container, whose id is its name."""
+        metadata = api_pb2.PodSandboxMetadata(name=f"pod-{name}", uid=f"uid-{name}", namespace="ns")
+        self.sandboxes.append(api_pb2.PodSandbox(id=f"s-{name}", metadata=metadata, runtime_handler=handler))
+        self.containers.append(
+            api_pb2.Container(
+                id=name,
+                pod_sandbox_id=f"s-{name}",
+                state=state,  # type: ignore[arg-type]  # an enum of protobuf is a number
+                metadata=api_pb2.ContainerMetadata(name=name),
+            )
+        )
+        self.infos[name] = info
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer on the socket until the block ends."""
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", self._handlers()),)
+        )
+        server.add_insecure_port(f"unix://{self.socket}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+    def _handlers(self) -> dict[str, Any]:
+        answers = {
+            "Version": self._version,
+            "ListContainers": self._list,
+            "ListPodSandbox": self._list_sandboxes,
+            "ContainerStatus": self._status,
+            "UpdateContainerResources": self._update,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._asked(name, answer),
+                request_deserializer=getattr(api_pb2, f"{name}Request").FromString,
+                response_serializer=lambda answered: answered.SerializeToString(),
+            )
+            for name, answer in answers.items()
+        }
+        if self.events is not None:
+            handlers["GetContainerEvents"] = grpc.unary_stream_rpc_method_handler(
+                self._follow,
+                request_deserializer=api_pb2.GetEventsRequest.FromString,
+                response_serializer=lambda answered: answered.SerializeToString(),
+            )
+        return handlers
+
+    def _asked(self, name: str, answer: Any) -> Any:
+        """Count a call, and fail when the test wants it to."""
+
+        async def call(request: Any, context: Any) -> Any:
+            self.asked[name] += 1
+            if name in self.errors:
+                await context.abort(*self.errors[name])
+            return await answer(request)
+
+        return call
+
+    async def _version(self, _: Any) -> Any:
+        return api_pb2.VersionResponse(runtime_name=self.name, runtime_version=self.version)
+
+    async def _list(self, _: Any) -> Any:
+        return api_pb2.ListContainersResponse(containers=self.containers)
+
+    async def _list_sandboxes(self, _: Any) -> Any:
+        return api_pb2.ListPodSandboxResponse(items=self.sandboxes)
+
+    async def _status(self, request: Any) -> Any:
+        info = self.infos[request.container_id]
+        return api_pb2.ContainerStatusResponse(
+            info={"info": info if isinstance(info, str) else json.dumps(info)}
+        )
+
+    async def _update(self, request: Any) -> Any:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await self.release.wait()
+        self.in_flight -= 1
+        self.updates.append((request.container_id, request.linux.cpuset_cpus))
+        return api_pb2.UpdateContainerResourcesResponse()
+
+    async def _follow(self, _: Any, context: Any) -> AsyncIterator[Any]:
+        self.asked["GetContainerEvents"] += 1
+        if "GetContainerEvents" in self.errors:
+            await context.abort(*self.errors["GetContainerEvents"])
+        assert self.events is not None
+        while name := await self.events.get():
+            yield api_pb2.ContainerEventResponse(container_id=name)
