@@ -1,0 +1,1 @@
+"""What corepin's webhook is measured against."""

@@ -1,0 +1,55 @@
+"""Medians over the rounds, ratios to corepin's webhook, and whether the targets hold."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from bench.contenders import FASTAPI, GO, OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from bench.load import Sample
+
+COLUMNS: Final[tuple[tuple[str, str, Callable[[Sample], float]], ...]] = (
+    ("CPU us/review", "{:.1f}", lambda sample: sample.cpu_us),
+    ("reviews/s", "{:.0f}", lambda sample: sample.per_second),
+    ("p50 ms", "{:.2f}", lambda sample: sample.p50_ms),
+    ("p99 ms", "{:.2f}", lambda sample: sample.p99_ms),
+    ("RSS MB", "{:.1f}", lambda sample: sample.resident_mb),
+)
+TARGETS: Final = ((FASTAPI, 1.25), (GO, 0.2))  # corepin's CPU time per review, in the other's
+
+
+def table(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
+    """Yield the lines: figures first, then corepin's in each other's (below 1 is less than the other's)."""
+    heads = [head for head, _, _ in COLUMNS]
+    yield _line("", heads)
+    for name, samples in rounds.items():
+        yield _line(name, [form.format(median(map(read, samples))) for _, form, read in COLUMNS])
+    yield ""
+    yield _line(f"{OURS} in ...", heads)
+    for name in rounds:
+        if name != OURS:
+            yield _line(name, [f"{_ratio(rounds, name, read):.2f} x" for _, _, read in COLUMNS])
+
+
+def verdicts(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[tuple[bool, str]]:
+    """Yield whether each target holds that can be judged, and the sentence that says so."""
+    for name, limit in TARGETS:
+        if name in rounds:
+            found = _ratio(rounds, name, lambda sample: sample.cpu_us)
+            holds = found <= limit
+            told = f"CPU per review {found:.2f} x {name}'s, target {limit:.2f} x"
+            yield holds, f"{'holds ' if holds else 'MISSED'}  {told}"
+
+
+def _ratio(rounds: Mapping[str, Sequence[Sample]], other: str, read: Callable[[Sample], float]) -> float:
+    """Return the median of the rounds' ratios: what slows a whole round down cancels out."""
+    pairs = zip(rounds[OURS], rounds[other], strict=True)
+    return median(read(mine) / read(theirs) for mine, theirs in pairs)
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<20}" + "".join(f"{cell:>15}" for cell in cells)

@@ -1,0 +1,101 @@
+"""`python -m bench.review`: time the pure part of one review, step by step, without HTTP.
+
+Each figure is the best of several runs: what the code costs when the machine leaves it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import timeit
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bench.sample import review
+from pinning.kube import Pod
+from pinning.pod import read_pod
+from webhook import wire
+from webhook.answer import encode
+from webhook.app import ReviewEndpoint
+from webhook.config import Settings
+from webhook.decide import Decider
+from webhook.logs import ReviewLog
+from webhook.metrics import Metrics, ReviewMeter
+from webhook.mutate import plan_mutation
+from webhook.mutations import BUILT_IN
+from webhook.reload import Generation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Message, Scope
+
+RUNS = 200
+RUN_SECONDS = 0.003  # short enough to fall between two interruptions
+
+
+def steps() -> dict[str, Callable[[], object]]:
+    """Return each step as a function without arguments, the inner ones indented below the one that calls them."""
+    body = review()
+    settings = Settings()
+    decider = Decider(settings, BUILT_IN)
+    request = wire.decode(body)
+    decode_pod = msgspec.json.Decoder(Pod).decode
+    pod = decode_pod(request.object)
+    mutated = decider.mutate(request)
+    endpoint = ReviewEndpoint(
+        "mutate",
+        lambda rules, one: rules.mutate(one),
+        lambda: Generation(1, decider),
+        ReviewMeter(Metrics(), "mutate"),
+        ReviewLog(lambda _: None),
+    )
+    return {
+        "mutate: ASGI, with log line and metrics": lambda: _call(endpoint, body),
+        "mutate: body -> answer": lambda: endpoint.review(body),
+        "  decode the envelope": lambda: wire.decode(body),
+        "  decide": lambda: decider.mutate(request),
+        "    decode the pod": lambda: decode_pod(request.object),
+        "    plan the additions": lambda: plan_mutation(pod, settings, BUILT_IN),
+        "      read the claims": lambda: read_pod(pod),
+        "  encode the answer": lambda: encode(request.uid, mutated),
+        "validate: decide (before the mutation)": lambda: decider.validate(request),
+    }
+
+
+def _call(endpoint: ReviewEndpoint, body: bytes) -> None:
+    """Serve one request whose body is there already and whose client takes everything at once."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
+
+    async def send(_message: Message) -> None:
+        pass
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope: Scope = {"type": "http", "headers": headers}
+    serving: Any = endpoint(scope, receive, send)
+    with contextlib.suppress(StopIteration):  # how a coroutine ends that never waits
+        serving.send(None)
+
+
+def microseconds(step: Callable[[], object]) -> float:
+    """Return what one call costs."""
+    timer = timeit.Timer(step)
+    count = max(1, int(RUN_SECONDS / min(timer.repeat(5, 1))))
+    return min(timer.repeat(RUNS, count)) / count * 1e6
+
+
+def main() -> int:
+    """Print the table."""
+    argparse.ArgumentParser(prog="python -m bench.review", description=__doc__).parse_args()
+    print(f"one review of {len(review())} bytes, microseconds, best of {RUNS} runs")
+    for name, step in steps().items():
+        print(f"{name:<42}{microseconds(step):8.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
