@@ -1,0 +1,207 @@
+"""Pods that come, change and go on a simulated machine, and an agent's process that may be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agent.checkpoint import NAME, read
+from agent.sysfs import read_topology
+from pinning.cpuset import CPUSet
+from pinning.ledger import Ledger
+from pinning.node_config import DEFAULT
+from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.plan import plan
+from pinning.topology import Topology
+from tests.agent.simulated import MACHINE_ID, SOCKET
+from tests.machine.client import REPOSITORY, Machine
+from tests.pinning.world import Wish, pod_document
+
+PATIENCE_SECONDS = 20
+POLL_SECONDS = 0.01
+POLICIES = (None, "none", "share", "exclusive", "exclusive", "exclusive")
+SMT = (None, None, None, "require", "isolate")
+
+
+class AgentProcess:
+    """The agent on a simulated machine, started again and again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state_dir = root / "state"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint is."""
+        return self.state_dir / NAME
+
+    def start(self) -> None:
+        """Start the agent; what it logs goes to a file."""
+        command = [sys.executable, "-m", "tests.agent.simulated", str(self.root), str(self.state_dir)]
+        with (self.root / "agent.log").open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        """Kill it, whatever it does."""
+        if self._process:
+            assert self._process.poll() is None, (self.root / "agent.log").read_text()[-3000:]
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> int:
+        """Ask it to end; return its exit code."""
+        assert self._process
+        self._process.terminate()
+        code = self._process.wait(PATIENCE_SECONDS)
+        self._process = None
+        return code
+
+    def state(self) -> dict[str, Any] | None:
+        """Return its state, None while it cannot tell."""
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(self.root / SOCKET))
+                with client.makefile("rb") as answer:
+                    found: dict[str, Any] | None = json.loads(answer.read() or b"null")
+        except (OSError, ValueError):
+            return None
+        return found
+
+
+@dataclass
+class Churn:
+    """A node in change: pods in a file, containers in the machine. The same seed makes the same changes."""
+
+    machine: Machine
+    random: Random
+    most_pods: int
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        (self.machine.root / MACHINE_ID).write_text("machine-1")
+        self.save()
+
+    def save(self) -> None:
+        """Replace the file of pods at once."""
+        new = self.machine.root / "pods.new"
+        new.write_text(json.dumps(self.pods))
+        new.replace(self.machine.root / "pods.json")
+
+    def step(self) -> None:
+        """Do one change."""
+        changes = [self.edit, self.edit, self.restart, self.remove]
+        if len(self.pods) < self.most_pods:
+            changes += [self.add, self.add]
+        self.random.choice(changes)()
+        self.save()
+
+    def add(self) -> None:
+        """Create a pod and start its containers."""
+        self.count += 1
+        uid = f"u{self.count}"
+        wishes = [self._wish() for _ in range(self.random.choice((1, 1, 2)))]
+        self.pods[uid] = pod_document(uid, wishes, created=self.count)
+        for container in self.pods[uid]["spec"]["containers"]:
+            self._start(uid, container["name"])
+
+    def edit(self) -> None:
+        """Change the policies of a pod."""
+        uid = self._pick()
+        if uid:
+            before = self.pods[uid]
+            count = len(before["spec"]["containers"])
+            self.pods[uid] = pod_document(uid, [self._wish() for _ in range(count)])
+            created = before["metadata"]["creationTimestamp"]
+            self.pods[uid]["metadata"]["creationTimestamp"] = created
+
+    def restart(self) -> None:
+        """End a container and start it again."""
+        live = self.live()
+        if live:
+            one = self.random.choice(live)
+            self.machine.call("stop", id=one["id"])
+            self.machine.call("remove", id=one["id"])
+            self._start(one["pod_uid"], one["name"])
+
+    def remove(self) -> None:
+        """Delete a pod and end its containers."""
+        uid = self._pick()
+        if uid:
+            del self.pods[uid]
+            for one in self.live():
+                if one["pod_uid"] == uid:
+                    self.machine.call("stop", id=one["id"])
+                    self.machine.call("remove", id=one["id"])
+
+    def live(self) -> list[dict[str, Any]]:
+        """Return the containers that run, with their CPUs."""
+        listed = [one for one in self.machine.call("list") if one["state"] != State.EXITED]
+        return [{**one, "cpus": self.machine.call("read", cgroup=one["cgroup"])} for one in listed]
+
+    def observe(self) -> Observed:
+        """Return the node as it is."""
+        topology = self.topology()
+        return Observed(
+            topology,
+            topology.online,
+            tuple(SeenPod.of(pod) for pod in self.pods.values()),  # type: ignore[arg-type]
+            tuple(
+                SeenContainer(
+                    one["id"],
+                    Owner(one["pod_uid"], one["name"]),
+                    State(one["state"]),
+                    CPUSet.parse(one["cpus"]),
+                )
+                for one in self.live()
+            ),
+        )
+
+    def topology(self) -> Topology:
+        """Return the machine."""
+        return read_topology(self.machine.root)
+
+    def _pick(self) -> str | None:
+        return self.random.choice(sorted(self.pods)) if self.pods else None
+
+    def _wish(self) -> Wish:
+        policy = self.random.choice(POLICIES)
+        cpu = self.random.choice(("1", "2", "3", "500m"))
+        return Wish(cpu, policy=policy, smt=self.random.choice(SMT) if policy == "exclusive" else None)
+
+    def _start(self, uid: str, name: str) -> None:
+        self.count += 1
+        number = f"{uid}-{name}-{self.count}"
+        self.machine.call("create", id=number, pod_uid=uid, name=name, namespace="test", pod=f"pod-{uid}")
+        self.machine.call("start", id=number)
+
+
+def settled(agent: AgentProcess, churn: Churn) -> Ledger:
+    """Wait until the agent has nothing left to do, and return its ledger; fail when it never has."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    why = "it told nothing"
+    while time.monotonic() < deadline:
+        state = agent.state()
+        if state and state["podsComplete"]:
+            ledger = Ledger.from_dict(state["ledger"])
+            made = plan(churn.observe(), ledger, DEFAULT)
+            if made.ledger == ledger and not made.actions:
+                return ledger
+            why = f"left to do: {made.actions} {set(made.ledger) ^ set(ledger)}"
+        time.sleep(POLL_SECONDS)
+    log = (agent.root / "agent.log").read_text()[-3000:]
+    raise AssertionError(f"not settled after {PATIENCE_SECONDS} s: {why}\n{log}")
+
+
+def held_on_disk(agent: AgentProcess) -> Ledger:
+    """Return what the checkpoint holds."""
+    return read(agent.checkpoint.read_bytes(), "machine-1").ledger

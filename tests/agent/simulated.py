@@ -1,0 +1,122 @@
+"""`python -m tests.agent.simulated MACHINE_ROOT STATE_DIR`: the real agent's process on a simulated machine.
+
+Everything of the agent runs but the edges: runtime, cgroups and CPUs are those of `tests.machine`, the pods are a file
+`pods.json` in the machine's root. The machine outlives the agent, however the agent ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent import logs, sysfs
+from agent.checkpoint import StateDir
+from agent.observe import Seams
+from agent.process import Agent, Listeners, Parts, run_until_told
+from agent.reconcile import Settings
+from agent.wiring import load
+from pinning.cpuset import CPUSet
+from pinning.node_config import DEFAULT
+from tests.machine.client import Machine, SimulatedCgroups, SimulatedRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pinning.topology import Topology
+
+POLL_SECONDS = 0.01
+SOCKET = "agent.sock"
+MACHINE_ID = "machine-id"
+
+
+class FilePods:
+    """The pods of a file that is replaced at once, as `agent.seams.PodSource`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pods: dict[str, Any] = {}
+        self._stamp = (0, 0)
+        self.complete = False
+
+    def pods(self) -> Mapping[str, Any]:
+        """Return the pods by uid."""
+        return self._pods
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Read the file whenever it is another one, until cancelled."""
+        while True:
+            found = self._path.stat()
+            stamp = (found.st_ino, found.st_mtime_ns)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._pods = json.loads(self._path.read_text())
+                self.complete = True
+                changed()
+            await asyncio.sleep(POLL_SECONDS)
+
+
+class TreeMachine:
+    """The CPUs of the simulated machine's sysfs tree, as `agent.seams.Machine`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: Topology | None = None
+
+    def topology(self) -> Topology:
+        """Return the tree's topology, read anew when CPUs came or went."""
+        online = sysfs.read_cpus(self._root / "sys/devices/system/cpu/online")
+        if self._known is None or self._known.online != online:
+            self._known = sysfs.read_topology(self._root)
+        return self._known
+
+    def universe(self) -> CPUSet:
+        """Return what is online."""
+        return self.topology().online
+
+    def boot_id(self) -> str:
+        """Return the only boot there is."""
+        return "boot-1"
+
+    def machine_id(self) -> str:
+        """Return the machine's id."""
+        return (self._root / MACHINE_ID).read_text()
+
+
+class Runtime(SimulatedRuntime):
+    """Tells of changes by a poll that starts from the newest event, so that a restart does not read all history."""
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` when the list of containers is another one."""
+        last: object = None
+        while True:
+            seen = await self.containers()
+            if seen != last:
+                changed()
+            last = seen
+            await asyncio.sleep(POLL_SECONDS)
+
+
+class Cgroups(SimulatedCgroups):
+    """Never tells of foreign writes: nobody writes in these tests but the agent and its runtime."""
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Wait until cancelled."""
+        await asyncio.get_running_loop().create_future()
+
+
+async def serve(root: Path, folder: Path) -> None:
+    """Be the agent until SIGTERM."""
+    machine, cpus = Machine(root), TreeMachine(root)
+    state_dir = StateDir(folder)
+    seams = Seams(Runtime(machine), Cgroups(machine), FilePods(root / "pods.json"), cpus)
+    parts = Parts(seams, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus))
+    await run_until_told(Agent(parts), Listeners(socket=root / SOCKET))
+
+
+if __name__ == "__main__":
+    logs.configure(logging.INFO)
+    asyncio.run(serve(Path(sys.argv[1]), Path(sys.argv[2])))
