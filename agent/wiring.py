@@ -17,6 +17,7 @@ from agent.seams import Refused, Unavailable
 from pinning.pools import check_machine
 
 if TYPE_CHECKING:
+    from agent.affinity import AffinityCgroups
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.kubeapi import Api
@@ -41,17 +42,18 @@ async def reset(config: AgentConfig) -> None:
 async def build(config: AgentConfig) -> Agent:
     """Return the agent of this node; raise AgentError or PinningError for what an operator has to mend."""
     state_dir = StateDir(config.state_dir)
-    cgroups = KernelCgroups(config.cgroup_root)
+    api = None if config.pods_dir else _api()
+    pods = _pods(config, api)
+    runtime, cgroups = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups, state_dir)
     check_machine(machine.topology(), machine.universe(), config.config)
-    api = None if config.pods_dir else _api()
-    seams = Seams(await _runtime(config), cgroups, _pods(config, api), machine)
+    seams = Seams(runtime, cgroups, pods, machine)
     settings = Settings(config.node, config.config, config.kubelet_state)
     return Agent(Parts(seams, settings, state_dir, saved, _reporters(config, api, seams.pods)))
 
 
 def _machine(
-    config: AgentConfig, cgroups: KernelCgroups, state_dir: StateDir
+    config: AgentConfig, cgroups: KernelCgroups | AffinityCgroups, state_dir: StateDir
 ) -> tuple[Machine, Saved | None]:
     """Return the machine, with what the checkpoint remembers of its CPUs."""
     machine = NodeMachine(config.root, cgroups)
@@ -70,7 +72,18 @@ def load(state_dir: StateDir, machine: Machine) -> Saved | None:
         return None
 
 
-async def _runtime(config: AgentConfig) -> Runtime:
+async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, KernelCgroups | AffinityCgroups]:
+    """Return who runs the containers, and the cgroups that these have."""
+    from agent.pods_dir import PodsDir
+
+    if config.runtime == "local" and isinstance(pods, PodsDir):
+        from agent.local import open_local
+
+        return open_local(pods, config.cgroup_root, config.state_dir)
+    return await _cri(config), KernelCgroups(config.cgroup_root)
+
+
+async def _cri(config: AgentConfig) -> Runtime:
     from agent.cri import CRI
     from agent.cri_facts import find_socket
 
@@ -90,10 +103,12 @@ def _api() -> Api:
 
 
 def _pods(config: AgentConfig, api: Api | None) -> PodSource:
+    if api is None:
+        from agent.pods_dir import PodsDir
+
+        return PodsDir(config.pods_dir or config.state_dir)
     from agent.pod_watch import PodWatch
 
-    if api is None:
-        raise Refused(f"--pods-dir {config.pods_dir}: not supported")
     return PodWatch(api, config.node)
 
 
