@@ -1,0 +1,95 @@
+"""States of a small node for the tests of reports: 4 cores of 2 CPUs (0,4 to 3,7) on 2 sockets, CPU 0 reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent.kubelet import KubeletPolicy
+from agent.pod_requests import runtime_uid
+from agent.state import Fight, NodeState, Path, Proof, Round, build_state
+from pinning.cpuset import CPUSet
+from pinning.kube import Pod
+from pinning.ledger import Ledger
+from pinning.node_config import NodeConfig
+from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.plan import plan
+from pinning.pools import node_sets
+from pinning.topology import CPUFacts, Topology, assemble
+from tests.pods import container, pod
+
+WHEN = "2026-11-20T10:00:00Z"
+MACHINE = assemble([CPUFacts(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)], CPUSet(range(8)))
+EXCLUSIVE = {"cpu-manager.corepin.io/pod": "exclusive"}
+ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}
+
+
+@dataclass
+class Pods:
+    """A source that shows the pods it was given."""
+
+    shown: Mapping[str, Pod]
+    complete: bool = True
+
+    def pods(self) -> Mapping[str, Pod]:
+        """Return them."""
+        return self.shown
+
+    async def watch(self, changed: object) -> None:
+        """Nothing ever changes."""
+
+
+def source(*pods: Pod) -> Pods:
+    """Return a source of pods."""
+    return Pods({(one["metadata"] or {})["uid"] or "": one for one in pods})
+
+
+def bound(name: str, *containers: Any, annotations: Mapping[str, str] | None = None, **metadata: Any) -> Pod:
+    """Return a pod as the API shows it on the node."""
+    made = pod(*containers or (container("main", 2),), annotations=annotations)
+    given = {**(made["metadata"] or {}), "name": name, "uid": name, "creationTimestamp": WHEN, **metadata}
+    return {**made, "metadata": given, "status": {"phase": "Running"}}  # type: ignore[typeddict-item]
+
+
+def state_of(
+    *pods: Pod,
+    machine: Topology = MACHINE,
+    config: NodeConfig = NodeConfig(),  # noqa: B008 frozen
+    ledger: Ledger | None = None,
+    proven: bool = True,
+    path: Path = Path.CGROUP,
+    when: str = WHEN,
+    fights: tuple[Fight, ...] = (),
+    complete: bool = True,
+    proofs: Mapping[Owner, Proof] | None = None,
+    node: str = "node-1",
+) -> NodeState:
+    """Return the state after a pass in which all pods run and every cpuset was applied."""
+    observed = Observed(machine, machine.online, tuple(map(SeenPod.of, pods)), pods_complete=complete)
+    made = plan(observed, ledger or Ledger(), config)
+    sets = node_sets(machine, machine.online, config)
+    live, read = [], {}
+    for seen in observed.by_age:
+        for name in seen.places:
+            owner = Owner(seen.uid, name)
+            held = made.ledger.of(owner)
+            cpus = held.cpus if held else sets.shared(made.ledger)
+            live.append(SeenContainer(f"{seen.uid}/{name}", owner, State.RUNNING, cpus))
+            read[f"{seen.uid}/{name}"] = (proofs or {}).get(owner) or Proof(cpus, when, path)
+    made_round = Round(
+        replace(observed, containers=tuple(live)),
+        made.ledger,
+        made.refusals,
+        sets,
+        read if proven else {},
+        {one.owner: f"{one.owner.pod_uid}/{one.owner.container}" for one in live},
+        fights,
+    )
+    policy = KubeletPolicy.STATIC if config.observe else KubeletPolicy.NONE
+    return build_state(made_round, node, "containerd 2.4.2", policy, observes=config.observe)
+
+
+def owner(one: Pod, name: str = "main") -> Owner:
+    """Return who a container of a pod is."""
+    return Owner(runtime_uid(one), name)

@@ -1,0 +1,242 @@
+"""The annotation of pods: what it says, when it is written, and when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.kubeapi import Access, Api
+from agent.report_pods import PodReport, pod_status
+from agent.seams import Refused, Unavailable
+from agent.state import NodeState, Path, PodState, Proof
+from pinning.contract import STATUS_CPUS
+from pinning.cpuset import CPUSet
+from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
+from tests.pods import container
+
+LATER = "2026-11-20T11:00:00Z"
+
+
+def told(state: NodeState, name: str = "a", before: str | None = None) -> Any:
+    """Return the annotation of a pod, read."""
+    text = pod_status(of(state, name), before)
+    return text and json.loads(text)
+
+
+def of(state: NodeState, name: str) -> PodState:
+    """Return what the state says of a pod."""
+    return next(one for one in state.pods if one.name == name)
+
+
+def test_a_pinned_container_is_told_with_its_proof() -> None:
+    """Policies, CPUs, idle siblings, NUMA nodes, and what the kernel was read to have, when and by which path."""
+    one = bound("a", container("main", 1), container("side"), annotations=ISOLATE)
+    assert told(state_of(one)) == {
+        "version": 1,
+        "containers": {
+            "main": {
+                "policy": "exclusive",
+                "smtPolicy": "isolate",
+                "numaPolicy": "packed",
+                "cpus": "1",
+                "idle": "5",
+                "numaNodes": [0],
+                "pinned": True,
+                "applied": {"cpus": "1", "time": WHEN, "path": "cgroup"},
+            }
+        },
+    }
+
+
+def test_a_refused_container_is_told_as_not_pinned() -> None:
+    """The reason and the remedy are told, and never CPUs that it does not hold."""
+    main = told(state_of(bound("a", container("main", 99), annotations=EXCLUSIVE)))["containers"]["main"]
+    assert main["pinned"] is False
+    assert main["refusal"]["reason"] == "NotEnoughCPUs"
+    assert "wanted 99" in main["refusal"]["message"]
+    assert main.keys() == {"pinned", "refusal"}
+
+
+def test_what_cannot_be_read_is_told_of_the_pod() -> None:
+    """A pod whose own words are wrong learns why."""
+    one = bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})
+    assert told(state_of(one))["refusal"]["reason"] == "Invalid"
+
+
+def test_a_pod_without_claims_is_told_nothing() -> None:
+    """No annotation is put on pods that never asked."""
+    assert told(state_of(bound("a"))) is None
+
+
+def test_what_is_not_yet_proven_is_not_called_pinned() -> None:
+    """Without a reading of the kernel there is no `applied`."""
+    main = told(state_of(bound("a", annotations=EXCLUSIVE), proven=False))["containers"]["main"]
+    assert main["pinned"] is False
+    assert "applied" not in main
+
+
+def test_drift_and_the_window_are_told() -> None:
+    """Tasks outside, and how long the container may have run elsewhere, are part of the report."""
+    one = bound("a", annotations=EXCLUSIVE)
+    proof = Proof(CPUSet([1, 5]), WHEN, Path.RUNTIME, outside=2, window_seconds=0.004)
+    main = told(state_of(one, proofs={owner(one): proof}))["containers"]["main"]
+    assert main["drift"] is True
+    assert main["applied"]["windowSeconds"] == 0.004
+
+
+@pytest.mark.parametrize(
+    "before", [None, "", "no json", "[]", '{"containers": 7}', '{"containers": {"main": 7}}']
+)
+def test_a_damaged_annotation_is_replaced(before: str | None) -> None:
+    """Whatever stood there before, the new words are those of the state."""
+    state = state_of(bound("a", annotations=EXCLUSIVE))
+    assert pod_status(of(state, "a"), before) == pod_status(of(state, "a"), None)
+
+
+def test_times_change_only_with_content() -> None:
+    """The same CPUs found later by another path are the same report; other CPUs bring their own time."""
+    one = bound("a", annotations=EXCLUSIVE)
+    first = pod_status(of(state_of(one), "a"), None)
+    same = state_of(one, when=LATER, path=Path.FOUND)
+    assert pod_status(of(same, "a"), first) == first
+    grown = bound("a", container("main", 4), annotations=EXCLUSIVE)
+    moved = told(state_of(grown, when=LATER), before=first)
+    assert moved["containers"]["main"]["applied"]["time"] == LATER
+
+
+class Server:
+    """Keeps the annotations that are patched, and answers as it is told to."""
+
+    def __init__(self, *failures: int) -> None:
+        self.failures = list(failures)
+        self.patches: list[tuple[str, Any]] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Take one patch."""
+        self.patches.append((request.url.path, json.loads(request.content)))
+        if self.failures and (code := self.failures.pop(0)) != 200:
+            return httpx.Response(code, json={"message": "no"})
+        return httpx.Response(200, json={"metadata": {"resourceVersion": str(100 + len(self.patches))}})
+
+
+def run(act: Callable[[Api], Awaitable[None]], server: Server) -> None:
+    """Run a coroutine with a client of the server."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        await act(api)
+        await api.close()
+
+    asyncio.run(main())
+
+
+def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
+    """The same state told again, and the watch being late, cost no request; the uid is a precondition."""
+    one = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, source(one, bound("b")))
+        for _ in range(3):
+            await report.publish(state_of(one, bound("b")))
+        assert report.writes == api.requests == 1
+
+    run(act, server)
+    [(path, body)] = server.patches
+    assert path == "/api/v1/namespaces/default/pods/a"
+    assert body["metadata"]["uid"] == "a"
+    assert body["metadata"]["annotations"].keys() == {STATUS_CPUS}
+
+
+def test_the_watch_wins_over_what_was_written() -> None:
+    """When the pod of the API is newer than our write, what it shows counts: an annotation taken away comes back."""
+    one = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
+    server = Server()
+
+    async def act(api: Api) -> None:
+        pods = source(one)
+        report = PodReport(api, pods)
+        await report.publish(state_of(one))
+        pods.shown = source(bound("a", annotations=EXCLUSIVE, resourceVersion="900")).shown
+        await report.publish(state_of(one))
+        assert report.writes == 2
+
+    run(act, server)
+
+
+def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
+    """It is removed with the policy, and from pods that are over; a pod younger than the state is left alone."""
+    told_before = {STATUS_CPUS: "{}"}
+    plain, over = bound("a", annotations=told_before), bound("b", annotations=told_before)
+    over["status"] = {"phase": "Succeeded"}
+    young = bound("c", annotations=told_before)
+    server = Server()
+
+    async def act(api: Api) -> None:
+        await PodReport(api, source(plain, over, young)).publish(state_of(plain, over))
+
+    run(act, server)
+    assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
+        ("a", {STATUS_CPUS: None}),
+        ("b", {STATUS_CPUS: None}),
+    ]
+
+
+def test_a_static_pod_is_told_at_its_mirror() -> None:
+    """The runtime knows it by the hash of its manifest, the API by a uid of its own."""
+    mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123", **EXCLUSIVE}
+    one = bound("a", annotations=mirror, uid="api-uid")
+    server = Server()
+
+    async def act(api: Api) -> None:
+        await PodReport(api, source(one)).publish(state_of(one))
+
+    run(act, server)
+    assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
+
+
+@pytest.mark.parametrize(
+    ("code", "tried", "error"),
+    [
+        pytest.param(422, 2, Refused, id="refused"),
+        pytest.param(409, 2, Refused, id="another pod of that name"),
+        pytest.param(503, 1, Unavailable, id="out of reach"),
+        pytest.param(404, 2, None, id="gone"),
+    ],
+)
+def test_one_pod_that_fails_costs_the_others_nothing(
+    code: int, tried: int, error: type[Exception] | None
+) -> None:
+    """Others are told though one is refused; a server out of reach is not asked for each pod; the next try mends it."""
+    pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
+    server = Server(code)
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, source(*pods))
+        if error is None:
+            await report.publish(state_of(*pods))
+        else:
+            with pytest.raises(error):
+                await report.publish(state_of(*pods))
+        assert api.requests == tried
+        await report.publish(state_of(*pods))
+        assert report.writes == 2
+
+    run(act, server)
+
+
+def test_reset_removes_every_annotation() -> None:
+    """Pods without one are not asked about."""
+    pods = [bound("a", annotations={STATUS_CPUS: "{}"}), bound("b")]
+    server = Server()
+
+    async def act(api: Api) -> None:
+        await PodReport(api, source(*pods)).reset()
+
+    run(act, server)
+    assert [body["metadata"]["annotations"] for _, body in server.patches] == [{STATUS_CPUS: None}]
