@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent import quota
@@ -70,7 +70,7 @@ class KernelCgroups:
         folder = self._hierarchy.folder(cgroup)
         self._ours[cgroup] = cpus
         if self.version == V1:
-            self.widen(str(PurePosixPath(cgroup).parent), cpus)
+            self.widen(_above(cgroup), cpus)
         if self._forgets_pins:
             self._move_keeping_pins(folder, cpus)
         else:
@@ -81,14 +81,13 @@ class KernelCgroups:
 
         A CPU that went offline and came back is in none of them. Raises Gone, Refused.
         """
-        path = PurePosixPath(cgroup)
-        for above in (*reversed(path.parents), path):
-            folder = self._hierarchy.folder(str(above))
-            if folder == self._hierarchy.cpuset:
-                continue
-            had = read_cpus(folder / CPUS)
-            if not cpus <= had:
-                _put(folder, had | cpus)
+        folder = self._hierarchy.folder(cgroup)
+        if folder == self._hierarchy.cpuset:
+            return
+        had = read_cpus(folder / CPUS)
+        if not cpus <= had:  # else those above have them too
+            self.widen(_above(cgroup), cpus)
+            _put(folder, had | cpus)
 
     def _move_keeping_pins(self, folder: Path, cpus: CPUSet) -> None:
         tasks_file = self._hierarchy.tasks
@@ -175,6 +174,10 @@ class KernelCgroups:
     def close(self) -> None:
         """Stop watching."""
         self._inotify.close()
+
+
+def _above(cgroup: str) -> str:
+    return cgroup.rpartition("/")[0]
 
 
 def _move(folder: Path, cpus: CPUSet) -> None:

@@ -1,3 +1,3 @@
 """What all tests share."""
 
-pytest_plugins = ["tests.servers.fixture"]
+pytest_plugins = ["tests.servers.fixture", "tests.agent.containerd_fixture"]
