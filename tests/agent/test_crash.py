@@ -25,7 +25,8 @@ from tests.agent.churn import AgentProcess, Churn, held_on_disk, settled
 from tests.machine.client import running_machine
 
 KILLS = int(os.environ.get("COREPIN_KILLS", "60"))
-LONGEST_WAIT = 0.08  # seconds from a change to the kill: a pass begins and ends within
+LONGEST_WAIT = 0.04  # seconds from a change to the kill: a pass begins and ends within
+WRITING = 0.004  # seconds that the writes of a pass take
 
 
 @contextmanager
@@ -64,6 +65,17 @@ def moved(churn: Churn, before: Observed, since: int) -> list[str]:
     ]
 
 
+def wait_somewhere(agent: AgentProcess, last: int, random: Random) -> None:
+    """Wait for a random moment: anywhere in a pass, or right after it saved its checkpoint, while it writes."""
+    if random.random() < 0.5:
+        time.sleep(random.uniform(0, LONGEST_WAIT))
+        return
+    deadline = time.monotonic() + 2 * LONGEST_WAIT
+    while agent.checkpoint.stat().st_mtime_ns == last and time.monotonic() < deadline:
+        time.sleep(0)
+    time.sleep(random.uniform(0, WRITING))
+
+
 @pytest.mark.parametrize(
     ("cpus", "share"),
     [pytest.param(16, 2, id="16"), pytest.param(64, 2, id="64"), pytest.param(256, 1, id="256")],
@@ -73,9 +85,10 @@ def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpu
     random = Random(cpus)  # noqa: S311
     with node(tmp_path, cpus, seed=cpus) as (agent, churn):
         for _ in range(KILLS * share // 5):
+            last = agent.checkpoint.stat().st_mtime_ns
             for _ in range(random.randint(1, 4)):
                 churn.step()
-            time.sleep(random.uniform(0, LONGEST_WAIT))  # the moment of the kill is what is random here
+            wait_somewhere(agent, last, random)
             agent.kill()
             on_disk, before = held_on_disk(agent), churn.observe()
             since = len(churn.machine.call("events"))
