@@ -124,7 +124,7 @@ def _body(content: bytes) -> dict[str, Any]:
     try:
         body = json.loads(content)
         version, checksum = body.pop("version"), body.pop("checksum")
-    except (ValueError, KeyError, AttributeError, TypeError) as problem:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as problem:
         raise Unusable(f"the checkpoint is damaged: {problem!r}") from problem
     if version != VERSION:
         raise Unusable(f"the checkpoint is of version {version!r}, this agent writes {VERSION}")
