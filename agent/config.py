@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,25 @@ from pinning.node_config import DEFAULT, NodeConfig, read_node_config
 
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFlags:
+    """Where the API server is and who the agent is there, outside of a pod."""
+
+    url: str
+    ca_file: Path | None = None
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFlags:
+    """What is told to the API server beyond what always is."""
+
+    namespace: str = "corepin"  # of the ConfigMap that mirrors the pools
+    feature_gates: frozenset[str] = frozenset()
+    cmk_taint: bool = False
+    overcommit_taint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +49,8 @@ class AgentConfig:
     kubelet_state: Path | None = None
     listen: tuple[str, int] | None = None  # health and metrics; None: not served
     socket: Path | None = None  # the state as JSON; None: not served
+    api: ApiFlags | None = None  # None: the account that every pod of a cluster has
+    reports: ReportFlags = field(default_factory=ReportFlags)
 
     def __post_init__(self) -> None:
         if not self.node:

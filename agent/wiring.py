@@ -42,7 +42,7 @@ async def reset(config: AgentConfig) -> None:
 async def build(config: AgentConfig) -> Agent:
     """Return the agent of this node; raise AgentError or PinningError for what an operator has to mend."""
     state_dir = StateDir(config.state_dir)
-    api = None if config.pods_dir else _api()
+    api = None if config.pods_dir else _api(config)
     pods = _pods(config, api)
     runtime, cgroups = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups, state_dir)
@@ -96,10 +96,12 @@ async def _cri(config: AgentConfig) -> Runtime:
     return runtime
 
 
-def _api() -> Api:
+def _api(config: AgentConfig) -> Api:
     from agent.kubeapi import Access, Api
 
-    return Api(Access.in_cluster(os.environ))
+    if config.api is None:
+        return Api(Access.in_cluster(os.environ))
+    return Api(Access(config.api.url, config.api.ca_file, config.api.token_file))
 
 
 def _pods(config: AgentConfig, api: Api | None) -> PodSource:
@@ -113,4 +115,19 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
 
 
 def _reporters(config: AgentConfig, api: Api | None, pods: PodSource) -> tuple[Reporter, ...]:
-    return ()
+    if api is None:
+        return ()
+    from agent.node_words import NodeOptions
+    from agent.report_events import EventReport
+    from agent.report_node import NodeReport
+    from agent.report_pods import PodReport
+    from agent.report_pool import PoolReport
+
+    flags = config.reports
+    options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint)
+    return (
+        PodReport(api, pods),
+        EventReport(api, config.node, pods),
+        NodeReport(api, config.node, pods, options),
+        PoolReport(api, config.node, flags.namespace),
+    )

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_optional_flag
+from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Coroutine
 
-    from agent.config import AgentConfig
+    from agent.config import AgentConfig, ApiFlags, ReportFlags
 
 CONFIG = Path("/etc/corepin/node/config.yaml")
 STATE_DIR = "/var/lib/corepin"
 SOCKET = "/run/corepin/agent.sock"
+TAINTS = frozenset({"cmk", "overcommit"})
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
 EPILOG = """\
@@ -49,8 +50,28 @@ def add_parser(
         parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
     )
     add_flag(parser, "--socket", "PATH", "the state as JSON, for corepin map; off: not served", SOCKET)
+    _add_api_flags(parser)
     parser.add_argument("--reset", action="store_true", help="undo everything the agent did, and exit")
     return parser
+
+
+def _add_api_flags(parser: argparse.ArgumentParser) -> None:
+    add_optional_flag(parser, "--api-server", "URL", "the API server; default: the one of the agent's pod")
+    add_optional_flag(parser, "--api-ca", "FILE", "with --api-server: its CA in PEM")
+    add_optional_flag(parser, "--api-token", "FILE", "with --api-server: the agent's token")
+    add_flag(parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", "corepin")
+    add_list_flag(
+        parser,
+        "--feature-gates",
+        "GATE,...",
+        "features to turn on, e.g. CPUManager: label the node for KubeVirt",
+    )
+    add_list_flag(
+        parser,
+        "--taint",
+        "cmk|overcommit",
+        "taints to set: cmk=true:NoSchedule, and one while shared CPUs are overcommitted",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,9 +117,34 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             kubelet_state=Path(args.kubelet_state),
             listen=parse_listen(args.metrics_listen),
             socket=None if args.socket == "off" else Path(args.socket),
+            api=_api(args),
+            reports=_reports(args),
         )
     except BadContract as problem:
         raise CommandFailed(str(problem)) from problem
+
+
+def _api(args: argparse.Namespace) -> ApiFlags | None:
+    from agent.config import ApiFlags
+
+    if args.api_server is None:
+        return None
+    return ApiFlags(args.api_server, _path(args.api_ca), _path(args.api_token))
+
+
+def _reports(args: argparse.Namespace) -> ReportFlags:
+    from agent.config import ReportFlags
+
+    taints = listed("--taint", _split(args.taint))
+    if not taints <= TAINTS:
+        wrong = ", ".join(sorted(taints - TAINTS))
+        raise CommandFailed(f"--taint: {wrong} is unknown: write {' or '.join(sorted(TAINTS))}")
+    gates = listed("--feature-gates", _split(args.feature_gates))
+    return ReportFlags(args.namespace, gates, "cmk" in taints, "overcommit" in taints)
+
+
+def _split(given: list[str] | None) -> list[str] | None:
+    return None if given is None else [name for text in given for name in text.split(",")]
 
 
 def _path(text: str | None) -> Path | None:
