@@ -6,13 +6,12 @@ causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from pinning.annotations import NO_WISHES, Wishes, read_wishes
+from pinning.annotations import Wishes, read_wishes
 from pinning.contract import (
-    CMK_RESOURCES,
     CPUMANAGER_LABELS,
     KUBEVIRT_LABEL,
     LAUNCHER_CONTAINER,
@@ -28,7 +27,7 @@ from pinning.resources import Member, Role, is_quantity, members, stated, unread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pinning.kube import Pod
+    from pinning.kube import Pod, ResourceRequirements
 
 OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
 ELIGIBLE = "a CPU limit that is a whole number >= 1 and equal to the request"
@@ -63,27 +62,38 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a pod asks for, and what is wrong with how it asks."""
+    """What a pod asks for, and, when somebody wants to know, what is wrong with how it asks."""
 
     claims: tuple[Claim, ...]
-    causes: tuple[Cause, ...]
-    warnings: tuple[Cause, ...]
     members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
+    wishes: Wishes
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
-        return next((claim for claim in self.claims if claim.container == container), None)
+        for claim in self.claims:
+            if claim.container == container:
+                return claim
+        return None
 
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Everything that refuses the pod."""
+        return (
+            *unreadable(self.members),
+            *self.wishes.causes,
+            *(cause for member in self.members for cause in _causes(member, self.wishes)),
+            *_nobody_eligible(self.members, self.wishes, self.claims),
+        )
 
-class _Read(NamedTuple):
-    """What was read off one container."""
-
-    claim: Claim | None = None
-    causes: tuple[Cause, ...] = ()
-    warnings: tuple[Cause, ...] = ()
-
-
-NOTHING = _Read()
+    @property
+    def warnings(self) -> tuple[Cause, ...]:
+        """Everything that its owner should know."""
+        return (
+            *self.wishes.warnings,
+            *(warning for member in self.members for warning in _uncounted(member)),
+            *_neighbours(self.members, self.wishes, self.claims),
+            *_idle_words(self.wishes, self.claims),
+        )
 
 
 def is_launcher(pod: Pod) -> bool:
@@ -99,22 +109,13 @@ def is_dedicated_launcher(pod: Pod) -> bool:
 
 
 def read_pod(pod: Pod) -> Reading:
-    """Return the claims of a pod with the causes that refuse it and the warnings that go with it."""
+    """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
     listed = _as_allocated(pod)
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    wishes = read_wishes(annotations, frozenset(member.name for member in listed))
+    wishes = read_wishes(annotations, frozenset([member.name for member in listed]))
     dedicated = is_dedicated_launcher(pod)
-    read = [_read_member(member, wishes, dedicated) for member in listed]
-    claims = tuple(one.claim for one in read if one.claim)
-    causes = [*unreadable(listed), *wishes.causes]
-    warnings = [*wishes.warnings]
-    for one in read:
-        causes += one.causes
-        warnings += one.warnings
-    if wishes is not NO_WISHES:
-        causes += _nobody_eligible(listed, wishes, claims)
-        warnings += [*_neighbours(listed, wishes, claims), *_idle_words(wishes, claims)]
-    return Reading(claims, tuple(causes), tuple(warnings), listed)
+    claims = [_claim_of(member, wishes, dedicated) for member in listed]
+    return Reading(tuple([claim for claim in claims if claim]), listed, wishes)
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
@@ -135,24 +136,41 @@ def _with_cpu(member: Member, cpu: str | float | None) -> Member:
     fixed = member.limits.get("cpu") is not None and member.limits["cpu"] == member.requests["cpu"]
     if cpu is None or not fixed or not is_quantity(cpu):
         return member
-    return member._replace(limits={**member.limits, "cpu": cpu}, requests={**member.requests, "cpu": cpu})
+    resources = member.container.get("resources") or {}
+    given: ResourceRequirements = {
+        "limits": {**(resources.get("limits") or {}), "cpu": cpu},
+        "requests": {**(resources.get("requests") or {}), "cpu": cpu},
+    }
+    return replace(member, container={**member.container, "resources": given})
 
 
-def _read_member(member: Member, wishes: Wishes, dedicated: bool) -> _Read:  # noqa: FBT001 a fact, not a switch
-    if any(resource in member.requests for resource in CMK_RESOURCES):
-        return _read_cmk(member, wishes)
+def _claim_of(member: Member, wishes: Wishes, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
+    if member.cores:
+        return _cmk_claim(member, wishes)
     launches = dedicated and member.name == LAUNCHER_CONTAINER
-    policy, word = _policy_of(member.name, wishes)
+    policy, _ = _policy_of(member.name, wishes)
     if policy is None and launches:
         policy = CPUPolicy.EXCLUSIVE
     if policy is None or policy is CPUPolicy.NONE:
-        return NOTHING
+        return None
     cpus = whole_cpus(member)
     if cpus is None:
-        named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
-        return _Read(causes=_not_eligible(member, word)) if named and word else NOTHING
+        return None
     origin = Origin.LAUNCHER if launches and policy is CPUPolicy.EXCLUSIVE else Origin.ANNOTATION
-    return _Read(_claim(member, wishes, origin, CPUPolicy(policy), cpus))
+    return _claim(member, wishes, origin, policy, cpus)
+
+
+def _causes(member: Member, wishes: Wishes) -> Iterator[Cause]:
+    """Say what is wrong with how one container asks."""
+    if member.cores:
+        yield from _bad_count(member)
+        yield from _claimed_twice(member, wishes)
+        return
+    policy, field = _policy_of(member.name, wishes)
+    is_named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
+    if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
+        told = f"container {member.name} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
+        yield Cause(field, told)
 
 
 def _policy_of(container: str, wishes: Wishes) -> tuple[CPUPolicy | None, str | None]:
@@ -185,25 +203,24 @@ def _claim(
     )
 
 
-def _read_cmk(member: Member, wishes: Wishes) -> _Read:
-    resource, *others = (one for one in CMK_RESOURCES if one in member.requests)
+def _cmk_claim(member: Member, wishes: Wishes) -> Claim | None:
+    resource = member.cores[0]
     count = whole(member.requests[resource])
-    causes = (*_bad_count(member, resource, count), *_claimed_twice(member, wishes, resource))
-    warnings = [
-        Cause(
-            f"{member.path}.resources.requests[{other}]",
-            f"is not counted beside {resource}; remove one of the two",
-        )
-        for other in others
-    ]
-    claim = None
-    if count is not None and count >= 1:
-        claim = _claim(member, wishes, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
-    return _Read(claim, causes, tuple(warnings))
+    if count is None or count < 1:
+        return None
+    return _claim(member, wishes, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
 
 
-def _bad_count(member: Member, resource: str, count: int | None) -> Iterator[Cause]:
+def _uncounted(member: Member) -> Iterator[Cause]:
+    for other in member.cores[1:]:
+        told = f"is not counted beside {member.cores[0]}; remove one of the two"
+        yield Cause(f"{member.path}.resources.requests[{other}]", told)
+
+
+def _bad_count(member: Member) -> Iterator[Cause]:
+    resource = member.cores[0]
     request, limit = member.requests[resource], member.limits.get(resource)
+    count = whole(request)
     if count is None or count < 1:
         where = "limits" if request == limit else "requests"
         told = f"{request} is no number of cores: write a whole number of 1 or more"
@@ -213,17 +230,12 @@ def _bad_count(member: Member, resource: str, count: int | None) -> Iterator[Cau
         yield Cause(f"{member.path}.resources.limits[{resource}]", told)
 
 
-def _claimed_twice(member: Member, wishes: Wishes, resource: str) -> Iterator[Cause]:
+def _claimed_twice(member: Member, wishes: Wishes) -> Iterator[Cause]:
     wish = wishes.policy.of(member.name)
     meant = wish and (wishes.policy.is_named(member.name) or whole_cpus(member))
     if wish and meant and wish.value is not CPUPolicy.NONE:
-        told = f"{wish.value} claims CPUs for container {member.name}, which claims cores by {resource}; remove one"
-        yield Cause(wish.field, told)
-
-
-def _not_eligible(member: Member, field: str) -> tuple[Cause, ...]:
-    told = f"container {member.name} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
-    return (Cause(field, told),)
+        claims = f"claims CPUs for container {member.name}, which claims cores by {member.cores[0]}"
+        yield Cause(wish.field, f"{wish.value} {claims}; remove one")
 
 
 def _advice(member: Member) -> str:

@@ -5,11 +5,13 @@ QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
 from pinning.errors import BadQuantity, Cause
+from pinning.lazy import lazy
 from pinning.quantity import parse_quantity, whole
 
 if TYPE_CHECKING:
@@ -31,17 +33,36 @@ class Role(StrEnum):
     MAIN = "main"
 
 
-class Member(NamedTuple):
-    """One container of a pod, with its place in the document and what it states."""
+@dataclass(frozen=True)
+class Member:
+    """One container of a pod, with its place in the document and what it states (read when it is asked for)."""
 
     name: str
     role: Role
     path: str  # as field paths have it: "spec.initContainers[0]"
-    requests: Mapping[
-        str, RawQuantity
-    ]  # readable ones of READ; an absent request counts as equal to the limit
-    limits: Mapping[str, RawQuantity]
     container: Container
+
+    @lazy
+    def limits(self) -> ResourceList:
+        """Return the readable limits of READ."""
+        return _readable((self.container.get("resources") or {}).get("limits"))
+
+    @lazy
+    def requests(self) -> ResourceList:
+        """Return the readable requests of READ; an absent one counts as equal to the limit."""
+        resources = self.container.get("resources") or {}
+        requested = resources.get("requests")
+        if requested == resources.get("limits"):
+            return self.limits
+        return {**self.limits, **_readable(requested)}
+
+    @lazy
+    def cores(self) -> tuple[str, ...]:
+        """Return the CMK resources that the container asks for; the first one counts."""
+        resources = self.container.get("resources") or {}
+        if not (_names_cores(resources.get("requests")) or _names_cores(resources.get("limits"))):
+            return ()
+        return tuple(resource for resource in CMK_RESOURCES if resource in self.requests)
 
     @property
     def pointer(self) -> str:
@@ -68,11 +89,11 @@ def _init_role(container: Container) -> Role:
 
 
 def _member(path: str, role: Role, container: Container) -> Member:
-    resources = container.get("resources") or {}
-    requested, limited = resources.get("requests"), resources.get("limits")
-    limits = _readable(limited)
-    requests = limits if requested == limited else {**limits, **_readable(requested)}
-    return Member(container.get("name") or "", role, path, requests, limits, container)
+    return Member(container.get("name") or "", role, path, container)
+
+
+def _names_cores(given: ResourceList | None) -> bool:
+    return not (given is None or given.keys().isdisjoint(CMK_RESOURCES))
 
 
 def _readable(given: ResourceList | None) -> ResourceList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -66,12 +67,17 @@ class Settings(_Frozen, frozen=True):
     @property
     def gates(self) -> frozenset[str]:
         """The feature gates that are on."""
-        return frozenset(word.strip() for word in self.feature_gates.split(",") if word.strip())
+        return _words(self.feature_gates)
 
     @property
     def threads_per_core(self) -> tuple[int, ...]:
         """Threads per core of every configured node shape; empty when the webhook knows nothing of nodes."""
         return tuple(shape.threads_per_core for shape in self.node_shapes)
+
+
+@lru_cache(maxsize=8)  # asked at every review
+def _words(listed: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in listed.split(",") if word.strip())
 
 
 def load_settings(document: bytes) -> Settings:

@@ -13,7 +13,6 @@ from pinning.contract import (
     CMK_MUTATE,
     CMK_MUTATE_TRUE,
     CMK_NUM_CORES,
-    CMK_RESOURCES,
     ISOLATED_CORES,
     SMTPolicy,
 )
@@ -52,7 +51,7 @@ def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
 def wants_injection(pod: Pod, reading: Reading) -> bool:
     """Say whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
     for member in reading.members:
-        if not member.requests.keys().isdisjoint(CMK_RESOURCES):
+        if member.cores:
             return True
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE
@@ -71,8 +70,8 @@ def plan_injection(
     shared = mutations.per_container if injects else {}
     for member in reading.members:
         pointer = member.pointer
-        own = [_claim_additions(reading.claim_of(member.name), settings), (limits or {}).get(pointer)]
-        want = joined(shared, *filter(None, own))
+        own = [_claim_additions(reading.claim_of(member.name), settings), (limits or {}).get(pointer, {})]
+        want = joined(shared, *own) if any(own) else shared
         operations += additions(pointer, member.container, want)
     return operations
 
@@ -109,9 +108,7 @@ def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
     for name, path in mutations.host_paths.items():
         other = present.get(name)
         if other is None:
-            yield Cause(
-                "spec.volumes", f"host directory {path} is mounted read-only into the pod (volume {name})"
-            )
+            yield mutations.mounted[name]
         elif (other.get("hostPath") or {}).get("path") != path:
             yield Cause(
                 "spec.volumes", f"volume {name} is the pod's own; CMK's would be host directory {path}"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 
 from pinning.contract import CMK_INJECTED, CMK_TAINT_KEY, CMK_TAINT_VALUE
-from pinning.errors import BadContract
+from pinning.errors import BadContract, Cause
 from pinning.kube import Container, Pod
 from webhook.config import parse_yaml
 
@@ -36,7 +37,15 @@ class Mutations:
     service_account: str | None = None
     host_paths: dict[str, str] = field(default_factory=dict)  # volume name -> host directory
 
-    @property
+    @cached_property
+    def mounted(self) -> dict[str, Cause]:
+        """What a pod's owner is told of each volume that is added."""
+        told = "host directory {} is mounted read-only into the pod (volume {})"
+        return {
+            name: Cause("spec.volumes", told.format(path, name)) for name, path in self.host_paths.items()
+        }
+
+    @cached_property
     def is_typed(self) -> bool:
         """Say whether the partial types of `pinning.kube` hold all that merging this file must look at."""
         metadata, spec = self.per_pod.get("metadata", {}), self.per_pod.get("spec", {})

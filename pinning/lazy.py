@@ -1,0 +1,23 @@
+"""A value of an object that is worked out when it is first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Value = TypeVar("Value")
+
+
+class lazy(Generic[Value]):  # noqa: N801 - reads as the decorator that it is
+    """`functools.cached_property` without the lock of Python 3.11, which costs more than the values do here."""
+
+    def __init__(self, work_out: Callable[[Any], Value]) -> None:
+        self._work_out = work_out
+        self._name = work_out.__name__
+
+    def __get__(self, instance: object, _owner: type) -> Value:
+        value = self._work_out(instance)
+        instance.__dict__[self._name] = value  # found there from now on, before this descriptor
+        return value
