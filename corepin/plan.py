@@ -1,4 +1,4 @@
-"""`corepin plan`: which CPUs pods would get on a machine, and why, or why not. Needs neither cluster nor machine."""
+"""`corepin plan`: which CPUs pods would get on a machine, and why, or why not. Needs neither machine nor cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pinning.node_config import NodeConfig
     from pinning.topology import Topology
 
-DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not. Needs no cluster."
+DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
 EPILOG = """\
 The pods are taken as events in their order: a pod of the same namespace and name again is an update, one with
 metadata.deletionTimestamp is gone. With -o json one line is printed after each event; the text shows the machine
@@ -34,11 +34,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "plan", help="show which CPUs pods would get on a machine", description=DESCRIPTION, epilog=EPILOG
     )
     add_file_flag(parser)
-    parser.add_argument(
+    machine = parser.add_mutually_exclusive_group(required=True)
+    machine.add_argument(
         "--topology",
         metavar="FILE|DIR",
-        required=True,
         help="the machine: JSON of lscpu, or a directory that holds a sysfs tree as / does",
+    )
+    machine.add_argument(
+        "--node",
+        metavar="NAME",
+        help="a node of the cluster, as its agent published it, as if nobody held CPUs there",
     )
     parser.add_argument(
         "--reserved",
@@ -65,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
     items = [item for source in args.filename for one in read_documents(source) for item in one.items()]
     try:
-        topology = _read_machine(args.topology)
-        config = _read_config(args.config, args.reserved)
+        topology, reserved = _read_published(args.node) if args.node else (_read_machine(args.topology), None)
+        given = args.reserved if args.reserved is not None or args.config else reserved
+        config = _read_config(args.config, given)
         check_machine(topology, topology.online, config)
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
@@ -80,6 +86,16 @@ def run(args: argparse.Namespace) -> int:
     colour, width = wants_colour(sys.stdout, os.environ), columns(sys.stdout, os.environ)
     write_out(describe(node, last, width, colour=colour))
     return 0
+
+
+def _read_published(name: str) -> tuple[Topology, str]:
+    """Read a node of the cluster: its machine, and what is reserved there."""
+    from corepin.kube_node import read_node
+    from corepin.node_view import view_of_annotations
+
+    node = read_node(name)
+    picture = view_of_annotations(name, node.topology, node.pools).picture
+    return picture.topology, str(picture.reserved)
 
 
 def _read_machine(given: str) -> Topology:

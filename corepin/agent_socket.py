@@ -1,0 +1,44 @@
+"""Ask the agent of this machine for its state, on its local socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.errors import CommandFailed
+from corepin.flags import add_flag
+
+if TYPE_CHECKING:
+    import argparse
+
+SOCKET: Final = "/run/corepin/agent.sock"
+TIMEOUT_SECONDS: Final = 5.0
+
+
+def add_socket_flag(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that names the agent's socket."""
+    add_flag(parser, "--socket", "PATH", "the local agent's socket", SOCKET)
+
+
+def read_state(path: str) -> dict[str, Any]:
+    """Return the agent's state; raise CommandFailed with what is missing."""
+    remedy = "start `corepin agent` here, name its socket with --socket, or a node of the cluster with --node"
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_SECONDS)
+            connection.connect(path)
+            content = b"".join(iter(lambda: connection.recv(2**16), b""))
+    except PermissionError as error:
+        raise CommandFailed(f"{path}: {error.strerror}: only root may ask the agent") from error
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
+    try:
+        state = json.loads(content or b"null")
+    except ValueError as error:
+        state = None
+        if content.strip():
+            raise CommandFailed(f"{path}: what answers there is no corepin agent") from error
+    if not isinstance(state, dict):
+        raise CommandFailed("the agent has just started and knows nothing yet: ask again in a moment")
+    return state
