@@ -26,6 +26,7 @@ class Track:
         float | None
     )  # when it may have begun to run elsewhere; None: it is settled, or older than we
     sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
+    born: CPUSet = EMPTY  # what was read at the first sight of it running
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
@@ -56,6 +57,8 @@ class Track:
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it."""
         self.applied = cpus
+        if self.is_running and not self.born:
+            self.born = cpus
         self._prove(cpus, when, Path.FOUND)
 
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
@@ -79,7 +82,7 @@ class Track:
         since, self.unpinned_since = self.unpinned_since, None
         if since is None or self.proof is None:
             return None
-        window = now - since
+        window = 0.0 if self.born == self.applied else now - since
         self.proof = replace(self.proof, window_seconds=round(window, 4))
         return window
 

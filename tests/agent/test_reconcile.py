@@ -79,6 +79,7 @@ def test_nothing_changes_when_nothing_changed(node: FakeNode) -> None:
 def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
     """What is created has no cgroup to write: the runtime takes the set, and it is born with it."""
     node.add("a", TWO)
+    node.run()
     number = node.start("a", state=State.CREATED)
     node.run()
 
@@ -88,6 +89,7 @@ def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
     assert node.cpus(number) == "1,5"
     assert node.cgroups.writes == []
     assert container(state, "a").proof.path is By.FOUND
+    assert container(state, "a").proof.window_seconds == 0.0
 
 
 def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode) -> None:
