@@ -43,8 +43,8 @@ class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One taint of a node."""
 
     key: str
+    effect: str
     value: str = ""
-    effect: str = NO_SCHEDULE
     time_added: str | None = None
 
     @property
@@ -95,9 +95,9 @@ class Node(msgspec.Struct):
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
 
-CMK_TAINT: Final = Taint(CMK_TAINT_KEY, CMK_TAINT_VALUE)
+CMK_TAINT: Final = Taint(CMK_TAINT_KEY, NO_SCHEDULE, CMK_TAINT_VALUE)
 NO_LOAD: Final = Overcommit(0, 0)
-OVERCOMMIT_TAINT: Final = Taint(OVERCOMMIT_TAINT_KEY, "true")
+OVERCOMMIT_TAINT: Final = Taint(OVERCOMMIT_TAINT_KEY, NO_SCHEDULE, "true")
 
 
 @dataclass(frozen=True, slots=True)
