@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from demo.pinning import PODS, show_pinning
 from demo.show import shown
 from demo.webhook import DemoFailed, corepin, webhook
 
@@ -33,12 +34,13 @@ EXAMPLES: Final = (
 
 
 def main() -> int:
-    """Show admission, then the plan; return 1 with one clear message when something is not as the examples say."""
+    """Show admission, the plan, and a real agent; return 1 with one clear message when something is not as the examples say."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="corepin-demo-") as directory:
-            admitted = _admission(Path(directory))
+            admitted, to_run = _admission(Path(directory))
             _planning(Path(directory), admitted)
+            show_pinning(Path(directory), to_run)
     except DemoFailed as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1
@@ -46,27 +48,36 @@ def main() -> int:
     print("  .venv/bin/corepin inject -f pod.yaml     what would be added")
     print("  .venv/bin/corepin validate -f pod.yaml   what would be refused, and why")
     print("  .venv/bin/corepin plan -f pod.yaml --topology machine.json   which CPUs it would get")
+    print("  .venv/bin/corepin doctor                 what on this machine stands in the way")
     return 0
 
 
-def _admission(directory: Path) -> list[dict[str, Any]]:
-    """Send the examples to a webhook, show its answers, and return the pods that would be stored."""
+def _admission(directory: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Send the examples to a webhook and show its answers; return the pods to plan, and those to run by name."""
     with webhook(directory) as client:
         print(
             f"1. Admission: AdmissionReviews to `corepin webhook` at {client.http.base_url}, whose CA is a second old."
         )
         print("   + what it adds    x why it refuses    ! what it warns about\n")
         answers = [_create(client, number, ROOT / name) for number, name in enumerate(EXAMPLES, start=1)]
+        to_run = {name: _admit(client, ROOT / f"demo/{name}.yaml").stored for name in PODS}
     print(f"The webhook answered {client.reviews} reviews, drained and ended.\n")
-    return [answer.stored for answer in answers if answer.allowed and answer.stored["kind"] == "Pod"]
+    planned = [answer.stored for answer in answers if answer.allowed and answer.stored["kind"] == "Pod"]
+    return planned, to_run
 
 
 def _create(client: Client, number: int, path: Path) -> Answer:
-    """Send one example and show the answer; raise DemoFailed when the example promises another one."""
+    """Send one example and show the answer."""
+    answer = _admit(client, path)
+    print(shown(number, path, answer), end="\n\n")
+    return answer
+
+
+def _admit(client: Client, path: Path) -> Answer:
+    """Send one example; raise DemoFailed when it promises another answer."""
     answer = client.create(yaml.safe_load(path.read_text(encoding="utf-8")))
     if f"# expect: {answer.verdict}" not in path.read_text(encoding="utf-8"):
         raise DemoFailed(f"{path} was {answer.verdict}, which it does not expect")
-    print(shown(number, path, answer), end="\n\n")
     return answer
 
 

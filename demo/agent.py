@@ -1,0 +1,164 @@
+"""An agent process of the demo's own: a folder of manifests, its socket, and what /proc says of its containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from demo.webhook import COREPIN, DemoFailed, corepin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WAIT_SECONDS: Final = 20.0
+LOOK_SECONDS: Final = 0.002
+CGROUPS: Final = (Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+MARK: Final = b"COREPIN_LOCAL="  # in the environment of every process that the local runtime starts
+
+
+@dataclass(frozen=True)
+class Running:
+    """A container as /proc shows it."""
+
+    pid: int
+    cpus: str  # Cpus_allowed_list
+
+
+class LocalAgent:
+    """`corepin agent --runtime local` below one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._pods = directory / "pods"
+        self._state = directory / "state"
+        self._log = directory / "agent.log"
+        self._socket = directory / "agent.sock"
+        self._root = "none-seen"  # the cgroup above all its containers
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the agent until the block ends; then nothing of its pods is left, or DemoFailed says what."""
+        self._pods.mkdir()
+        command = [
+            *(
+                COREPIN,
+                "agent",
+                "--node",
+                "this-machine",
+                "--runtime",
+                "local",
+                "--pods-dir",
+                str(self._pods),
+            ),
+            *("--state-dir", str(self._state), "--socket", str(self._socket), "--metrics-listen", "off"),
+            *("--kubelet-state", str(self._state / "no-kubelet")),
+        ]
+        with self._log.open("wb") as sink, subprocess.Popen(command, stderr=sink, stdout=sink) as process:
+            try:
+                self.until("it answers", lambda: bool(self.state()["podsComplete"]))
+                yield
+            finally:
+                self._end_pods()
+                process.terminate()
+        if process.returncode != 0:
+            raise DemoFailed(f"the agent ended with {process.returncode}:\n{self._log.read_text()}")
+        if self.left():
+            raise DemoFailed(f"the agent left behind: {', '.join(self.left())}")
+
+    def _end_pods(self) -> None:
+        """Take all manifests away and wait until nothing runs any more."""
+        for path in self._pods.iterdir():
+            path.unlink()
+        with suppress(DemoFailed):  # the failure that led here is the one to tell
+            self.until("its pods end", lambda: not self.state()["pods"] and not self.left())
+
+    def left(self) -> list[str]:
+        """Return the processes and cgroups that are still there."""
+        pids = [str(pid) for pid, home in _homes() if home.split("/")[1] == self._root]
+        return pids + [str(folder) for root in CGROUPS if (folder := root / self._root).exists()]
+
+    def put(self, pod: dict[str, Any]) -> None:
+        """Write a pod's manifest, or write it anew, at one stroke."""
+        path = self._pods / f"{pod['metadata']['name']}.yaml"
+        beside = path.with_name(f".{path.name}")
+        beside.write_text(yaml.safe_dump(pod, sort_keys=False), encoding="utf-8")
+        beside.replace(path)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the agent's socket says, an empty state while it says nothing."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(self._socket))
+                content = b"".join(iter(lambda: connection.recv(2**16), b""))
+            except OSError:
+                content = b""
+        state: dict[str, Any] = (
+            json.loads(content) if content.strip() else {"podsComplete": False, "pods": []}
+        )
+        return state
+
+    def container(self, pod: str) -> dict[str, Any]:
+        """Return the container of a pod as the agent tells it; nothing when it does not."""
+        found = [one for shown in self.state()["pods"] if shown["name"] == pod for one in shown["containers"]]
+        return dict(found[0]) if found else {}
+
+    def seen(self, pod: str) -> Running | None:
+        """Return what /proc says of the process of a pod's container."""
+        uid = next((shown["uid"] for shown in self.state()["pods"] if shown["name"] == pod), None)
+        for pid, home in _homes():
+            _, root, of_pod, _ = home.split("/")
+            if of_pod == uid:
+                self._root = root
+                return Running(pid, allowed(pid))
+        return None
+
+    def first_words(self, pod: str) -> str:
+        """Return what a pod's container wrote first."""
+        written = (self._state / "logs" / f"demo_{pod}_app.log").read_text(encoding="utf-8")
+        return written.partition("\n")[0]
+
+    def map(self) -> None:
+        """Show the machine as `corepin map` does."""
+        corepin("map", "--socket", str(self._socket))
+
+    def until(self, what: str, is_so: Callable[[], bool]) -> float:
+        """Wait until something is so; return the seconds it took. Raises DemoFailed with the agent's log."""
+        began = time.monotonic()
+        while not is_so():
+            if time.monotonic() - began > WAIT_SECONDS:
+                raise DemoFailed(
+                    f"the agent: {what}: not within {WAIT_SECONDS:.0f} s:\n{self._log.read_text()}"
+                )
+            time.sleep(LOOK_SECONDS)
+        return time.monotonic() - began
+
+
+def allowed(pid: int) -> str:
+    """Return the CPUs on which the kernel lets a process run."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                return line.split()[1]
+    return "?"
+
+
+def _homes() -> list[tuple[int, str]]:
+    """Return every process that a local runtime started, with its place: /ROOT/POD_UID/CONTAINER."""
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return sorted((pid, home) for pid in pids if (home := _home(pid)))
+
+
+def _home(pid: int) -> str:
+    with suppress(OSError):  # it is gone, or another user's
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(MARK):
+                return os.fsdecode(entry.removeprefix(MARK))
+    return ""

@@ -1,0 +1,103 @@
+"""The third part of the demo: a real agent pins real processes on this machine, and /proc is read back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from demo.agent import LocalAgent
+from pinning.contract import CRANE_CPU_MANAGER
+from pinning.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PODS: Final = ("fast", "plain", "late")  # examples/demo/NAME.yaml
+
+
+def show_pinning(directory: Path, pods: dict[str, dict[str, Any]]) -> None:
+    """Start the pods, show where they run, and change one while it runs."""
+    print("3. Pinning: `corepin agent --runtime local` starts the pods of examples/demo on this machine.\n")
+    if len(os.sched_getaffinity(0)) == 1:
+        print("This machine has 1 CPU, which stays for everyone: there is none to give away. Left out.\n")
+        return
+    agent = LocalAgent(directory)
+    with agent.running():
+        _Show(agent, pods).run()
+    print("\nThe manifests are gone; so are their processes and cgroups. The agent has ended.\n")
+
+
+class _Show:
+    """What is shown, in its order."""
+
+    def __init__(self, agent: LocalAgent, pods: dict[str, dict[str, Any]]) -> None:
+        self._agent = agent
+        self._pods = pods
+
+    def run(self) -> None:
+        sets = self._agent.state()["sets"]
+        everyone, free = CPUSet.parse(sets["universe"]), CPUSet.parse(sets["allocatable"])
+        print(
+            f"CPUs {everyone} are here, by {self._agent.state()['runtime']}. {sets['reserved']} stays reserved."
+        )
+        count = max(1, len(free) // 2)
+        print(
+            f"fast asks for {count} exclusive, plain for nothing, late for {len(free)} exclusive, which is too late."
+        )
+        self._begin(count, len(free))
+        print("\n$ corepin map")
+        sys.stdout.flush()
+        self._agent.map()
+        print(f"\n/proc says (fast at its first instruction: {self._agent.first_words('fast').split()[-1]}):")
+        self._tell()
+        for policy in ("share", "none"):
+            self._switch(policy)
+
+    def _begin(self, count: int, every: int) -> None:
+        """Start the pods one after the other; what is wanted of the machine grows with it."""
+        for name, cpus in (("plain", None), ("fast", count), ("late", every)):
+            if cpus:
+                _ask(self._pods[name], cpus)
+            self._agent.put(self._pods[name])
+            self._agent.until(f"{name} runs", lambda name=name: self._is_settled(name))  # type: ignore[misc]
+        self._agent.until("fast wrote", lambda: bool(self._agent.first_words("fast")))
+
+    def _is_settled(self, name: str) -> bool:
+        """Say whether a pod runs where the agent wants it, as /proc has it."""
+        told, seen = self._agent.container(name), self._agent.seen(name)
+        return bool(told and told["proof"] and seen and told["cpus"] == told["proof"]["cpus"] == seen.cpus)
+
+    def _switch(self, policy: str) -> None:
+        """Edit the manifest of the running pod, and wait until the machine has followed."""
+        pod = self._pods["fast"]
+        before = self._agent.seen("fast")
+        pod["metadata"]["annotations"][CRANE_CPU_MANAGER] = policy
+        self._agent.put(pod)
+        wanted = None if policy == "none" else policy
+        seconds = self._agent.until(
+            f"fast is {policy}",
+            lambda: self._agent.container("fast")["policy"] == wanted and all(map(self._is_settled, PODS)),
+        )
+        after = self._agent.seen("fast")
+        same = "the same process" if before and after and before.pid == after.pid else "ANOTHER PROCESS"
+        print(f"\nfast becomes `{policy}` by an edit of its manifest ({same}, {seconds * 1000:.0f} ms):")
+        self._tell()
+
+    def _tell(self) -> None:
+        for name in PODS:
+            seen, told = self._agent.seen(name), self._agent.container(name)
+            if seen is None or not told:
+                continue
+            policy = told["policy"] or "no CPUs of its own"
+            print(f"  {name:<6} pid {seen.pid:<7} Cpus_allowed_list {seen.cpus:<8} {policy}{_refused(told)}")
+
+
+def _ask(pod: dict[str, Any], cpus: int) -> None:
+    resources = pod["spec"]["containers"][0]["resources"]
+    resources["requests"]["cpu"] = resources["limits"]["cpu"] = str(cpus)
+
+
+def _refused(told: dict[str, Any]) -> str:
+    refusal = told["refusal"]
+    return f"; REFUSED: {refusal['message'].partition(':')[0]}" if refusal else ""
