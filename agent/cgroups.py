@@ -46,18 +46,15 @@ class KernelCgroups:
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
-        folder = self._hierarchy.folder(cgroup)
-        if not folder.is_dir():
-            raise Gone(f"{folder} is not there any more")
-        return self._effective(folder)
+        return self._effective(self._hierarchy.folder(cgroup))
 
     def _effective(self, folder: Path) -> CPUSet:
         """Read a cgroup's effective CPUs: where v2 has no controller they are those of the cgroup above."""
         for name in self._hierarchy.effective:
             with suppress(Gone):
                 return read_cpus(folder / name)
-        if folder == self._hierarchy.cpuset:
-            raise Gone(f"{folder} has no {self._hierarchy.effective[0]}")
+        if folder == self._hierarchy.cpuset or not folder.is_dir():
+            raise Gone(f"{folder} is not there any more")
         return self._effective(folder.parent)
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
