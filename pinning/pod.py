@@ -127,8 +127,6 @@ def _as_allocated(pod: Pod) -> tuple[Member, ...]:
         one.get("name"): (one.get("allocatedResources") or {}).get("cpu")
         for one in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
     }
-    if not any(given.values()):
-        return members(pod)
     return tuple(_with_cpu(member, given.get(member.name)) for member in members(pod))
 
 
