@@ -39,11 +39,13 @@ class Applier:
         self._background = background
         self._clock = clock
         self._calls = asyncio.Semaphore(CALLS)
+        self._writable = False
 
     async def apply(
         self, actions: Sequence[Action], tracks: Mapping[str, Track], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
         """Do what can be done; return for each action whether it is. Containers that are left alone fail."""
+        self._writable = self._cgroups.writable
         results: list[Result] = []
         async with asyncio.TaskGroup() as group:
             for number, action in enumerate(actions, 1):
@@ -72,7 +74,7 @@ class Applier:
 
     def _write(self, track: Track, cpus: CPUSet) -> bool | None:
         """Write the cgroup of a running container; return None where only the runtime can."""
-        if not (track.is_running and track.cgroup and self._cgroups.writable):
+        if not (track.is_running and track.cgroup and self._writable):
             return None
         try:
             self._cgroups.write(track.cgroup, cpus)

@@ -38,6 +38,8 @@ class Background:
         self._flying: dict[str, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._free = asyncio.Event()
+        self._free.set()
 
     def want(self, container_id: str, cpus: CPUSet) -> None:
         """Let the runtime know of `cpus` some time soon; a later wish replaces an earlier one."""
@@ -49,6 +51,14 @@ class Background:
     def forget(self, container_id: str) -> None:
         """Drop a wish that the runtime is told by another way."""
         self._wanted.pop(container_id, None)
+
+    def hold(self) -> None:
+        """Begin no more calls: a pass needs the CPU, and the cgroups to itself."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._free.set()
 
     def is_writing(self, container_id: str) -> bool:
         """Say whether the runtime may write this container's cpuset at any moment."""
@@ -72,6 +82,10 @@ class Background:
     async def _work(self) -> None:
         while True:
             container_id = await self._queue.get()
+            await asyncio.sleep(
+                0
+            )  # a runtime that answers without waiting must not keep others from their turn
+            await self._free.wait()
             await self.settled(container_id)
             cpus = self._wanted.pop(container_id, None)
             if cpus is not None:

@@ -121,15 +121,21 @@ class Loop:
     async def _prove(self, state: NodeState) -> float:
         """Read the tasks as soon as nothing else is to be done; return the seconds until a pass is due."""
         now = asyncio.get_running_loop().time()
-        is_due = now >= self._next_sweep or state != self._proven
-        if is_due and not self._hints.is_given:
-            if await self._reconciler.sweep():
-                self._hints.give()
-            self._proven = state
-            self._next_sweep = now + self._sweep_seconds
+        is_overdue = now >= self._next_sweep
+        if is_overdue or state != self._proven:
+            await self._sweep(state, is_overdue=is_overdue)
         retry = self._reconciler.retry_seconds()
         sweep = max(0.0, self._next_sweep - now)
         return sweep if retry is None else min(sweep, retry)
+
+    async def _sweep(self, state: NodeState, *, is_overdue: bool) -> None:
+        """Read the tasks of all containers; only an overdue sweep holds a pass up."""
+        sweep = await self._reconciler.sweep(lambda: self._hints.is_given and not is_overdue)
+        if sweep.is_whole:
+            self._proven = state
+            self._next_sweep = asyncio.get_running_loop().time() + self._sweep_seconds
+        if sweep.is_news:
+            self._hints.give()
 
     async def _poll_machine(self, changed: Callable[[], None]) -> None:
         last: tuple[Topology, CPUSet] | None = None

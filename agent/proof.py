@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.seams import AgentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from agent.seams import Cgroups
     from agent.track import Track
@@ -18,14 +18,25 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 8  # containers before others get their turn
 
 
-async def prove_tasks(tracks: Iterable[tuple[Track, CPUSet]], cgroups: Cgroups) -> bool:
-    """Compare the tasks of each container with the CPUs it shall run on; say whether anything is new."""
-    changed = False
+class Sweep(NamedTuple):
+    """What came of it."""
+
+    is_whole: bool  # nothing broke it off
+    is_news: bool  # something is to be told anew
+
+
+async def prove_tasks(
+    tracks: Iterable[tuple[Track, CPUSet]], cgroups: Cgroups, is_wanted_elsewhere: Callable[[], bool]
+) -> Sweep:
+    """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done."""
+    is_news = False
     for number, (track, cpus) in enumerate(tracks, 1):
-        changed |= _prove(track, cpus, cgroups)
+        is_news |= _prove(track, cpus, cgroups)
         if number % AT_ONCE == 0:
             await asyncio.sleep(0)
-    return changed
+            if is_wanted_elsewhere():
+                return Sweep(is_whole=False, is_news=is_news)
+    return Sweep(is_whole=True, is_news=is_news)
 
 
 def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:

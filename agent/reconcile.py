@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.metrics import Metrics
+    from agent.proof import Sweep
     from agent.state import NodeState
     from agent.track import Track
     from pinning.cpuset import CPUSet
@@ -91,6 +92,13 @@ class Reconciler:
     async def round(self) -> NodeState | None:
         """Do one pass; return what the node is then, None when too little is known to do anything."""
         self.metrics.rounds.inc()
+        self.background.hold()
+        try:
+            return await self._round()
+        finally:
+            self.background.release()
+
+    async def _round(self) -> NodeState | None:
         observed = await self.observer.observe()
         self._seams_follow()
         if self._ledger is None and not (observed.pods_complete and observed.containers_complete):
@@ -105,7 +113,7 @@ class Reconciler:
         await self._act(made, sets)
         if config.quota is Quota.UNSET and not config.observe:
             unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._seams.cgroups)
-        result = self._round(observed, made, sets)
+        result = self._result(observed, made, sets)
         return build_state(
             result, self._settings.node, self._seams.runtime.name, kubelet, observes=config.observe
         )
@@ -226,7 +234,7 @@ class Reconciler:
 
     # Telling.
 
-    def _round(self, observed: Observed, made: Plan, sets: NodeSets) -> Round:
+    def _result(self, observed: Observed, made: Plan, sets: NodeSets) -> Round:
         tracks = self.observer.tracks
         names = {one.owner: one.name for one in tracks.values()}
         return Round(
@@ -251,15 +259,12 @@ class Reconciler:
         waits += [] if fight is None else [fight]
         return max(0.0, min(waits)) if waits else None
 
-    async def sweep(self) -> bool:
-        """Compare the tasks of every container with its CPUs; say whether something is to be told anew.
-
-        Reads how often quotas stopped exclusive containers too.
-        """
+    async def sweep(self, is_wanted_elsewhere: Callable[[], bool]) -> Sweep:
+        """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""
         tracks = self.observer.tracks
         wanted = [(track, self._wanted[key]) for key, track in tracks.items() if key in self._wanted]
         self.metrics.show_throttled(self._throttled())
-        return await prove_tasks(wanted, self._seams.cgroups)
+        return await prove_tasks(wanted, self._seams.cgroups, is_wanted_elsewhere)
 
     def _throttled(self) -> dict[tuple[str, str, str], int]:
         counts = {}

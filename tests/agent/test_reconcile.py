@@ -383,12 +383,12 @@ def test_stray_tasks_are_told(node: FakeNode) -> None:
     owner, other = pinned_pair(node)
     node.cgroups.strays[node.cgroup(owner)] = StrayTasks(narrowed=(11, 12))
     node.cgroups.strays[node.cgroup(other)] = StrayTasks(outside=(13,))
-    assert node.runner.run(node.agent.reconciler.sweep())
+    assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, True)
 
     state = node.run()
     assert container(state, "a").proof.narrowed == 2
     assert container(state, "b").proof.outside == 1
-    assert not node.runner.run(node.agent.reconciler.sweep())
+    assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, False)
 
 
 def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) -> None:
