@@ -76,7 +76,8 @@ def _pods(state: NodeState) -> Mapping[str, PodState]:
 
 def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState) -> Iterator[Event]:
     yield from _of_refusal(owner, old, new)
-    if old and old.policy and _policies(old) != _policies(new):
+    lost = new.refusal and not new.policy  # told as unpinnable
+    if old and old.policy and not lost and _policies(old) != _policies(new):
         told = f"container {new.name}: {_policies(old)} became {_policies(new)}"
         yield Event(owner, Reason.POLICY_CHANGED, told)
     if new.is_pinned and not _is_old_news(old, new):

@@ -1,0 +1,213 @@
+"""What is told as events, once, and never too often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.clock import Clock
+from agent.events import Reason, event_document, events_between
+from agent.kubeapi import Access, Api
+from agent.report_events import BURST, PENDING, EventReport
+from agent.seams import Unavailable
+from agent.state import Fight, NodeState, Path, Proof
+from pinning.cpuset import CPUSet
+from tests.agent.states import EXCLUSIVE, WHEN, bound, owner, source, state_of
+from tests.pods import container
+
+ONE = bound("a", annotations=EXCLUSIVE)
+REFUSED = bound("a", container("main", 99), annotations=EXCLUSIVE)
+REQUIRED = bound("a", annotations={**EXCLUSIVE, "smt-policy.corepin.io/pod": "require"})
+DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        pytest.param(None, state_of(ONE), ["Pinned"], id="pinned by this agent"),
+        pytest.param(None, state_of(ONE, path=Path.FOUND), [], id="found pinned by a new agent"),
+        pytest.param(state_of(ONE), state_of(ONE, when="2027-01-01T00:00:00Z"), [], id="no change"),
+        pytest.param(state_of(ONE, proven=False), state_of(ONE), ["Pinned"], id="pinned later"),
+        pytest.param(state_of(), state_of(bound("a")), [], id="no claims"),
+        pytest.param(state_of(), state_of(REFUSED), ["Unpinnable"], id="refused"),
+        pytest.param(state_of(REFUSED), state_of(REFUSED), [], id="refused still"),
+        pytest.param(state_of(REFUSED), state_of(ONE), ["Pinned"], id="fits now"),
+        pytest.param(
+            None,
+            state_of(bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})),
+            ["Unpinnable"],
+            id="cannot be read",
+        ),
+        pytest.param(
+            state_of(ONE), state_of(REQUIRED), ["PolicyChanged"], id="another policy, the same CPUs"
+        ),
+        pytest.param(state_of(ONE), state_of(bound("a")), ["PolicyChanged"], id="no policy any more"),
+        pytest.param(
+            state_of(ONE),
+            state_of(bound("a", container("main", 4), annotations=EXCLUSIVE)),
+            ["Pinned"],
+            id="other CPUs",
+        ),
+        pytest.param(state_of(ONE), state_of(ONE, proofs=DRIFTING), ["Drift"], id="drift"),
+        pytest.param(state_of(ONE, proofs=DRIFTING), state_of(ONE, proofs=DRIFTING), [], id="drift still"),
+        pytest.param(
+            state_of(ONE),
+            state_of(ONE, fights=(Fight("default/a/main", owner(ONE), 3),)),
+            ["Conflict"],
+            id="fight",
+        ),
+    ],
+)
+def test_events_are_what_changed(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
+    """Each change is told once; what stays is not told again."""
+    assert [one.reason for one in events_between(before, after)] == reasons
+
+
+def test_an_intruder_is_named() -> None:
+    """Drift by another container says which, and on which CPUs."""
+    state = state_of(ONE)
+    [pod] = state.pods
+    [main] = pod.containers
+    meant = replace(state, pods=(replace(pod, containers=(replace(main, intruders=("x/y/z",)),)),))
+    [event] = events_between(state, meant)
+    assert event.message == "container main: x/y/z may run on its CPUs 1,5"
+
+
+def test_an_event_names_its_container() -> None:
+    """`kubectl describe` shows it at the pod; the message is cut where the API server would refuse it."""
+    [event] = events_between(None, state_of(ONE))
+    made = event_document(replace(event, message="x" * 5000), ONE, "node-1", WHEN)
+    assert made["involvedObject"]["fieldPath"] == "spec.containers{main}"
+    assert len(made["message"]) == 1024
+    assert made["metadata"]["name"].startswith("a.")
+
+
+class Server:
+    """Keeps the names of events, and answers with a failure as long as it has some."""
+
+    def __init__(self) -> None:
+        self.failures: list[int] = []
+        self.kept: dict[str, Any] = {}
+        self.requests: list[tuple[str, str]] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Create or patch an event."""
+        name = request.url.path.rsplit("/", 1)[-1]
+        self.requests.append((request.method, name))
+        if self.failures:
+            return httpx.Response(self.failures.pop(0), json={"message": "no"})
+        body = json.loads(request.content)
+        if request.method == "PATCH":
+            if name not in self.kept:
+                return httpx.Response(404, json={"message": "gone"})
+            self.kept[name] |= body
+            return httpx.Response(200, json={})
+        if body["metadata"]["name"] in self.kept:
+            return httpx.Response(409, json={"message": "exists"})
+        self.kept[body["metadata"]["name"]] = body
+        return httpx.Response(201, json={})
+
+
+def run(server: Server, act: Callable[[Api], Awaitable[None]]) -> None:
+    """Run a coroutine with a client of the server."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        await act(api)
+        await api.close()
+
+    asyncio.run(main())
+
+
+def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
+    """Refused, pinned, refused again: the second refusal is the first event with a count of two."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE))
+        for state in (state_of(REFUSED), state_of(ONE), state_of(REFUSED)):
+            await report.publish(state)
+        await EventReport(api, "node-1", source(ONE)).publish(state_of(REFUSED))
+        assert report.writes == 3
+
+    run(server, act)
+    assert sorted((one["reason"], one["count"]) for one in server.kept.values()) == [
+        ("Pinned", 1),
+        ("Unpinnable", 2),
+    ]
+
+
+def test_an_event_that_the_server_forgot_is_told_anew() -> None:
+    """Events live for an hour: what repeats later is created again."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE))
+        await report.publish(state_of(REFUSED))
+        server.kept.clear()
+        for state in (state_of(ONE), state_of(REFUSED), state_of(ONE), state_of(REFUSED)):
+            await report.publish(state)
+
+    run(server, act)
+    assert {one["reason"] for one in server.kept.values()} == {Reason.PINNED, Reason.UNPINNABLE}
+
+
+def test_a_pod_that_changes_all_the_time_is_told_a_few_times() -> None:
+    """The burst is bounded, then one more comes with time; other pods are not held back by it."""
+    server = Server()
+    now = [0.0]
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE, bound("b")), Clock(monotonic=lambda: now[0]))
+        for _ in range(40):
+            await report.publish(state_of(ONE))
+            await report.publish(state_of(bound("a")))
+        assert report.writes == BURST
+        assert report.held_back == 80 - BURST
+        await report.publish(state_of(bound("b", annotations=EXCLUSIVE)))
+        assert report.writes == BURST + 1
+        now[0] = 31.0
+        await report.publish(state_of(ONE))
+        assert report.writes == BURST + 2
+
+    run(server, act)
+
+
+def test_events_wait_for_the_server() -> None:
+    """While it fails nothing is lost or doubled; a refused event is not tried again."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE))
+        server.failures = [503, 503]
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await report.publish(state_of(ONE))
+        await report.publish(state_of(ONE))
+        server.failures = [422]
+        await report.publish(state_of(REFUSED))
+        await report.publish(state_of(REFUSED))
+
+    run(server, act)
+    assert [one["reason"] for one in server.kept.values()] == ["Pinned"]
+    assert len(server.requests) == 4
+    assert PENDING >= 250
+
+
+def test_who_the_api_does_not_know_is_not_told() -> None:
+    """Of a pod that is gone there is nothing to attach an event to; reset forgets what waits."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source())
+        await report.publish(state_of(ONE))
+        await report.reset()
+
+    run(server, act)
+    assert server.requests == []
