@@ -18,7 +18,7 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pod import Claim, Origin, Reading, read_pod
-from webhook.patch import Operation, add, additions, joined
+from webhook.patch import Operation, add, additions, clashes, joined
 from webhook.sidecars import plan_limits
 
 if TYPE_CHECKING:
@@ -44,8 +44,11 @@ def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
     reading = read_pod(pod)
     limits, told = plan_limits(pod, reading, settings)
     operations = plan_injection(pod, reading, settings, mutations, limits)
-    mounted = _host_path_warnings(pod, mutations) if wants_injection(pod, reading) else ()
-    return Plan(tuple(operations), (*mounted, *told))
+    if not wants_injection(pod, reading):
+        return Plan(tuple(operations), tuple(told))
+    return Plan(
+        tuple(operations), (*_host_path_warnings(pod, mutations), *_misfits(pod, reading, mutations), *told)
+    )
 
 
 def wants_injection(pod: Pod, reading: Reading) -> bool:
@@ -113,3 +116,14 @@ def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
             yield Cause(
                 "spec.volumes", f"volume {name} is the pod's own; CMK's would be host directory {path}"
             )
+
+
+def _misfits(pod: Pod, reading: Reading, mutations: Mutations) -> Iterator[Cause]:
+    """Tell what the mutations file could not add, because the pod has a value of another shape there (T9)."""
+    if mutations.is_typed:
+        return  # decoding has held the pod to the same shapes as the file
+    fields = [*clashes("", pod, mutations.per_pod)]
+    for member in reading.members:
+        fields += clashes(member.path, member.container, mutations.per_container)
+    for field in fields:
+        yield Cause(field, "has another shape than in the mutations file, which adds nothing there")

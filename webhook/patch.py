@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KEYS: Final = {  # by which member the entries of a list are told apart
     "volumes": "name",
@@ -53,6 +56,15 @@ def additions(path: str, have: Any, want: Any) -> list[Operation]:
             elif isinstance(value, dict):
                 steps += additions(below, present, value)
     return steps
+
+
+def clashes(path: str, have: Any, want: Any) -> Iterator[str]:
+    """Yield the field paths where a mapping or list is wanted and something else stands, so that nothing is added."""
+    if isinstance(want, dict) and isinstance(have, dict):
+        for key, value in want.items():
+            yield from clashes(f"{path}.{key}" if path else key, have.get(key), value)
+    elif have is not None and isinstance(want, dict | list) and type(have) is not type(want):
+        yield path
 
 
 def _lacking(have: list[Any], want: list[Any], key: str | None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
 from webhook import wire
-from webhook.answer import Allowed, Denied, Patched
+from webhook.answer import Allowed, Denied, Patched, encode
 from webhook.config import Settings, load_settings
 from webhook.decide import Decider
 from webhook.mutations import BUILT_IN, load_mutations
@@ -83,6 +84,17 @@ def test_what_is_not_ours_is_admitted_untouched(asked: wire.Request) -> None:
     """Other kinds and operations are neither changed nor judged, whatever they hold."""
     assert RULES.mutate(asked) == Allowed()
     assert RULES.validate(asked) == Allowed()
+
+
+def test_t2_an_answer_is_a_v1_review_without_the_request() -> None:
+    """T2: the uid is echoed, the request is not, and the patch is base64 text beside its type."""
+    asked = request(pod(container("main", {CORES: "2"})))
+    review = json.loads(encode(asked.uid, RULES.mutate(asked)))
+    assert set(review) == {"apiVersion", "kind", "response"}
+    assert (review["response"]["uid"], review["response"]["allowed"]) == ("1-2-3", True)
+    assert review["response"]["patchType"] == "JSONPatch"
+    steps = json.loads(base64.b64decode(review["response"]["patch"]))
+    assert {step["op"] for step in steps} == {"add"}
 
 
 def test_only_creation_is_patched() -> None:

@@ -345,3 +345,15 @@ def test_a_fragment_joins_with_what_the_claim_needs() -> None:
     document = pod(container("main", "2"), annotations={SMT: "isolate", MUTATE: "true"})
     limits = applied(document, mutations)["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "2", "x.example/y": 1, "corepin.io/isolated-cores": "2"}
+
+
+def test_t9_what_does_not_fit_is_left_out_and_told() -> None:
+    """T9, fixed: a pod whose values have another shape than the file's keeps them, and gets the rest."""
+    mutations = load_mutations(
+        b"mutations: {perPod: {spec: {hostAliases: [{ip: 10.0.0.1}], dnsConfig: {searches: [x]}}}, perContainer: {ports: []}}"
+    )
+    document = pod(cores(ports="none"), hostAliases={"a": 1}, dnsConfig={"searches": ["y"]})
+    plan = plan_mutation(document, Settings(), mutations)
+    fields = [warning.field for warning in plan.warnings]
+    assert fields == ["spec.hostAliases", "spec.containers[0].ports"]
+    assert applied(document, mutations)["spec"]["dnsConfig"] == {"searches": ["y", "x"]}
