@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # The modules of this package that are verbs, in the order of --help. Each has `add_parser(subparsers)` and
 # `run(args) -> int`, and imports what is heavy in `run` only.
-VERBS = ("webhook", "agent", "inject", "validate", "plan", "map", "certs")
+VERBS = ("webhook", "agent", "inject", "validate", "plan", "map", "doctor", "certs")
 
 FAILED = 2
 

@@ -1,0 +1,255 @@
+"""What stands in the way of pinning on a machine: findings, each with its remedy. Pure: the facts are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from agent.kubelet import KubeletPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.cpuset import CPUSet
+    from pinning.topology import Topology
+
+_NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
+_LISTED: Final = 8  # of many, so that the answer stays readable
+
+
+class Verdict(StrEnum):
+    """What came of looking at one thing."""
+
+    OK = "ok"
+    FINDING = "finding"
+    UNKNOWN = "unknown"  # it could not be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    subject: str
+    verdict: Verdict
+    told: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the agent's socket says."""
+
+    allocatable: CPUSet
+    reserved: CPUSet
+    exclusive: CPUSet  # with the siblings kept idle
+    fights: tuple[str, ...] = ()  # namespace/pod/container
+    failures: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()  # namespace/pod/container: why
+
+
+@dataclass(frozen=True, slots=True)
+class Strangers:
+    """Threads seen running on exclusive CPUs that are not of their owners."""
+
+    by_cgroup: Mapping[str, int]
+    kernel: int = 0  # threads of the kernel; they cannot be moved
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found on a machine; None where it could not be read, and `missing` says why."""
+
+    kubelet: KubeletPolicy
+    kubelet_runs: bool
+    topology: Topology | None = None
+    agent: AgentFacts | None = None
+    kubelet_millicores: int | None = None  # allocatable, as the node says
+    runtime: str | None = None  # name and version
+    nri: bool = False  # its socket is there
+    cgroup_version: int | None = None
+    cgroup_writable: bool = False
+    writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
+    strangers: Strangers | None = None
+    missing: Mapping[str, str] | None = None  # why, by field
+
+    def why(self, name: str) -> str:
+        """Return why a fact is missing."""
+        return (self.missing or {}).get(name, "it could not be read")
+
+
+def examine(facts: Facts) -> tuple[Check, ...]:
+    """Return every check, in the order in which one mends things."""
+    return tuple(
+        check
+        for examined in (
+            _cgroups(facts),
+            _runtime(facts),
+            _nri(facts),
+            _kubelet(facts),
+            _kubelet_amount(facts),
+            _writers(facts),
+            _agent(facts),
+            _troubles(facts),
+            _strangers(facts),
+            _l2(facts),
+        )
+        for check in examined
+    )
+
+
+def _ok(subject: str, told: str) -> Check:
+    return Check(subject, Verdict.OK, told)
+
+
+def _finding(subject: str, told: str, remedy: str) -> Check:
+    return Check(subject, Verdict.FINDING, told, remedy)
+
+
+def _unknown(subject: str, told: str, remedy: str) -> Check:
+    return Check(subject, Verdict.UNKNOWN, told, remedy)
+
+
+def _cgroups(facts: Facts) -> Iterator[Check]:
+    if facts.cgroup_version is None:
+        remedy = "boot with the cpuset controller, and mount /sys/fs/cgroup; without it nobody can be pinned"
+        yield _finding("cgroups", f"no cpuset controller: {facts.why('cgroup_version')}", remedy)
+    elif not facts.cgroup_writable:
+        remedy = "run as root with /sys/fs/cgroup mounted writable; else moves go through the runtime, 10 times slower"
+        yield _finding("cgroups", f"version {facts.cgroup_version}, and they cannot be written", remedy)
+    else:
+        yield _ok("cgroups", f"version {facts.cgroup_version}, writable")
+
+
+def _runtime(facts: Facts) -> Iterator[Check]:
+    if facts.runtime:
+        yield _ok("runtime", facts.runtime)
+    else:
+        remedy = "name its socket with --runtime-endpoint, or start it; `--runtime local` needs none"
+        yield _unknown("runtime", f"no container runtime: {facts.why('runtime')}", remedy)
+
+
+def _nri(facts: Facts) -> Iterator[Check]:
+    if not facts.runtime or facts.runtime.startswith("local"):
+        return
+    if facts.nri:
+        yield _ok("NRI", "its socket is there: containers can be born with their CPUs")
+        return
+    told = "no NRI socket: a container's first milliseconds may be unpinned"
+    since = _nri_since(facts.runtime)
+    yield _finding(
+        "NRI", told, since or "enable NRI in the runtime's configuration (containerd 2: on by default)"
+    )
+
+
+def _nri_since(runtime: str) -> str:
+    """Say that a runtime is too old for NRI; nothing when it is not, or not known."""
+    name, _, version = runtime.partition(" ")
+    since = _NRI_SINCE.get(name.lower())
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if since is None or not numbers or numbers >= since:
+        return ""
+    return f"{name} {version} is too old for NRI: it has it since {since[0]}.{since[1]}"
+
+
+def _kubelet(facts: Facts) -> Iterator[Check]:
+    if facts.kubelet is KubeletPolicy.STATIC:
+        remedy = (
+            "drain the node, set cpuManagerPolicy: none, remove cpu_manager_state, start the kubelet again"
+        )
+        yield _finding("kubelet", "its static policy gives the CPUs out; corepin only observes", remedy)
+    elif facts.kubelet is KubeletPolicy.NONE:
+        yield _ok("kubelet", "policy none: the CPUs are corepin's to give")
+    elif facts.kubelet_runs:
+        remedy = "name its file with --kubelet-state (ROOT_DIR/cpu_manager_state of the kubelet)"
+        yield _unknown("kubelet", "it runs, and its CPU policy is not known", remedy)
+    else:
+        yield _ok("kubelet", "none runs here")
+
+
+def _kubelet_amount(facts: Facts) -> Iterator[Check]:
+    subject = "kubelet's CPUs"
+    if facts.kubelet_millicores is None or facts.agent is None:
+        remedy = "start the agent, and let KUBECONFIG reach the cluster"
+        name = "agent" if facts.agent is None else "kubelet_millicores"
+        yield _unknown(subject, f"not compared with corepin's: {facts.why(name)}", remedy)
+        return
+    ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
+    told = f"the scheduler may place {theirs}m, corepin can give out {ours}m"
+    if theirs <= ours:
+        yield _ok(subject, told)
+    else:
+        remedy = f'set reservedSystemCPUs: "{facts.agent.reserved}" in the kubelet\'s configuration'
+        yield _finding(subject, f"{told}: pods may be scheduled here that cannot be pinned", remedy)
+
+
+def _writers(facts: Facts) -> Iterator[Check]:
+    for name in facts.writers:
+        yield _finding(
+            "other writers", f"{name} may write cpusets too", "let only one program own the CPUs: stop it"
+        )
+    if not facts.writers:
+        yield _ok("other writers", "no program runs that is known to write cpusets")
+
+
+def _agent(facts: Facts) -> Iterator[Check]:
+    if facts.agent is None:
+        yield _unknown(
+            "agent",
+            f"it does not answer: {facts.why('agent')}",
+            "start `corepin agent`, or name its --socket",
+        )
+    else:
+        yield _ok("agent", f"gives out CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
+
+
+def _troubles(facts: Facts) -> Iterator[Check]:
+    if facts.agent is None:
+        return
+    for name in facts.agent.fights:
+        remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs after 10 quiet minutes"
+        yield _finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
+    for name in facts.agent.failures:
+        yield _finding(
+            "failures", f"the CPUs of {name} could not be set", "see the agent's log; it tries again"
+        )
+    for told in facts.agent.refusals:
+        yield _finding("refusals", told, "see the message; it is tried again whenever CPUs come free")
+
+
+def _strangers(facts: Facts) -> Iterator[Check]:
+    subject = "strangers"
+    if facts.agent is None or facts.strangers is None:
+        yield _unknown(
+            subject, "not looked for: exclusive CPUs are known to the agent only", "start the agent"
+        )
+        return
+    if not facts.agent.exclusive:
+        yield _ok(subject, "no CPU is exclusive now")
+        return
+    by_count = sorted(facts.strangers.by_cgroup.items(), key=lambda found: (-found[1], found[0]))
+    for cgroup, count in by_count[:_LISTED]:
+        remedy = (
+            "move its service off these CPUs (systemd: AllowedCPUs= of the slice), or boot with isolcpus="
+        )
+        threads = f"{count} thread{'s' * (count > 1)} of {cgroup}"
+        yield _finding(subject, f"{threads} ran on exclusive CPUs {facts.agent.exclusive}", remedy)
+    if len(by_count) > _LISTED:
+        yield _finding(subject, f"and threads of {len(by_count) - _LISTED} more cgroups", "see -o json")
+    kernel = f"; {facts.strangers.kernel} threads of the kernel ran there, which is normal"
+    if not by_count:
+        yield _ok(subject, f"no thread of others ran on CPUs {facts.agent.exclusive}{kernel}")
+
+
+def _l2(facts: Facts) -> Iterator[Check]:
+    if facts.topology is None:
+        yield _unknown("L2 cache", f"not known: {facts.why('topology')}", "mount sysfs, or name --sysfs-root")
+        return
+    cores = {core.cpus for core in facts.topology.cores}
+    shared = [cpus for cpus in facts.topology.l2_caches.values() if cpus not in cores]
+    if not shared:
+        yield _ok("L2 cache", "every core has its own")
+        return
+    groups = ", ".join(map(str, shared[:_LISTED])) + (", ..." if len(shared) > _LISTED else "")
+    remedy = "where it matters, ask for as many CPUs as one group has: neighbours in it share the cache"
+    yield _finding("L2 cache", f"several cores share one: CPUs {groups}", remedy)
