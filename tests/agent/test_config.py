@@ -1,0 +1,98 @@
+"""What an operator may choose, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig, parse_listen, read_config_file
+from agent.kubelet import KubeletPolicy, read_kubelet_policy
+from pinning.cpuset import CPUSet
+from pinning.errors import BadContract
+
+
+@pytest.mark.parametrize(
+    ("text", "listen"),
+    [
+        pytest.param(":8081", ("", 8081), id="every interface"),
+        pytest.param("127.0.0.1:0", ("127.0.0.1", 0), id="any port"),
+        pytest.param("[::1]:80", ("::1", 80), id="IPv6"),
+        pytest.param("off", None, id="off"),
+        pytest.param("", None, id="empty"),
+    ],
+)
+def test_listen_address_is_read(text: str, listen: tuple[str, int] | None) -> None:
+    """HOST:PORT, or nothing at all."""
+    assert parse_listen(text) == listen
+
+
+@pytest.mark.parametrize("text", ["8081", "host:", "host:http", ":70000"])
+def test_other_listen_addresses_are_refused(text: str) -> None:
+    """The flag and an example are named."""
+    with pytest.raises(BadContract, match=r"--metrics-listen.*:8081"):
+        parse_listen(text)
+
+
+def test_config_file_is_read(tmp_path: Path) -> None:
+    """The node's configuration is YAML; an empty file is all defaults."""
+    path = tmp_path / "config.yaml"
+    path.write_text('reserved: "0,4"\nquota: unset\n')
+    assert read_config_file(path).reserved == CPUSet.parse("0,4")
+    path.write_text("")
+    assert read_config_file(path).reserved is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        pytest.param("reserve: 0", "did you mean reserved", id="unknown key"),
+        pytest.param("a: [", "no YAML", id="no YAML"),
+        pytest.param("- 1", "no mapping", id="no mapping"),
+    ],
+)
+def test_bad_config_file_is_told(tmp_path: Path, text: str, told: str) -> None:
+    """The file, what is wrong and the remedy are named."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(BadContract, match=f"config.yaml: .*{told}"):
+        read_config_file(path)
+
+
+def test_missing_config_file_is_told(tmp_path: Path) -> None:
+    """A file that was named has to be there."""
+    with pytest.raises(BadContract, match="mount it"):
+        read_config_file(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("node", "runtime", "told"),
+    [
+        pytest.param("", "cri", "--node", id="no node"),
+        pytest.param("n", "docker", "--runtime: 'docker'", id="unknown runtime"),
+        pytest.param("n", "local", "--pods-dir", id="local without pods"),
+    ],
+)
+def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str, told: str) -> None:
+    """The flag to mend is named."""
+    with pytest.raises(BadContract, match=told):
+        AgentConfig(node, tmp_path, runtime)
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        pytest.param('{"policyName":"static","checksum":1}', KubeletPolicy.STATIC, id="static"),
+        pytest.param('{"policyName":"none"}', KubeletPolicy.NONE, id="none"),
+        pytest.param('{"policyName":"other"}', KubeletPolicy.UNKNOWN, id="another word"),
+        pytest.param("[]", KubeletPolicy.UNKNOWN, id="no object"),
+        pytest.param("{", KubeletPolicy.UNKNOWN, id="damaged"),
+        pytest.param(None, KubeletPolicy.UNKNOWN, id="absent"),
+    ],
+)
+def test_policy_of_the_kubelet_is_read(tmp_path: Path, text: str | None, policy: KubeletPolicy) -> None:
+    """Whatever the kubelet's file holds, it never stops the agent."""
+    path = tmp_path / "cpu_manager_state"
+    if text is not None:
+        path.write_text(text)
+    assert read_kubelet_policy(path) is policy
