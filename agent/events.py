@@ -89,12 +89,13 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
 def _of_refusal(
     owner: Owner, old: ContainerState | PodState | None, new: ContainerState | PodState
 ) -> Iterator[Event]:
-    if new.refusal and not (old and old.refusal and _words(old.refusal) == _words(new.refusal)):
+    if new.refusal and not (old and old.refusal and gist(old.refusal) == gist(new.refusal)):
         yield Event(owner, Reason.UNPINNABLE, f"{new.refusal.reason}: {new.refusal.message}")
 
 
-def _words(refusal: Refusal) -> tuple[str, str]:
-    return refusal.reason, refusal.message
+def gist(refusal: Refusal) -> tuple[str, str]:
+    """Return what a refusal is about; what was found besides changes with every neighbour that comes or goes."""
+    return refusal.reason, refusal.message.partition(",")[0]
 
 
 def _policies(one: ContainerState) -> str:

@@ -1,16 +1,20 @@
 """Tell each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
 
 Only pods that hold or were refused CPUs are told. What changes without them (the shared set, tasks that come and go)
-is left out, so that one change of a pod is one PATCH. Times stay those at which the content became what it is.
+is left out, so that one change of a pod is one PATCH. Times, and what was found when a claim was refused, stay those
+of the moment at which the content became what it is.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from agent.events import gist
 from agent.pod_requests import runtime_uid
 from agent.seams import AgentError, Gone, Unavailable
 from pinning.contract import STATUS_CPUS
@@ -43,21 +47,21 @@ _object = msgspec.json.Decoder(_Object)
 def pod_status(pod: PodState, before: str | None) -> str | None:
     """Return the annotation of a pod; None when it holds nothing and was refused nothing.
 
-    Where only times differ from what was told before, the times of before stay.
+    What was told before stays where only times differ, or what is free beside a claim that is still refused.
     """
     if not pod.is_told:
         return None
-    old = _containers_of(before)
+    old = _members(_read(before), "containers")
     told: dict[str, Any] = {"version": VERSION}
     if pod.refusal:
         told["refusal"] = _refusal(pod.refusal)
     told["containers"] = {
-        one.name: _with_time(_container(one), old.get(one.name)) for one in pod.containers if one.is_told
+        one.name: _container(one, _members(old, one.name)) for one in pod.containers if one.is_told
     }
     return msgspec.json.encode(told).decode()
 
 
-def _container(one: ContainerState) -> dict[str, Any]:
+def _container(one: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if one.policy:
         told |= {
@@ -70,44 +74,45 @@ def _container(one: ContainerState) -> dict[str, Any]:
         }
     told["pinned"] = one.is_pinned
     if one.policy and one.proof:
-        told["applied"] = _applied(one.proof)
+        told["applied"] = _applied(one.proof, old)
     if one.proof and one.proof.outside:
         told["drift"] = True
     if one.intruders:
         told["intruders"] = list(one.intruders)
     if one.refusal:
-        told["refusal"] = _refusal(one.refusal)
+        told["refusal"] = _refusal(one.refusal, _members(old, "refusal"))
     return told
 
 
-def _applied(proof: Proof) -> dict[str, Any]:
-    told: dict[str, Any] = {"cpus": str(proof.cpus), "time": proof.when, "path": proof.path}
+def _applied(proof: Proof, old: Mapping[str, Any]) -> Mapping[str, Any]:
+    cpus, before = str(proof.cpus), _members(old, "applied")
+    if before.get("cpus") == cpus:
+        return before
+    told: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
     if proof.window_seconds is not None:
         told["windowSeconds"] = proof.window_seconds
     return told
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    return {"reason": refusal.reason, "message": refusal.message, "blocksStart": refusal.blocks_start}
+def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    before = str(old.get("message"))
+    is_same = gist(replace(refusal, message=before)) == gist(refusal) and old.get("reason") == refusal.reason
+    message = before if is_same else refusal.message
+    return {"reason": refusal.reason, "message": message, "blocksStart": refusal.blocks_start}
 
 
-def _with_time(new: dict[str, Any], old: object) -> dict[str, Any]:
-    """Return the new words of a container, with the old time, path and window when the same CPUs are applied."""
-    old = old if isinstance(old, dict) else {}
-    applied = old.get("applied")
-    if not isinstance(applied, dict) or "applied" not in new or old.get("cpus") != new["cpus"]:
-        return new
-    return {**new, "applied": applied} if applied.get("cpus") == new["applied"]["cpus"] else new
-
-
-def _containers_of(text: str | None) -> dict[str, Any]:
+def _read(text: str | None) -> Mapping[str, Any]:
     """Read an annotation that may be damaged, or somebody else's."""
     try:
         told = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:
         return {}
-    containers = told.get("containers") if isinstance(told, dict) else None
-    return containers if isinstance(containers, dict) else {}
+    return told if isinstance(told, dict) else {}
+
+
+def _members(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = told.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 class PodReport:

@@ -37,6 +37,12 @@ DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
         pytest.param(state_of(), state_of(bound("a")), [], id="no claims"),
         pytest.param(state_of(), state_of(REFUSED), ["Unpinnable"], id="refused"),
         pytest.param(state_of(REFUSED), state_of(REFUSED), [], id="refused still"),
+        pytest.param(
+            state_of(REFUSED),
+            state_of(bound("z", annotations=EXCLUSIVE), REFUSED, proven=False),
+            [],
+            id="refused still, with less free",
+        ),
         pytest.param(state_of(REFUSED), state_of(ONE), ["Pinned"], id="fits now"),
         pytest.param(
             None,

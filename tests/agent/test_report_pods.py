@@ -109,6 +109,15 @@ def test_times_change_only_with_content() -> None:
     assert moved["containers"]["main"]["applied"]["time"] == LATER
 
 
+def test_what_is_free_beside_a_refused_claim_is_not_told_again() -> None:
+    """A neighbour that comes or goes changes nothing for who waits; asking for another number does."""
+    waiting = bound("a", container("main", 99), annotations=EXCLUSIVE)
+    first = pod_status(of(state_of(waiting), "a"), None)
+    assert pod_status(of(state_of(bound("b", annotations=EXCLUSIVE), waiting), "a"), first) == first
+    less = bound("a", container("main", 98), annotations=EXCLUSIVE)
+    assert "wanted 98" in told(state_of(less), before=first)["containers"]["main"]["refusal"]["message"]
+
+
 class Server:
     """Keeps the annotations that are patched, and answers as it is told to."""
 
