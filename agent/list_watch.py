@@ -121,9 +121,9 @@ class ListWatch(Generic[Item]):
         page = ""
         while True:
             params = {**self._selector, "limit": PAGE, **({"continue": page} if page else {})}
-            listed = _decode(_list, await self._api.get(self._path, params))
+            listed = decode(_list, await self._api.get(self._path, params))
             for raw in listed.items or ():
-                found[_decode(_object, raw).metadata.uid] = _decode(self._decoder, raw)
+                found[decode(_object, raw).metadata.uid] = decode(self._decoder, raw)
             page = listed.metadata.continue_
             if not page:
                 break
@@ -143,7 +143,7 @@ class ListWatch(Generic[Item]):
         }
         began = asyncio.get_running_loop().time()
         async for line in self._api.lines(self._path, params, SILENCE_SECONDS):
-            if self._apply(_decode(_event, line)):
+            if self._apply(decode(_event, line)):
                 changed()
             backoff.reset()
         if (
@@ -154,10 +154,10 @@ class ListWatch(Generic[Item]):
     def _apply(self, event: _Event) -> bool:
         """Take one event over; return whether an object changed."""
         if event.type == "ERROR":
-            failure = _decode(_failure, event.object)
+            failure = decode(_failure, event.object)
             told = f"{failure.code}: {failure.message}"
             raise Expired(told) if failure.code == GONE else Busy(told)
-        meta = _decode(_object, event.object).metadata
+        meta = decode(_object, event.object).metadata
         changes = self._take(event, meta.uid)
         self._version = meta.resource_version or self._version
         return changes
@@ -166,12 +166,13 @@ class ListWatch(Generic[Item]):
         if event.type == "DELETED":
             return self._items.pop(uid, None) is not None
         if event.type in {"ADDED", "MODIFIED"}:
-            self._items[uid] = _decode(self._decoder, event.object)
+            self._items[uid] = decode(self._decoder, event.object)
             return True
         return False  # BOOKMARK: only the version moves
 
 
-def _decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | msgspec.Raw) -> Decoded:
+def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | msgspec.Raw) -> Decoded:
+    """Return what the API server sent; raise Busy for what is damaged, as asking again may help."""
     try:
         return decoder.decode(document)
     except msgspec.DecodeError as error:

@@ -15,7 +15,7 @@ import msgspec
 from agent.backoff import Backoff
 from agent.clock import Clock
 from agent.kubeapi import STRATEGIC_PATCH, Conflict
-from agent.list_watch import ListWatch
+from agent.list_watch import ListWatch, decode
 from agent.node_patch import differences
 from agent.node_words import Node, NodeOptions, Wanted, nothing, wanted
 from agent.seams import AgentError, Unavailable
@@ -88,11 +88,15 @@ class NodeReport:
             self._changed.clear()
             try:
                 await self._bring()
-                backoff.reset()
             except AgentError as error:
                 logger.warning("node not mended", extra={"facts": {"reason": str(error)}})
-                self._changed.set()
-                await asyncio.sleep(backoff.next())
+            except Exception:  # the loop's edge: mending goes on with the next change
+                logger.exception("mending the node crashed")
+            else:
+                backoff.reset()
+                continue
+            self._changed.set()
+            await asyncio.sleep(backoff.next())
 
     async def _bring(self) -> None:
         """Write what differs, then hold the turn for the interval, so that what comes meanwhile is one write."""
@@ -116,7 +120,7 @@ class NodeReport:
             try:
                 return await self._patch(node, want)
             except Conflict:
-                self._read = _node.decode(await self._api.get(self._path))
+                self._read = decode(_node, await self._api.get(self._path))
         raise Unavailable(
             f"node {node.metadata.name} was changed by others {TRIES} times while it was written"
         )
@@ -126,11 +130,11 @@ class NodeReport:
         wrote = bool(need.status or need.spec)
         if need.status:
             answer = await self._api.patch(f"{self._path}/status", need.status, STRATEGIC_PATCH)
-            self._read = _node.decode(answer)
+            self._read = decode(_node, answer)
             self.writes += 1
             need = differences(self._read, want, self._clock.text())
         if need.spec:
-            self._read = _node.decode(await self._api.patch(self._path, need.spec))
+            self._read = decode(_node, await self._api.patch(self._path, need.spec))
             self.writes += 1
         return wrote
 
@@ -139,6 +143,6 @@ class NodeReport:
         seen = next(iter(self._nodes.items.values()), None)
         known = [one for one in (seen, self._read) if one]
         if not known:
-            self._read = _node.decode(await self._api.get(self._path))
+            self._read = decode(_node, await self._api.get(self._path))
             return self._read
         return max(known, key=lambda one: int(one.metadata.resource_version))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from agent.events import gist
+from agent.list_watch import decode
 from agent.pod_requests import runtime_uid
 from agent.seams import AgentError, Gone, Unavailable
 from pinning.contract import STATUS_CPUS
@@ -174,7 +175,7 @@ class PodReport:
         body: Mapping[str, Any] = {"metadata": {"uid": uid, "annotations": {STATUS_CPUS: text}}}
         answer = await self._api.patch(path, body)
         self.writes += 1
-        self._written[uid] = (_number(_object.decode(answer).metadata.resource_version), text)
+        self._written[uid] = (_number(decode(_object, answer).metadata.resource_version), text)
 
 
 def _number(version: str | None) -> int:
