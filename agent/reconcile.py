@@ -162,7 +162,7 @@ class Reconciler:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(made.actions, tracks, self._left_alone())
             self._tell_actions(made.actions, done)
-        self._close_windows()
+        self._look_back()
         self._assure_runtime()
 
     def _assure_runtime(self) -> None:
@@ -195,13 +195,16 @@ class Reconciler:
             reason = track.failure or "it is left alone, or another write has to come first"
             logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})
 
-    def _close_windows(self) -> None:
+    def _look_back(self) -> None:
+        """Close the windows of those who are where they shall be, and forget failures that no longer matter."""
         now = self._clock.monotonic()
         for key, track in self.observer.tracks.items():
-            if track.is_running and track.applied == self._wanted[key]:
-                window = track.settled(now)
-                if window is not None:
-                    self.metrics.window_seconds.observe(window)
+            is_there = (track.applied or track.sent) == self._wanted[key]
+            if track.failure and (is_there or track.seen.state is State.EXITED):
+                track.succeeded()
+            window = track.settled(now) if is_there and track.is_running else None
+            if window is not None:
+                self.metrics.window_seconds.observe(window)
 
     # Other writers.
 

@@ -159,6 +159,6 @@ class FaultyNode(RuleBasedStateMachine):
                 assert self.node.cpusets[one.cgroup] == (held.cpus if held else state.shared)
 
 
-FaultyNode.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+FaultyNode.TestCase.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
 TestFaultyNode = FaultyNode.TestCase
 TestFaultyNode.__doc__ = "Any sequence of faults keeps owners alone and ends well."

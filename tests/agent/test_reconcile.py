@@ -205,6 +205,19 @@ def test_failure_is_not_tried_again_at_once(node: FakeNode) -> None:
     assert node.cpus(number) == "1,5"
 
 
+def test_failure_that_no_longer_matters_is_forgotten(node: FakeNode) -> None:
+    """A write that failed and is not needed any more is not told for ever."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
+    node.add("a", TWO)
+    assert node.run().failures == ("test/pod-b/c0",)
+
+    del node.documents["a"]
+    assert node.run().failures == ()
+    assert node.agent.reconciler.retry_seconds() is None
+
+
 @pytest.mark.parametrize("error", [Gone("x"), Gone("no such container")])
 def test_container_that_vanished_is_in_nobodys_way(node: FakeNode, error: Gone) -> None:
     """A bystander that ends while it is written counts as having left."""
