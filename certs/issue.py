@@ -20,6 +20,7 @@ ORGANIZATION: Final = "corepin"
 CLOCK_SKEW: Final = timedelta(minutes=5)  # a node's clock may be behind the issuer's
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
+KEY_ID_SHOWN: Final = 12  # hexadecimal digits in an authority's name
 COMMON_NAME_LIMIT: Final = 64  # X.520; clients read the alternative names anyway
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -50,9 +51,9 @@ class CA:
 
     @classmethod
     def create(cls, *, days: int = CA_DAYS, now: datetime | None = None) -> CA:
-        """Return a new authority with a key of its own."""
+        """Return a new authority with a key and, made of the key, a name of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _name(f"{ORGANIZATION} CA")
+        name = _name(f"{ORGANIZATION} CA {_key_id(key.public_key())[:KEY_ID_SHOWN]}")
         builder = (
             _builder(name, name, key.public_key(), now or datetime.now(UTC), days)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -143,6 +144,10 @@ def _builder(
         .not_valid_after(min(ends, latest) if latest else ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
     )
+
+
+def _key_id(key: ec.EllipticCurvePublicKey) -> str:
+    return x509.SubjectKeyIdentifier.from_public_key(key).digest.hex()
 
 
 def _name(common: str) -> x509.Name:

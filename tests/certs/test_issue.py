@@ -58,11 +58,12 @@ def test_leaf_holds_for_every_name_and_address(ca: CA) -> None:
 
 
 def test_leaf_of_another_authority_is_refused(ca: CA) -> None:
-    """Two authorities have the same name; only the signature tells them apart."""
-    stranger = CA.create(now=NOW).issue_cert("a.b", now=NOW)
+    """Two authorities differ in name and key, so a client never takes one for the other."""
+    other = CA.create(now=NOW)
 
+    assert other.certificate.subject != ca.certificate.subject
     with pytest.raises(VerificationError):
-        verify(ca, stranger, x509.DNSName("a.b"))
+        verify(ca, other.issue_cert("a.b", now=NOW), x509.DNSName("a.b"))
 
 
 def test_keys_are_on_p256_and_match(ca: CA) -> None:

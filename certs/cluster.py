@@ -1,0 +1,236 @@
+"""The API server, as far as certificates need it: one Secret, the caBundles of named configurations, and events.
+
+Uses the lowest level of the `kubernetes` package: it knows kubeconfigs and projected tokens, and JSON stays JSON.
+Every write names the version that was read, so that somebody else's change is a `Conflict` and never lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kubernetes import config
+from kubernetes.client.api_client import ApiClient
+from kubernetes.client.configuration import Configuration as ClientConfiguration
+from urllib3.exceptions import HTTPError
+
+from certs.material import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+JSON: Final = "application/json"
+TIMEOUT_SECONDS: Final = 15
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+KINDS: Final = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
+
+
+class ClusterError(Exception):
+    """The API server did not do what was asked; the message says what and why."""
+
+
+class Conflict(ClusterError):
+    """Somebody else changed the object meanwhile."""
+
+
+class Missing(ClusterError):
+    """There is no such object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A webhook configuration: the caBundle of each entry, in order."""
+
+    kind: str
+    name: str
+    version: str
+    bundles: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to write into the Secret; None removes."""
+
+    data: Mapping[str, bytes | None]
+    annotations: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What is told about the Secret; warnings want somebody's attention."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+class Cluster(Protocol):
+    """What a rotation reads and writes."""
+
+    def secret(self) -> Secret:
+        """Return the Secret."""
+        ...
+
+    def configurations(self) -> tuple[Configuration, ...]:
+        """Return the named configurations that exist."""
+        ...
+
+    def write_secret(self, change: Change, version: str) -> None:
+        """Change the Secret; raise Conflict when it is not of this version any more."""
+        ...
+
+    def write_bundles(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
+        """Replace the caBundles of entries; raise Conflict when the configuration has changed since it was read."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Make an event about the Secret."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Which objects a rotation is about."""
+
+    namespace: str
+    secret: str
+    configurations: tuple[str, ...]
+
+
+def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
+    """Return a client with the pod's account, or with the user's kubeconfig where that is named or there is no pod."""
+    settings = ClientConfiguration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in environ and "KUBECONFIG" not in environ:
+            config.load_incluster_config(settings)  # type: ignore[no-untyped-call]
+        else:
+            config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise ClusterError(f"no cluster: {error}") from error
+    settings.retries = False  # the loop tries again, and knows what it saw
+    return ApiClient(settings)
+
+
+class KubeCluster:
+    """The real API server."""
+
+    def __init__(self, api: ApiClient, names: Names) -> None:
+        self._api = api
+        self._names = names
+        self._core = f"/api/v1/namespaces/{names.namespace}"
+        self._secret = f"{self._core}/secrets/{names.secret}"
+        self._uid = ""
+
+    def secret(self) -> Secret:
+        """Return the Secret."""
+        read = self._send("GET", self._secret)
+        metadata = read["metadata"]
+        self._uid = metadata.get("uid", "")
+        data = {key: _decoded(text) for key, text in (read.get("data") or {}).items()}
+        return Secret(data, metadata.get("annotations") or {}, metadata["resourceVersion"])
+
+    def configurations(self) -> tuple[Configuration, ...]:
+        """Return those that exist; one name may stand for both kinds."""
+        found = (self._configuration(kind, name) for name in self._names.configurations for kind in KINDS)
+        return tuple(one for one in found if one)
+
+    def _configuration(self, kind: str, name: str) -> Configuration | None:
+        try:
+            read = self._send("GET", f"{ADMISSION}/{kind}/{name}")
+        except Missing:
+            return None
+        entries = read.get("webhooks") or []
+        bundles = tuple(_decoded(entry["clientConfig"].get("caBundle", "")) for entry in entries)
+        return Configuration(kind, name, read["metadata"]["resourceVersion"], bundles)
+
+    def write_secret(self, change: Change, version: str) -> None:
+        """Change the Secret, if it is still of this version."""
+        data = {key: _encoded(value) if value is not None else None for key, value in change.data.items()}
+        metadata = {"resourceVersion": version, "annotations": dict(change.annotations)}
+        self._send("PATCH", self._secret, {"metadata": metadata, "data": data}, MERGE_PATCH)
+
+    def write_bundles(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
+        """Replace the caBundles of entries, if the configuration is still as it was read."""
+        path = f"{ADMISSION}/{configuration.kind}/{configuration.name}"
+        locked = _operation("replace", "/metadata/resourceVersion", configuration.version)
+        changes = [
+            _operation("add", f"/webhooks/{entry}/clientConfig/caBundle", _encoded(pem))
+            for entry, pem in bundles.items()
+        ]
+        self._send("PATCH", path, [locked, *changes], JSON_PATCH)
+
+    def tell(self, event: Event) -> None:
+        """Make an event about the Secret."""
+        self._send("POST", f"{self._core}/events", _event(event, self._names, self._uid), JSON)
+
+    def _send(self, method: str, path: str, body: object = None, content_type: str = JSON) -> dict[str, Any]:
+        headers = {"Accept": JSON, "Content-Type": content_type, "User-Agent": "corepin-certs"}
+        try:
+            request = self._api.param_serialize(
+                method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response = self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+            content: bytes = response.read()  # type: ignore[no-untyped-call]
+        except (HTTPError, OSError) as error:
+            raise ClusterError(f"{method} {path}: the API server does not answer: {error}") from error
+        if response.status >= 300:
+            raise _failure(response.status, f"{method} {path}", content)
+        answer: dict[str, Any] = json.loads(content)
+        return answer
+
+
+def _failure(status: int, request: str, content: bytes) -> ClusterError:
+    try:
+        told = json.loads(content)["message"]
+    except (ValueError, KeyError, TypeError):
+        told = content[:200].decode(errors="replace")
+    kind = {NOT_FOUND: Missing, CONFLICT: Conflict}.get(status, ClusterError)
+    return kind(f"{request}: {status}: {told}")
+
+
+def _operation(verb: str, path: str, value: str) -> dict[str, str]:
+    return {"op": verb, "path": path, "value": value}
+
+
+def _event(event: Event, names: Names, uid: str) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{names.secret}-", "namespace": names.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "namespace": names.namespace,
+            "name": names.secret,
+            "uid": uid,
+        },
+        "type": "Warning" if event.is_warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1024],  # the API server's limit
+        "action": "RotateCertificates",
+        "eventTime": now,
+        "reportingComponent": "corepin-certs",
+        "reportingInstance": os.environ.get("HOSTNAME") or "corepin-certs",
+    }
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text)
+    except binascii.Error:
+        return b""

@@ -1,0 +1,232 @@
+"""Read what the Secret holds. Nothing in it is trusted: every part is usable, absent, or damaged with the reason."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+from certs.issue import CA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+LEAF_CERT: Final = "tls.crt"
+LEAF_KEY: Final = "tls.key"
+CA_CERT: Final = "ca.crt"  # signed the leaf, and signs the next ones
+CA_KEY: Final = "ca.key"
+NEXT_CERT: Final = "next-ca.crt"  # is being published, and will sign the next leaf
+NEXT_KEY: Final = "next-ca.key"
+OLD_CERTS: Final = "old-ca.crt"  # signed leaves that a replica may still show; one or several
+KEYS: Final = (LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY, NEXT_CERT, NEXT_KEY, OLD_CERTS)
+
+MANAGED: Final = "certs.corepin.io/managed"  # "true": whatever the Secret holds may be replaced
+PUBLISHED: Final = "certs.corepin.io/published"  # since when every caBundle has held the signer
+SHOWN: Final = "certs.corepin.io/shown"  # since when every replica has shown the leaf
+ROTATE: Final = "certs.corepin.io/rotate"  # "ca": somebody wants a new CA now
+
+Anchors = frozenset[x509.Certificate]
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A Secret as the API server shows it; `version` is what optimistic locking compares."""
+
+    data: Mapping[str, bytes] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+
+class Mark(NamedTuple):
+    """A moment from which a wait is counted, and the certificate it is about."""
+
+    since: datetime
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{self.since.isoformat()} {self.fingerprint}"
+
+
+class Problem(NamedTuple):
+    """A part that cannot be used, and why."""
+
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What two keys of the Secret hold: a certificate, and its private key unless that is unusable."""
+
+    certificate: x509.Certificate | None = None
+    private_key: ec.EllipticCurvePrivateKey | None = None
+
+    @property
+    def authority(self) -> CA | None:
+        """Return the pair as an authority that can sign."""
+        return CA(self.certificate, self.private_key) if self.certificate and self.private_key else None
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The parts of the Secret."""
+
+    ca: Pair
+    next_ca: Pair
+    old: tuple[x509.Certificate, ...]
+    leaf: Pair
+    published: Mark | None
+    shown: Mark | None
+    present: frozenset[str]  # keys that hold anything
+    problems: tuple[Problem, ...]
+    is_managed: bool
+    is_rotation_wanted: bool
+
+    @property
+    def anchors(self) -> Anchors:
+        """Return every authority of which a replica may show a leaf, now or soon."""
+        own = (self.ca.certificate, self.next_ca.certificate)
+        return frozenset(self.old).union(certificate for certificate in own if certificate)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether a wait is being counted."""
+        return bool(self.published or self.shown)
+
+
+def read(secret: Secret) -> Material:
+    """Take the Secret apart."""
+    parts = _Parts(secret.data)
+    ca, next_ca = parts.authority(CA_CERT, CA_KEY), parts.authority(NEXT_CERT, NEXT_KEY)
+    told = secret.annotations
+    return Material(
+        ca=ca,
+        next_ca=next_ca,
+        old=parts.certificates(OLD_CERTS),
+        leaf=parts.pair(LEAF_CERT, LEAF_KEY),
+        published=_mark(told.get(PUBLISHED, "")),
+        shown=_mark(told.get(SHOWN, "")),
+        present=frozenset(key for key in KEYS if secret.data.get(key)),
+        problems=tuple(parts.problems),
+        is_managed=told.get(MANAGED) == "true",
+        is_rotation_wanted=told.get(ROTATE) == "ca",
+    )
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """Return a short name of exactly this certificate."""
+    return hashlib.sha256(der(certificate)).hexdigest()[:32]
+
+
+def der(certificate: x509.Certificate) -> bytes:
+    """Return the certificate as TLS sends it."""
+    return certificate.public_bytes(Encoding.DER)
+
+
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the authority's key signed the certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def bundle(anchors: Iterable[x509.Certificate]) -> bytes:
+    """Return certificates as one PEM text, the same for the same set."""
+    return b"".join(
+        one.public_bytes(Encoding.PEM)
+        for one in sorted(anchors, key=lambda one: (one.not_valid_before_utc, der(one)))
+    )
+
+
+def anchors_of(pem: bytes) -> Anchors:
+    """Return the certificates of a PEM text; like the API server, leave out what cannot be read."""
+    begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+    found = set()
+    for block in pem.split(begin)[1:]:
+        try:
+            found.add(x509.load_pem_x509_certificate(begin + block.partition(end)[0] + end))
+        except ValueError:
+            continue
+    return frozenset(found)
+
+
+def _mark(text: str) -> Mark | None:
+    since, _, name = text.partition(" ")
+    try:
+        moment = datetime.fromisoformat(since)
+    except ValueError:
+        return None
+    return Mark(moment, name) if moment.tzinfo and name else None
+
+
+class _Parts:
+    """Reads parts, and notes what is wrong with them."""
+
+    def __init__(self, data: Mapping[str, bytes]) -> None:
+        self._data = data
+        self.problems: list[Problem] = []
+
+    def authority(self, cert_name: str, key_name: str) -> Pair:
+        pair = self.pair(cert_name, key_name)
+        if pair.certificate is None or _may_sign(pair.certificate):
+            return pair
+        self.problems.append(Problem(cert_name, "is no certificate authority"))
+        return Pair()
+
+    def pair(self, cert_name: str, key_name: str) -> Pair:
+        """Return a pair; a key that does not belong to the certificate is left out."""
+        certificates, key = self.certificates(cert_name), self._private_key(key_name)
+        certificate = certificates[0] if certificates else None
+        if certificate and key and certificate.public_key() != key.public_key():
+            self.problems.append(Problem(key_name, f"does not belong to {cert_name}"))
+            return Pair(certificate)
+        self._miss(cert_name, key_name)
+        return Pair(certificate, key)
+
+    def certificates(self, name: str) -> tuple[x509.Certificate, ...]:
+        pem = self._data.get(name)
+        if not pem:
+            return ()
+        try:
+            return tuple(x509.load_pem_x509_certificates(pem))
+        except ValueError:
+            self.problems.append(Problem(name, "holds no certificate in PEM"))
+            return ()
+
+    def _private_key(self, name: str) -> ec.EllipticCurvePrivateKey | None:
+        pem = self._data.get(name)
+        if not pem:
+            return None
+        try:
+            key = load_pem_private_key(pem, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            self.problems.append(Problem(name, "holds no plain private key in PEM"))
+            return None
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+        self.problems.append(Problem(name, "is no ECDSA key"))
+        return None
+
+    def _miss(self, *names: str) -> None:
+        """Note the half of a pair that is missing."""
+        missing = [name for name in names if not self._data.get(name)]
+        if len(missing) == 1:
+            self.problems.append(Problem(missing[0], "is missing"))
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False

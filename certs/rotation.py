@@ -1,0 +1,369 @@
+"""Decide the next step of issuing and rotating certificates. Pure: no I/O, no clock, no memory, no randomness.
+
+The order keeps one rule at every instant: each caBundle holds the authority of every leaf that any replica can show.
+
+1. A new CA stands in the Secret, beside the one that signs.
+2. Old and new stand in every caBundle, and were read back there.
+3. `settle` later every API server has taken notice. They cannot be asked.
+4. The new leaf stands in the Secret, the new CA signs, the former one is old: one update.
+5. Every replica has shown the new leaf for longer than a kubelet takes to bring a changed Secret.
+6. The old CA leaves the Secret, then the caBundles.
+
+Renewing the leaf alone is 4 and 5. A bundle only ever grows, except in step 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cryptography import x509
+
+from certs.material import (
+    MANAGED,
+    NEXT_CERT,
+    NEXT_KEY,
+    OLD_CERTS,
+    Anchors,
+    Mark,
+    Material,
+    der,
+    fingerprint,
+    is_issued_by,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from certs.issue import CA
+    from certs.material import Pair
+
+LIFE_BEFORE_RENEWAL: Final = 0.6  # a rotation that begins here is over before a third of life is left
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator may choose."""
+
+    dns_names: tuple[str, ...]
+    settle: timedelta = timedelta(seconds=60)
+    kubelet_sync: timedelta = timedelta(seconds=90)
+    ca_days: int = 365
+    leaf_days: int = 90
+
+
+class Place(NamedTuple):
+    """One entry of a webhook configuration."""
+
+    kind: str
+    name: str
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything a decision rests on."""
+
+    secret: Material
+    published: Mapping[Place, Anchors]
+    now: datetime
+    shown: Mapping[str, bytes | None] = field(default_factory=dict)  # DER by address; None: no answer
+    is_clock_doubtful: bool = False  # it jumped while we looked: waits are counted anew
+
+    @property
+    def signer(self) -> CA | None:
+        """Return the authority that signs from now on: the next one if there is one."""
+        return self.next_authority or self._authority(self.secret.ca)
+
+    @property
+    def next_authority(self) -> CA | None:
+        """Return the authority that a rotation is bringing in."""
+        return self._authority(self.secret.next_ca)
+
+    def _authority(self, pair: Pair) -> CA | None:
+        return pair.authority if pair.authority and self.is_valid(pair.authority.certificate) else None
+
+    @property
+    def extras(self) -> Anchors:
+        """Return the authorities that are trusted besides the signer, and can still be believed."""
+        trusted = frozenset(self.secret.old).union(*self.published.values())
+        signer = self.signer
+        return frozenset(
+            one for one in trusted if not self.is_expired(one) and not (signer and one == signer.certificate)
+        )
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Return the addresses that show another certificate than the Secret's."""
+        leaf = self.secret.leaf.certificate
+        return tuple(
+            sorted(
+                address
+                for address, shown in self.shown.items()
+                if shown is not None and (leaf is None or shown != der(leaf))
+            )
+        )
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Return the addresses that do not answer."""
+        return tuple(sorted(address for address, shown in self.shown.items() if shown is None))
+
+    def is_valid(self, certificate: x509.Certificate) -> bool:
+        """Whether clients believe the certificate now."""
+        return certificate.not_valid_before_utc <= self.now and not self.is_expired(certificate)
+
+    def is_expired(self, certificate: x509.Certificate) -> bool:
+        """Whether no client believes the certificate any more."""
+        return certificate.not_valid_after_utc <= self.now
+
+    def is_due(self, certificate: x509.Certificate) -> bool:
+        """Whether it is time to replace a certificate."""
+        return self.now >= renewal_of(certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Touch nothing: a person has to decide."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateCA:
+    """Write a new CA into the Secret, beside the one that signs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write caBundles."""
+
+    bundles: Mapping[Place, Anchors]
+    is_repair: bool = False  # what is missing was there already, or should have been
+
+
+@dataclass(frozen=True, slots=True)
+class Unmark:
+    """Forget since when was waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPublished:
+    """Write down that every caBundle holds the signer from now on."""
+
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class MarkShown:
+    """Write down that every replica shows the leaf from now on."""
+
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class IssueLeaf:
+    """Write a new leaf into the Secret; where the signer is the next CA, it takes the place of the CA."""
+
+    signer: CA
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetOld:
+    """Remove the old CAs from the Secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Leave nothing but the CA in the caBundles."""
+
+    bundles: Mapping[Place, Anchors]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Come again at a moment, or, without one, when something has changed."""
+
+    reason: str
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Everything is as it should be."""
+
+
+Step = (
+    Refuse
+    | CreateCA
+    | Publish
+    | Unmark
+    | MarkPublished
+    | MarkShown
+    | IssueLeaf
+    | ForgetOld
+    | Trim
+    | Wait
+    | Rest
+)
+
+
+def next_step(seen: Seen, settings: Settings) -> Step:
+    """Return the next step; the same input gives the same step, and every step can be taken again."""
+    return (
+        _refusal(seen)
+        or _doubt(seen)
+        or _publication(seen)
+        or _authority(seen)
+        or _leaf(seen, settings)
+        or _retirement(seen, settings)
+        or _tidiness(seen)
+        or Rest()
+    )
+
+
+def renewal_of(certificate: x509.Certificate) -> datetime:
+    """Return when a certificate is to be replaced."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return begins + (ends - begins) * LIFE_BEFORE_RENEWAL
+
+
+def _refusal(seen: Seen) -> Refuse | None:
+    """Leave certificates alone that somebody else brought."""
+    secret = seen.secret
+    if secret.is_managed or not secret.present:
+        return None
+    keys = ", ".join(sorted(secret.present))
+    return Refuse(
+        f"the Secret holds {keys} and has no annotation {MANAGED}: somebody else wrote it, and it is left as it is;"
+        f" to have it replaced step by step, set the annotation {MANAGED}=true"
+    )
+
+
+def _doubt(seen: Seen) -> Unmark | None:
+    return Unmark() if seen.is_clock_doubtful and seen.secret.has_marks else None
+
+
+def _publication(seen: Seen) -> Publish | Unmark | None:
+    """Put every authority of the Secret into every bundle; waits begin anew, and that is written down first."""
+    needed = frozenset(one for one in seen.secret.anchors if not seen.is_expired(one))
+    lacking = {place: held for place, held in seen.published.items() if not needed <= held}
+    if not lacking:
+        return None
+    if seen.secret.has_marks:
+        return Unmark()
+    kept = {place: _unexpired(seen, held) | needed for place, held in lacking.items()}
+    return Publish(kept, is_repair=_is_repair(seen))
+
+
+def _is_repair(seen: Seen) -> bool:
+    """Whether the CA of the leaf that serves is missing somewhere."""
+    serving = seen.secret.ca.certificate
+    if serving is None or seen.secret.leaf.certificate is None:
+        return False
+    return any(serving not in held for held in seen.published.values())
+
+
+def _unexpired(seen: Seen, anchors: Anchors) -> Anchors:
+    return frozenset(one for one in anchors if not seen.is_expired(one))
+
+
+def _authority(seen: Seen) -> CreateCA | None:
+    """Begin a rotation when the CA is due or cannot sign, one at a time."""
+    secret = seen.secret
+    if seen.signer is None:
+        return CreateCA()
+    if seen.next_authority or any(not seen.is_expired(one) for one in secret.old):
+        return None
+    was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})  # and was damaged since
+    is_due = seen.is_due(seen.signer.certificate)
+    return CreateCA() if is_due or was_begun or secret.is_rotation_wanted else None
+
+
+def _leaf(seen: Seen, settings: Settings) -> IssueLeaf | MarkPublished | Wait | None:
+    """Replace a leaf that is due or unusable, as soon as its authority is believed everywhere."""
+    signer, leaf = seen.signer, seen.secret.leaf
+    if signer is None:
+        raise ValueError("a leaf is decided on before there is an authority")
+    is_of_signer = leaf.certificate is not None and is_issued_by(leaf.certificate, signer.certificate)
+    if is_of_signer and not seen.next_authority and not _must_replace(seen, settings):
+        return None
+    if is_of_signer or not seen.extras:
+        return IssueLeaf(signer)
+    return _settling(seen, signer, settings.settle) or IssueLeaf(signer)
+
+
+def _must_replace(seen: Seen, settings: Settings) -> bool:
+    """Whether a leaf cannot serve, or not for much longer."""
+    leaf = seen.secret.leaf
+    if leaf.certificate is None or leaf.private_key is None:
+        return True
+    if seen.is_due(leaf.certificate) or not seen.is_valid(leaf.certificate):
+        return True
+    return not set(settings.dns_names) <= _dns_names(leaf.certificate)
+
+
+def _dns_names(certificate: x509.Certificate) -> set[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    return set(names.get_values_for_type(x509.DNSName))
+
+
+def _settling(seen: Seen, signer: CA, settle: timedelta) -> MarkPublished | Wait | None:
+    wanted = fingerprint(signer.certificate)
+    since = _since(seen, seen.secret.published, wanted)
+    if since is None:
+        return MarkPublished(Mark(seen.now, wanted))
+    if seen.now < since + settle:
+        return Wait("the API servers take notice of the caBundles", since + settle)
+    return None
+
+
+def _since(seen: Seen, mark: Mark | None, wanted: str) -> datetime | None:
+    """Return the moment of a mark that is about the wanted certificate and does not lie in the future."""
+    return mark.since if mark and mark.fingerprint == wanted and mark.since <= seen.now else None
+
+
+def _retirement(seen: Seen, settings: Settings) -> Step | None:
+    """Drop what is trusted besides the CA, once no replica can show a leaf of it."""
+    if seen.extras:
+        obstacle = _showing(seen, settings.kubelet_sync)
+        if obstacle:
+            return obstacle
+    if OLD_CERTS in seen.secret.present:
+        return ForgetOld()
+    own = frozenset({seen.secret.ca.certificate} if seen.secret.ca.certificate else ())
+    surplus = {place: own for place, held in seen.published.items() if held != own}
+    return Trim(surplus) if surplus else None
+
+
+def _showing(seen: Seen, kubelet_sync: timedelta) -> MarkShown | Unmark | Wait | None:
+    """Wait until every replica has shown the leaf long enough; return None when they have."""
+    leaf = seen.secret.leaf.certificate
+    if leaf is None or not seen.shown or seen.stale or seen.silent:
+        return Unmark() if seen.secret.shown else Wait(_unshown(seen))
+    wanted = fingerprint(leaf)
+    since = _since(seen, seen.secret.shown, wanted)
+    if since is None:
+        return MarkShown(Mark(seen.now, wanted))
+    if seen.now < since + kubelet_sync:
+        return Wait("a replica that starts may still get the old leaf", since + kubelet_sync)
+    return None
+
+
+def _unshown(seen: Seen) -> str:
+    told = []
+    if not seen.shown:
+        told.append("no replica is found")
+    if seen.stale:
+        told.append(f"the old leaf is shown by {', '.join(seen.stale)}")
+    if seen.silent:
+        told.append(f"no answer from {', '.join(seen.silent)}")
+    return "; ".join(told)
+
+
+def _tidiness(seen: Seen) -> Unmark | None:
+    return Unmark() if seen.secret.has_marks else None

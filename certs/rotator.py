@@ -1,0 +1,240 @@
+"""Take the steps: look, decide, act, and look again. Between two passes nothing is remembered that matters.
+
+Killed anywhere, the next process sees what the last write left and goes on from there. What is kept in memory is how
+the clock ran (a jump makes waits begin anew) and which warnings were told.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
+
+from certs import material, rotation, telling
+from certs.cluster import Change, ClusterError, Configuration, Conflict
+from certs.issue import CA
+from certs.material import (
+    CA_CERT,
+    CA_KEY,
+    LEAF_CERT,
+    LEAF_KEY,
+    MANAGED,
+    NEXT_CERT,
+    NEXT_KEY,
+    OLD_CERTS,
+    PUBLISHED,
+    ROTATE,
+    SHOWN,
+)
+from certs.rotation import (
+    CreateCA,
+    ForgetOld,
+    IssueLeaf,
+    MarkPublished,
+    MarkShown,
+    Place,
+    Publish,
+    Refuse,
+    Rest,
+    Seen,
+    Settings,
+    Step,
+    Trim,
+    Unmark,
+    Wait,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from certs.cluster import Cluster, Event
+    from certs.material import Anchors
+    from certs.metrics import Metrics
+
+JUMP: Final = timedelta(seconds=5)  # more than a busy machine delays, less than any wait
+STEPS_AT_ONCE: Final = 50  # a whole rotation has about ten; more would be two writers in a fight
+UNMARKED: Final[Mapping[str, str | None]] = {PUBLISHED: None, SHOWN: None}
+
+logger = logging.getLogger(__name__)
+
+
+class Clock(Protocol):
+    """The time of day, and a time that only runs forward."""
+
+    def now(self) -> datetime:
+        """Return the time of day."""
+        ...
+
+    def elapsed(self) -> float:
+        """Return seconds since some moment."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> datetime:
+        """Return the time of day."""
+        return datetime.now(UTC)
+
+    def elapsed(self) -> float:
+        """Return seconds since some moment."""
+        return monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was read, with the versions that writes are locked by."""
+
+    seen: Seen
+    version: str
+    configurations: tuple[Configuration, ...]
+
+
+class Rotator:
+    """Rotates the certificates of one Secret."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        probe: Callable[[], Mapping[str, bytes | None]],
+        settings: Settings,
+        metrics: Metrics,
+        clock: Clock | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._probe = probe
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
+        self._drift = self._offset()
+        self._is_doubtful = False
+        self._once = telling.Once()
+
+    def settle(self) -> Wait | Rest | Refuse:
+        """Take every step that can be taken now, and return why there is no other."""
+        for _ in range(STEPS_AT_ONCE):
+            try:
+                step = self.take_step()
+            except Conflict as conflict:
+                self._metrics.conflicts.inc()
+                logger.info("changed meanwhile, looking again", extra={"facts": {"reason": str(conflict)}})
+                continue
+            if isinstance(step, Wait | Rest | Refuse):
+                return step
+        raise ClusterError(f"not done after {STEPS_AT_ONCE} steps: does somebody else write the Secret?")
+
+    def take_step(self) -> Step:
+        """Look, and take one step; raise Conflict when somebody else was faster, ClusterError when it failed."""
+        look = self.look()
+        step = rotation.next_step(look.seen, self._settings)
+        self._metrics.show(look.seen, step)
+        self._tell(self._once.new(telling.wrong(look.seen, step), look.seen.now))
+        self.act(step, look)
+        return step
+
+    def look(self) -> Look:
+        """Read everything that a decision rests on."""
+        self._metrics.passes.inc()
+        secret = self._cluster.secret()
+        configurations = self._cluster.configurations()
+        parts = material.read(secret)
+        shown = self._probe() if parts.leaf.certificate else {}
+        published = {
+            Place(one.kind, one.name, entry): material.anchors_of(pem)
+            for one in configurations
+            for entry, pem in enumerate(one.bundles)
+        }
+        seen = Seen(parts, published, self._clock.now(), shown, self._has_jumped())
+        return Look(seen, secret.version, configurations)
+
+    def act(self, step: Step, look: Look) -> None:
+        """Take a step that was decided on a look; it is safe to be killed at any point, and to do it again."""
+        match step:
+            case Wait() | Rest() | Refuse():
+                pass
+            case Publish(bundles) | Trim(bundles):
+                self._write_bundles(bundles, look)
+                self._note(step)
+            case _:
+                self._cluster.write_secret(self._change(step, look.seen), look.version)
+                self._note(step)
+        self._is_doubtful = False  # no mark is left that a jump of the clock could have made wrong
+
+    def _note(self, step: Step) -> None:
+        self._metrics.steps.labels(type(step).__name__).inc()
+        logger.info("step taken", extra={"facts": {"step": type(step).__name__}})
+        event = telling.done(step)
+        self._tell([event] if event else [])
+
+    def _change(
+        self, step: CreateCA | Unmark | MarkPublished | MarkShown | IssueLeaf | ForgetOld, seen: Seen
+    ) -> Change:
+        """Return what a step writes into the Secret."""
+        match step:
+            case CreateCA():
+                return self._new_authority(seen)
+            case IssueLeaf(signer):
+                return self._new_leaf(signer, seen)
+            case Unmark():
+                return Change({}, UNMARKED)
+            case MarkPublished(mark):
+                return Change({}, {PUBLISHED: str(mark)})
+            case MarkShown(mark):
+                return Change({}, {SHOWN: str(mark)})
+            case ForgetOld():
+                return Change({OLD_CERTS: None}, {})
+            case _:
+                assert_never(step)
+
+    def _new_authority(self, seen: Seen) -> Change:
+        ca = CA.create(days=self._settings.ca_days, now=seen.now)
+        return Change({NEXT_CERT: ca.cert, NEXT_KEY: ca.key}, {MANAGED: "true", ROTATE: None, **UNMARKED})
+
+    def _new_leaf(self, signer: CA, seen: Seen) -> Change:
+        """Return a new leaf; a signer that is new takes the CA's place, and the CA becomes old."""
+        settings, secret = self._settings, seen.secret
+        leaf = signer.issue_cert(*settings.dns_names, days=settings.leaf_days, now=seen.now)
+        data: dict[str, bytes | None] = {LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}
+        if seen.next_authority == signer:
+            former = (secret.ca.certificate,) if secret.ca.certificate else ()
+            old = material.bundle({*secret.old, *former})
+            data |= {CA_CERT: signer.cert, CA_KEY: signer.key, NEXT_CERT: None, NEXT_KEY: None}
+            data[OLD_CERTS] = old or None
+        return Change(data, UNMARKED)
+
+    def _write_bundles(self, bundles: Mapping[Place, Anchors], look: Look) -> None:
+        for one in look.configurations:
+            changed = {
+                place.entry: material.bundle(anchors)
+                for place, anchors in bundles.items()
+                if (place.kind, place.name) == (one.kind, one.name)
+            }
+            if changed:
+                self._cluster.write_bundles(one, changed)
+
+    def _tell(self, events: list[Event]) -> None:
+        """Log and make events; one that cannot be made stops nothing."""
+        for event in events:
+            level = logging.WARNING if event.is_warning else logging.INFO
+            facts = {"reason": event.reason, "message": event.message}
+            logger.log(level, "certificates", extra={"facts": facts})
+            try:
+                self._cluster.tell(event)
+            except ClusterError as error:
+                self._metrics.event_errors.inc()
+                logger.warning("event not made", extra={"facts": {"reason": str(error)}})
+
+    def _offset(self) -> float:
+        return self._clock.now().timestamp() - self._clock.elapsed()
+
+    def _has_jumped(self) -> bool:
+        """Whether the clock jumped at any time since the last wait that was counted right."""
+        offset = self._offset()
+        if abs(offset - self._drift) > JUMP.total_seconds():
+            self._is_doubtful = True
+            logger.warning("the clock jumped", extra={"facts": {"seconds": offset - self._drift}})
+        self._drift = offset
+        return self._is_doubtful

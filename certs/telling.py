@@ -1,0 +1,89 @@
+"""Say what happened and what is wrong, as events: once when it begins, again each hour while it lasts."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from certs.cluster import Event
+from certs.issue import CLOCK_SKEW
+from certs.rotation import CreateCA, ForgetOld, IssueLeaf, Publish, Refuse, Trim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from certs.rotation import Seen, Step
+
+AGAIN: Final = timedelta(hours=1)
+SYNC_IS_LATE: Final = timedelta(minutes=5)  # a kubelet brings a changed Secret within 90 s
+
+
+def done(step: Step) -> Event | None:
+    """Return the event of a step that was taken; None for book-keeping."""
+    match step:
+        case CreateCA():
+            return Event("CARotationStarted", "a new CA stands beside the one that signs")
+        case Publish(bundles, is_repair=True):
+            return _warning("CABundleRepaired", f"{len(bundles)} caBundles lacked the CA that serves")
+        case Publish(bundles):
+            return Event("CAPublished", f"{len(bundles)} caBundles hold every CA")
+        case IssueLeaf():
+            return Event("CertificateIssued", "the Secret holds a new server certificate")
+        case ForgetOld():
+            return Event("CARotated", "every replica shows a certificate of the new CA, the old CA is gone")
+        case Trim(bundles):
+            return Event("CABundleTrimmed", f"{len(bundles)} caBundles hold nothing but the CA")
+        case _:
+            return None
+
+
+def wrong(seen: Seen, step: Step) -> Iterator[Event]:
+    """Say what wants somebody's attention."""
+    if isinstance(step, Refuse):
+        yield _warning("SecretForeign", step.reason)
+        return
+    if seen.secret.problems:
+        told = "; ".join(map(str, seen.secret.problems))
+        yield _warning(
+            "SecretDamaged", f"{told}: what is damaged is replaced, and no CA that serves is dropped"
+        )
+    if not seen.published:
+        yield _warning("ConfigurationMissing", "none of the named webhook configurations has an entry")
+    if seen.extras or _is_late(seen):
+        yield from _about_replicas(seen)
+
+
+def _about_replicas(seen: Seen) -> Iterator[Event]:
+    if not seen.shown:
+        yield _warning("ReplicasNotFound", "the names of the replicas do not resolve")
+    if seen.silent:
+        yield _warning("ReplicaSilent", f"no certificate is shown by {', '.join(seen.silent)}")
+    if seen.stale and _is_late(seen):
+        yield _warning(
+            "ReplicaStale", f"another certificate than the Secret's is shown by {', '.join(seen.stale)}"
+        )
+
+
+def _is_late(seen: Seen) -> bool:
+    """Whether every replica should have the leaf by now: they start, or their kubelets bring it, in minutes."""
+    leaf = seen.secret.leaf.certificate
+    return leaf is not None and seen.now > leaf.not_valid_before_utc + CLOCK_SKEW + SYNC_IS_LATE
+
+
+def _warning(reason: str, message: str) -> Event:
+    return Event(reason, message, is_warning=True)
+
+
+class Once:
+    """Lets an event through when it begins, and while it lasts only each hour. Forgotten at a restart: told again."""
+
+    def __init__(self) -> None:
+        self._told: dict[Event, datetime] = {}
+
+    def new(self, lasting: Iterable[Event], now: datetime) -> list[Event]:
+        """Return those that are to be told; what does not last any more is forgotten."""
+        current = list(lasting)
+        self._told = {event: when for event, when in self._told.items() if event in current}
+        fresh = [event for event in current if event not in self._told or now - self._told[event] >= AGAIN]
+        self._told.update(dict.fromkeys(fresh, now))
+        return fresh

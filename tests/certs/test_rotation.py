@@ -1,0 +1,349 @@
+"""The rotation, step by step, in a cluster in memory."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from certs import material
+from certs.cluster import Change
+from certs.issue import CA
+from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, MANAGED, NEXT_CERT, NEXT_KEY, OLD_CERTS
+from certs.rotation import Refuse, Rest, Settings, Wait, renewal_of
+from tests.certs.world import NAME, START, World, foreign
+
+
+@pytest.fixture
+def served() -> World:
+    """Return a cluster whose replicas show the first certificate."""
+    world = World()
+    world.serve()
+    return world
+
+
+def reasons(world: World) -> list[str]:
+    """Return the reasons of all events."""
+    return [event.reason for event in world.events]
+
+
+def test_first_issue_needs_no_wait() -> None:
+    """An empty Secret is filled and published in one go: nothing that serves could break."""
+    world = World()
+
+    assert isinstance(world.rotator().settle(), Rest)
+
+    assert set(world.secret_now.data) == {LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY}
+    assert world.secret_now.annotations == {MANAGED: "true"}
+    assert [one.bundles for one in world.configured] == [
+        (world.secret_now.data[CA_CERT],) * count for count in world.entries
+    ]
+    assert material.read(world.secret_now).problems == ()
+
+
+def test_leaf_is_good_for_the_service_and_its_time(served: World) -> None:
+    """The leaf bears the names asked for, ends within 90 days, and began five minutes ago."""
+    leaf = served.leaf
+    assert leaf is not None
+
+    assert leaf.not_valid_before_utc == START - timedelta(minutes=5)
+    assert leaf.not_valid_after_utc == START + timedelta(days=90)
+    assert not served.untrusted()
+
+
+def test_leaf_is_renewed_before_a_third_is_left(served: World) -> None:
+    """Only the leaf changes, at once; its CA and the bundles stay."""
+    before, bundles = served.secret_now.data, served.configured[:]
+    served.clock.advance(days=90 * 2 / 3 - 1)
+
+    served.rotator().settle()
+
+    after = served.secret_now.data
+    assert after[LEAF_CERT] != before[LEAF_CERT]
+    assert {key for key in after if after[key] != before[key]} == {LEAF_CERT, LEAF_KEY}
+    assert served.configured == bundles
+
+
+def test_rotation_takes_its_steps_in_order(served: World) -> None:
+    """Beside, published, settled, switched, shown, gone: nothing earlier than its wait allows."""
+    served.rotate()
+    rotator = served.rotator()
+
+    first = rotator.settle()
+    assert first == Wait("the API servers take notice of the caBundles", START + timedelta(seconds=60))
+    data = served.secret_now.data
+    assert {NEXT_CERT, NEXT_KEY} < set(data)
+    assert served.trusted == material.anchors_of(data[CA_CERT] + data[NEXT_CERT])
+
+    served.advance(60)
+    second = rotator.settle()
+    assert isinstance(second, Wait)
+    assert second.reason == "the old leaf is shown by a:1, b:1"
+    assert served.secret_now.data[CA_CERT] == data[NEXT_CERT]
+    assert served.secret_now.data[OLD_CERTS] == data[CA_CERT]
+
+    served.kubelets_sync()
+    third = rotator.settle()
+    assert isinstance(third, Wait)
+    assert third.until == START + timedelta(seconds=150)
+
+    served.advance(90)
+    assert isinstance(rotator.settle(), Rest)
+    assert set(served.secret_now.data) == {LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY}
+    assert served.secret_now.annotations == {MANAGED: "true"}
+    assert served.trusted == material.anchors_of(data[NEXT_CERT])
+    assert reasons(served)[-5:] == [
+        "CARotationStarted",
+        "CAPublished",
+        "CertificateIssued",
+        "CARotated",
+        "CABundleTrimmed",
+    ]
+
+
+def test_authorities_differ_in_name_and_key_id(served: World) -> None:
+    """A client can tell old and new CA apart."""
+    served.rotate()
+    served.rotator().settle()
+
+    parts = material.read(served.secret_now)
+    assert parts.ca.certificate is not None
+    assert parts.next_ca.certificate is not None
+    assert parts.ca.certificate.subject != parts.next_ca.certificate.subject
+
+
+def test_old_ca_outlives_a_silent_replica_until_it_expires(served: World) -> None:
+    """An address that does not answer holds the rotation up, with an event, and no longer than the old CA lives."""
+    served.replicas["b:1"].answers = False
+    served.rotate()
+    rotator = served.rotator()
+    rotator.settle()
+    served.advance(60)
+    rotator.settle()
+    served.advance(91)
+
+    waiting = rotator.settle()
+    assert isinstance(waiting, Wait)
+    assert waiting.reason == "no answer from b:1"
+    assert reasons(served).count("ReplicaSilent") == 1
+    assert OLD_CERTS in served.secret_now.data
+
+    served.clock.advance(days=365)  # the leaf was renewed by nobody meanwhile
+    served.kubelets_sync()
+    served.rotator().settle()
+    assert OLD_CERTS not in served.secret_now.data
+
+
+def test_no_rotation_begins_while_an_old_ca_is_trusted(served: World) -> None:
+    """Whoever asks for another rotation during one is served after it."""
+    served.rotate()
+    served.rotator().settle()
+    served.advance(60)
+    served.rotator().settle()
+    served.rotate()
+
+    served.rotator().settle()
+    assert NEXT_CERT not in served.secret_now.data
+
+    served.advance(91)
+    served.rotator().settle()
+    served.advance(91)
+    served.rotator().settle()
+    assert NEXT_CERT in served.secret_now.data
+
+
+def test_replica_that_shows_another_leaf_starts_the_wait_anew(served: World) -> None:
+    """One replica that falls back within the wait takes the mark away."""
+    served.rotate()
+    for seconds in (0, 60, 91):
+        served.advance(seconds)
+        served.rotator().settle()
+    assert material.SHOWN in served.secret_now.annotations
+    former = served.replicas["a:1"].leaf
+    served.replicas["a:1"].leaf = CA.create(now=START).certificate
+
+    served.rotator().settle()
+    assert material.SHOWN not in served.secret_now.annotations
+
+    served.replicas["a:1"].leaf = former
+    waiting = served.rotator().settle()
+    assert waiting == Wait(
+        "a replica that starts may still get the old leaf", served.clock.now() + timedelta(seconds=90)
+    )
+
+
+def test_restart_goes_on_waiting_where_the_old_process_was(served: World) -> None:
+    """The moment stands in the Secret: each process waits for the same one."""
+    served.rotate()
+    first = served.rotator().settle()
+    served.advance(30)
+
+    assert served.rotator().settle() == first
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_clock_that_jumps_begins_the_wait_anew(served: World, seconds: float) -> None:
+    """A jump seen by the running process is no time that has passed."""
+    served.rotate()
+    rotator = served.rotator()
+    rotator.settle()
+
+    served.clock.jump(seconds)
+    waiting = rotator.settle()
+
+    assert isinstance(waiting, Wait)
+    assert waiting.until == served.clock.now() + timedelta(seconds=60)
+    assert NEXT_CERT in served.secret_now.data
+
+
+def test_certificates_of_the_future_are_replaced(served: World) -> None:
+    """After a clock that ran years ahead, nothing stays that clients do not believe yet."""
+    served.clock.jump(3 * 365 * 86400)
+    rotator = served.rotator()
+    rotator.settle()
+    for _ in range(4):
+        served.advance(91)
+        rotator.settle()
+    served.clock.jump(-3 * 365 * 86400)
+
+    for _ in range(6):
+        rotator.settle()
+        served.advance(91)
+
+    assert isinstance(rotator.settle(), Rest)
+    assert served.leaf is not None
+    assert served.leaf.not_valid_before_utc <= served.clock.now()
+
+
+@pytest.mark.parametrize("key", [LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY])
+@pytest.mark.parametrize("content", [None, b"garbage"], ids=["removed", "garbage"])
+def test_damaged_part_is_told_and_mended(served: World, key: str, content: bytes | None) -> None:
+    """Whatever somebody broke is replaced in steps; what replicas show stays trusted, and an event names the key."""
+    served.edit(Change({key: content}, {}))
+    rotator = served.rotator()
+
+    for _ in range(5):
+        rotator.settle()
+        assert not served.untrusted()
+        served.advance(91)
+
+    assert isinstance(rotator.settle(), Rest)
+    assert material.read(served.secret_now).problems == ()
+    told = [event.message for event in served.events if event.reason == "SecretDamaged"]
+    assert key in told[0]
+
+
+@pytest.mark.parametrize("key", [NEXT_CERT, NEXT_KEY])
+@pytest.mark.parametrize("content", [None, b"garbage"], ids=["removed", "garbage"])
+def test_damaged_next_ca_is_made_anew(served: World, key: str, content: bytes | None) -> None:
+    """A rotation whose new CA was broken goes on with another one and ends."""
+    served.rotate()
+    served.rotator().settle()
+    served.edit(Change({key: content}, {}))
+
+    for _ in range(5):
+        served.rotator().settle()
+        assert not served.untrusted()
+        served.advance(91)
+
+    assert isinstance(served.rotator().settle(), Rest)
+    assert set(served.secret_now.data) == {LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY}
+    assert served.trusted == material.anchors_of(served.secret_now.data[CA_CERT])
+
+
+def test_emptied_secret_is_no_first_issue(served: World) -> None:
+    """Replicas go on with what they have in memory, so a new CA takes the long way."""
+    served.edit(Change(dict.fromkeys(served.secret_now.data), {MANAGED: None}))
+
+    waiting = served.rotator().settle()
+
+    assert isinstance(waiting, Wait)
+    assert not served.untrusted()
+
+
+def test_foreign_certificate_is_left_alone() -> None:
+    """A certificate that somebody else brought is not touched; an event says what to do."""
+    world = World()
+    world.edit(Change(dict(foreign()), {}))
+    before = world.secret_now
+
+    refusal = world.rotator().settle()
+
+    assert isinstance(refusal, Refuse)
+    assert world.secret_now == before
+    assert f"set the annotation {MANAGED}=true" in refusal.reason
+    assert world.events[-1].reason == "SecretForeign"
+
+
+def test_foreign_certificate_is_taken_over_when_allowed() -> None:
+    """With the annotation, a foreign CA in the bundles stays trusted until every replica shows ours."""
+    world = World()
+    theirs = CA.create(now=START)
+    leaf = theirs.issue_cert(NAME, now=START)
+    for index, count in enumerate(world.entries):
+        world.set_bundles(index, (theirs.cert,) * count)
+    world.edit(Change({LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}, {MANAGED: "true"}))
+    world.kubelets_sync()
+
+    for _ in range(4):
+        world.rotator().settle()
+        assert not world.untrusted()
+        world.advance(91)
+
+    assert isinstance(world.rotator().settle(), Rest)
+    assert theirs.certificate not in world.trusted
+
+
+def test_emptied_bundle_is_mended_at_once(served: World) -> None:
+    """Somebody applied the manifest again without a caBundle: the next pass repairs it and says so."""
+    before = served.configured[1].bundles
+    served.set_bundles(1, (b"", before[1], b"garbage"))
+
+    assert isinstance(served.rotator().settle(), Rest)
+
+    assert served.configured[1].bundles == before
+    assert served.events[-1].reason == "CABundleRepaired"
+
+
+def test_other_names_want_another_leaf(served: World) -> None:
+    """A Service that was renamed is served by a new leaf of the same CA."""
+    renamed = Settings(("other.corepin-system.svc",))
+
+    served.rotator(renamed).settle()
+
+    assert served.leaf is not None
+    assert "CertificateIssued" in reasons(served)
+    assert isinstance(served.rotator(renamed).settle(), Rest)
+
+
+def test_nothing_is_dropped_while_no_replica_is_found(served: World) -> None:
+    """A name that does not resolve proves nothing."""
+    served.rotate()
+    served.replicas.clear()
+    for _ in range(4):
+        served.rotator().settle()
+        served.advance(91)
+
+    assert OLD_CERTS in served.secret_now.data
+    assert "ReplicasNotFound" in reasons(served)
+
+
+def test_warning_is_told_once_an_hour(served: World) -> None:
+    """What lasts is not told in every pass."""
+    served.replicas["a:1"].answers = False
+    served.advance(300)
+    rotator = served.rotator()
+    for _ in range(130):
+        rotator.settle()
+        served.advance(60)
+
+    assert reasons(served).count("ReplicaSilent") == 3
+
+
+def test_renewal_leaves_more_than_a_third(served: World) -> None:
+    """The moment of renewal is before a third of life is left, for CA and leaf."""
+    parts = material.read(served.secret_now)
+    for pair in (parts.ca, parts.leaf):
+        assert pair.certificate is not None
+        ends, life = pair.certificate.not_valid_after_utc, pair.certificate.not_valid_before_utc
+        assert ends - renewal_of(pair.certificate) > (ends - life) / 3

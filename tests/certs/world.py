@@ -1,0 +1,233 @@
+"""A cluster in memory for the rotation: its objects, its kubelets and API servers with their delays, and its clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+
+from certs import material
+from certs.cluster import Change, Configuration, Conflict, Event
+from certs.issue import CA
+from certs.material import LEAF_CERT, LEAF_KEY, Anchors, Secret
+from certs.metrics import Metrics
+from certs.rotation import Settings
+from certs.rotator import Rotator
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+NAME = "corepin-webhook.corepin-system.svc"
+KUBELET_SECONDS = 90.0  # until a changed Secret is in every pod
+NOTICE_SECONDS = 30.0  # until every API server has taken notice of a changed configuration
+
+
+class Killed(Exception):
+    """The process was killed."""
+
+
+class FakeClock:
+    """A clock that tests set; a jump moves the time of day alone."""
+
+    def __init__(self, start: datetime = START) -> None:
+        self.seconds = 0.0
+        self.start = start
+
+    def now(self) -> datetime:
+        """Return the time of day."""
+        return self.start + timedelta(seconds=self.seconds)
+
+    def elapsed(self) -> float:
+        """Return the time that only runs forward."""
+        return self.seconds
+
+    def advance(self, **by: float) -> None:
+        """Let time pass."""
+        self.seconds += timedelta(**by).total_seconds()
+
+    def jump(self, seconds: float) -> None:
+        """Set the time of day wrong."""
+        self.start += timedelta(seconds=seconds)
+
+
+@dataclass
+class Replica:
+    """A webhook: the leaf it shows, None where it does not answer."""
+
+    leaf: x509.Certificate | None = None
+    answers: bool = True
+
+
+@dataclass
+class World:
+    """Everything that a rotation touches, and what depends on it."""
+
+    entries: tuple[int, ...] = (1, 3)
+    clock: FakeClock = field(default_factory=FakeClock)
+    secret_now: Secret = field(default_factory=lambda: Secret(version="1"))
+    events: list[Event] = field(default_factory=list)
+    writes_until_killed: int | None = None  # None: never; the last write may or may not take effect
+    takes_effect: bool = True
+    replicas: dict[str, Replica] = field(default_factory=lambda: {"a:1": Replica(), "b:1": Replica()})
+
+    def __post_init__(self) -> None:
+        names = ("zz-corepin", "corepin", "third")
+        kinds = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+        self.configured = [
+            Configuration(kinds[index % 2], names[index], "1", (b"",) * count)
+            for index, count in enumerate(self.entries)
+        ]
+        self._version = 1
+        self._leaves: list[tuple[float, x509.Certificate]] = []  # since when the Secret holds it
+        self._trusted: list[tuple[float, Anchors]] = [(-1e9, frozenset())]
+
+    # What the rotation sees and does
+
+    def secret(self) -> Secret:
+        """Return the Secret."""
+        return self.secret_now
+
+    def configurations(self) -> tuple[Configuration, ...]:
+        """Return the configurations."""
+        return tuple(self.configured)
+
+    def write_secret(self, change: Change, version: str) -> None:
+        """Change the Secret under its lock."""
+        is_killed = self._is_killed()
+        if not is_killed or self.takes_effect:
+            if version != self.secret_now.version:
+                raise Conflict("the Secret was changed")
+            self.edit(change)
+        if is_killed:
+            raise Killed
+
+    def write_bundles(self, configuration: Configuration, bundles: dict[int, bytes]) -> None:
+        """Change a configuration under its lock."""
+        is_killed = self._is_killed()
+        if not is_killed or self.takes_effect:
+            self._replace(configuration, bundles)
+        if is_killed:
+            raise Killed
+
+    def tell(self, event: Event) -> None:
+        """Keep the event."""
+        self.events.append(event)
+
+    def probe(self) -> dict[str, bytes | None]:
+        """Return what the replicas show."""
+        return {
+            address: material.der(one.leaf) if one.answers and one.leaf else None
+            for address, one in self.replicas.items()
+        }
+
+    def _is_killed(self) -> bool:
+        if self.writes_until_killed is None:
+            return False
+        self.writes_until_killed -= 1
+        if self.writes_until_killed > 0:
+            return False
+        self.writes_until_killed = None
+        return True
+
+    def _replace(self, configuration: Configuration, bundles: dict[int, bytes]) -> None:
+        index = next(
+            index
+            for index, one in enumerate(self.configured)
+            if (one.kind, one.name) == (configuration.kind, configuration.name)
+        )
+        if self.configured[index].version != configuration.version:
+            raise Conflict("the configuration was changed")
+        held = tuple(bundles.get(entry, pem) for entry, pem in enumerate(configuration.bundles))
+        self.set_bundles(index, held)
+
+    # What others do
+
+    def edit(self, change: Change) -> None:
+        """Change the Secret as anybody may who has the right."""
+        self._version += 1
+        data = {**self.secret_now.data, **change.data}
+        told = {**self.secret_now.annotations, **change.annotations}
+        self.secret_now = Secret(
+            {key: value for key, value in data.items() if value is not None},
+            {key: value for key, value in told.items() if value is not None},
+            str(self._version),
+        )
+        leaf = self.leaf
+        if leaf and (not self._leaves or self._leaves[-1][1] != leaf):
+            self._leaves.append((self.clock.seconds, leaf))
+
+    def set_bundles(self, index: int, bundles: tuple[bytes, ...]) -> None:
+        """Change a configuration."""
+        self._version += 1
+        one = self.configured[index]
+        self.configured[index] = Configuration(one.kind, one.name, str(self._version), bundles)
+        self._trusted.append((self.clock.seconds, self.trusted))
+
+    @property
+    def leaf(self) -> x509.Certificate | None:
+        """Return the leaf of the Secret if a webhook would serve it."""
+        parts = material.read(
+            Secret({key: self.secret_now.data.get(key, b"") for key in (LEAF_CERT, LEAF_KEY)})
+        )
+        return parts.leaf.certificate if parts.leaf.private_key else None
+
+    @property
+    def trusted(self) -> Anchors:
+        """Return what every entry trusts."""
+        held = [material.anchors_of(pem) for one in self.configured for pem in one.bundles]
+        return frozenset.intersection(*held) if held else frozenset()
+
+    def kubelets_sync(self) -> None:
+        """Bring the Secret into every pod."""
+        for replica in self.replicas.values():
+            replica.leaf = self.leaf or replica.leaf
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; a kubelet is never later than it may be."""
+        self.clock.advance(seconds=seconds)
+        if self._leaves and self.clock.seconds - self._leaves[-1][0] > KUBELET_SECONDS:
+            self.kubelets_sync()
+
+    def cached_leaves(self) -> list[x509.Certificate]:
+        """Return the leaves that a pod may get which starts now: the newest, and those replaced a moment ago."""
+        ends = [since for since, _ in self._leaves[1:]] + [float("inf")]
+        still = self.clock.seconds - KUBELET_SECONDS
+        return [leaf for (_, leaf), until in zip(self._leaves, ends, strict=True) if until >= still]
+
+    def untrusted(self) -> list[tuple[x509.Certificate, Anchors]]:
+        """Return each leaf that may be shown now and each view of an API server that would refuse it."""
+        shown = [one.leaf for one in self.replicas.values() if one.leaf] + self.cached_leaves()
+        return [
+            (leaf, anchors)
+            for leaf in shown
+            for anchors in self._views()
+            if not any(material.is_issued_by(leaf, anchor) for anchor in anchors)
+        ]
+
+    def _views(self) -> list[Anchors]:
+        """Return what API servers may hold for true: the newest, and what was replaced a moment ago.
+
+        Before the first publication nothing serves, so nothing can be refused.
+        """
+        ends = [since for since, _ in self._trusted[1:]] + [float("inf")]
+        still = self.clock.seconds - NOTICE_SECONDS
+        return [view for (_, view), until in zip(self._trusted, ends, strict=True) if view and until >= still]
+
+    def rotator(self, settings: Settings | None = None) -> Rotator:
+        """Return a rotation of this world, as a process that just started."""
+        return Rotator(self, self.probe, settings or Settings((NAME,)), Metrics(), self.clock)
+
+    def serve(self) -> None:
+        """Issue the first certificate and let every replica show it."""
+        self.rotator().settle()
+        self.kubelets_sync()
+        self.rotator().settle()
+
+    def rotate(self) -> None:
+        """Ask for a new CA."""
+        self.edit(Change({}, {material.ROTATE: "ca"}))
+
+
+def foreign() -> dict[str, bytes]:
+    """Return a pair that somebody else issued."""
+    leaf = CA.create(now=START).issue_cert(NAME, now=START)
+    return {LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}
