@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.pod_requests import is_final, requested, requesting, runtime_uid
+from agent.pod_requests import is_final, requested, runtime_uid
 from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
 from pinning.cpuset import union
+from pinning.resources import members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from agent.state import NodeState
     from pinning.cpuset import CPUSet
@@ -32,24 +33,27 @@ def node_resources(
     """
     if not state.is_synchronised:
         return None
-    bound = [pod for pod in pods if not is_final(pod)]
-    numbers = {}
+    claimed, held = dict.fromkeys(RESOURCES, 0), dict.fromkeys(RESOURCES, 0)
+    for pod in pods:
+        if not is_final(pod):
+            _count(state, pod, claimed, held)
+    if state.observes:
+        return {name: min(number, (before or {}).get(name, number)) for name, number in claimed.items()}
+    return {name: max(number, held[name] + _free_cores(state, name)) for name, number in claimed.items()}
+
+
+def _count(state: NodeState, pod: Pod, claimed: dict[str, int], held: dict[str, int]) -> None:
+    """Add what a pod claims of each resource, and the cores that the containers hold who ask for it."""
+    listed = members(pod)
     for resource in RESOURCES:
-        claimed = sum(requested(pod, resource) for pod in bound)
-        if state.observes:
-            numbers[resource] = min(claimed, (before or {}).get(resource, claimed))
-        else:
-            held = sum(_held(state, pod, resource) for pod in bound)
-            numbers[resource] = max(claimed, held + _free_cores(state, resource))
-    return numbers
+        asking = frozenset(one.name for one in listed if resource in one.requests)
+        if asking:
+            claimed[resource] += requested(listed, resource)
+            held[resource] += _held_cores(state, pod, asking)
 
 
-def _held(state: NodeState, pod: Pod, resource: str) -> int:
-    """Return the cores that containers of a pod hold who asked for the resource."""
-    assignments = state.ledger.pods.get(runtime_uid(pod))
-    if not assignments:
-        return 0
-    names = requesting(pod, resource)
+def _held_cores(state: NodeState, pod: Pod, names: Collection[str]) -> int:
+    assignments = state.ledger.pods.get(runtime_uid(pod), ())
     footprint = union(one.footprint for one in assignments if one.owner.container in names)
     return len(state.topology.cores_of(footprint))
 

@@ -171,7 +171,7 @@ def topology_text(state: NodeState) -> str:
 def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) -> str:
     """Return the sets of the node, their owners and what they cost unseen, as compact JSON."""
     sets = state.sets
-    beside = sidecars(pods, options.sidecar)
+    beside = sidecars(pods, state.seen_pods, options.sidecar)
     named = {
         "universe": sets.universe,
         "reserved": sets.reserved,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import MIRROR_POD
 from pinning.observed import CONFIG_HASH, FINAL_PHASES
-from pinning.pod import is_launcher, read_pod
 from pinning.quantity import millicores, parse_quantity, rounded_up
 from pinning.resources import Member, Role, is_quantity, members
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from pinning.kube import Pod
     from pinning.ledger import Ledger
+    from pinning.observed import SeenPod
 
 Amount = tuple[str, str]  # of CPU and memory
 
@@ -57,14 +57,9 @@ def is_final(pod: Pod) -> bool:
     return ((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES
 
 
-def requested(pod: Pod, resource: str) -> int:
-    """Return how much of an extended resource a pod takes from its node."""
-    return rounded_up_fraction(_together(members(pod), lambda one: _amount(one, resource)))
-
-
-def requesting(pod: Pod, resource: str) -> frozenset[str]:
-    """Return the containers of a pod that request an extended resource."""
-    return frozenset(one.name for one in members(pod) if _amount(one, resource))
+def requested(listed: Iterable[Member], resource: str) -> int:
+    """Return how much of an extended resource the containers of a pod take from its node."""
+    return rounded_up_fraction(_together(listed, lambda one: _amount(one, resource)))
 
 
 def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:
@@ -73,14 +68,18 @@ def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcom
     return Overcommit(rounded_up_fraction(total * 1000), shared_cpus * 1000)
 
 
-def sidecars(pods: Iterable[Pod], amount: Amount) -> Sidecars:
+def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Sidecars:
     """Return the cost of containers that got the amount of injected sidecars, in pods with CPUs of their own.
 
     Nothing in a pod tells who gave a container its resources: exactly this amount is what gives it away.
     """
     wanted = {"cpu": parse_quantity(amount[0]), "memory": parse_quantity(amount[1])}
-    found = [one for pod in pods if not is_final(pod) for one in _beside(pod) if _has(one, wanted)]
-    count = len(found)
+    served = {one.uid: one for one in seen if one.claims and not one.is_final}
+    count = 0
+    for pod in pods:
+        if one := served.get(runtime_uid(pod)):
+            claiming = {claim.container for claim in one.claims}
+            count += sum(member.name not in claiming and _has(member, wanted) for member in members(pod))
     return Sidecars(count, count * millicores(amount[0]), count * rounded_up(amount[1]))
 
 
@@ -117,15 +116,6 @@ def _cpu(one: Member) -> Fraction:
 
 def _amount(one: Member, resource: str) -> Fraction:
     return parse_quantity(one.requests.get(resource, 0))
-
-
-def _beside(pod: Pod) -> list[Member]:
-    """Return the containers of a pod with claims that claim nothing themselves."""
-    reading = read_pod(pod)
-    claiming = {claim.container for claim in reading.claims}
-    if not claiming and not is_launcher(pod):
-        return []
-    return [one for one in reading.members if one.name not in claiming]
 
 
 def _has(one: Member, wanted: dict[str, Fraction]) -> bool:

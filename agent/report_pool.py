@@ -7,6 +7,7 @@ off the node can use a pid, and a name lives as long as the CPUs are held. It is
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from agent.kubeapi import Conflict
@@ -19,7 +20,7 @@ from pinning.contract import (
 from pinning.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from agent.kubeapi import Api
     from agent.state import NodeState
@@ -32,9 +33,10 @@ Lists = dict[int, dict[str, list[str]]]  # by socket: CPU list, and the containe
 def cmk_pools(state: NodeState) -> dict[str, Lists]:
     """Return CMK's four pools; a free core of a dynamic node is in `exclusive` and in `infra`, as it may be both."""
     listed, common = _exclusive_cores(state)
+    holders = _holders(state)
     return {
-        "exclusive": _by_core(state, common),
-        "exclusive-non-isolcpus": _by_core(state, listed),
+        "exclusive": _by_core(state, common, holders),
+        "exclusive-non-isolcpus": _by_core(state, listed, holders),
         "infra": _whole(state.topology, state.shared),
         "shared": _whole(state.topology, state.sets.pools.set_aside or state.shared),
     }
@@ -63,12 +65,20 @@ def _exclusive_cores(state: NodeState) -> tuple[list[Core], list[Core]]:
     return [one for one in every if one.cpus & listed], [one for one in every if not one.cpus & listed]
 
 
-def _by_core(state: NodeState, cores: Iterable[Core]) -> dict[int, dict[str, list[str]]]:
+def _by_core(state: NodeState, cores: Iterable[Core], holders: Mapping[int, list[str]]) -> Lists:
     lists: Lists = {package: {} for package in state.topology.packages}
     for core in cores:
-        holders = sorted(one.name for one in state.ledger if one.is_exclusive and one.footprint & core.cpus)
-        lists[core.package][_joined(core.cpus)] = holders
+        lists[core.package][_joined(core.cpus)] = sorted(holders.get(core.id, ()))
     return lists
+
+
+def _holders(state: NodeState) -> Mapping[int, list[str]]:
+    """Return who holds CPUs of each core, by its id."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for one in state.ledger:
+        for core in {state.topology.core_of(cpu).id for cpu in one.footprint} if one.is_exclusive else ():
+            found[core].append(one.name)
+    return found
 
 
 def _whole(topology: Topology, cpus: CPUSet) -> Lists:

@@ -18,6 +18,7 @@ from pinning.cpuset import CPUSet
 from pinning.kube import Pod
 from pinning.ledger import Ledger
 from pinning.node_config import NodeConfig, StaticPools
+from pinning.resources import members
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
 
@@ -118,7 +119,7 @@ def test_a_pod_requests_what_it_takes_at_one_time(
         container(f"i{at}", {CORES: number}, restartPolicy=when) for at, (number, when) in enumerate(init)
     ]
     spec = {**(one["spec"] or {}), "initContainers": first}
-    assert requested({**one, "spec": spec}, CORES) == total  # type: ignore[typeddict-item]
+    assert requested(members({**one, "spec": spec}), CORES) == total  # type: ignore[typeddict-item]
 
 
 def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> None:
@@ -150,7 +151,7 @@ def test_injected_sidecars_are_hidden_cost() -> None:
         bound("b", container("s", amount)),
         bound("c", container("main", 1), container("own", "1500m"), annotations=EXCLUSIVE),
     ]
-    assert sidecars(pods, ("200m", "64M")) == (2, 400, 128_000_000)
+    assert sidecars(pods, state_of(*pods).seen_pods, ("200m", "64M")) == (2, 400, 128_000_000)
 
 
 def test_the_pools_annotation_names_every_set_and_owner() -> None:
