@@ -18,6 +18,7 @@ from agent.report_events import EventReport
 from agent.report_node import NodeReport
 from agent.report_pods import PodReport
 from agent.report_pool import PoolReport
+from agent.reports import reporters
 from agent.state import NodeState
 from pinning.topology import Topology
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, state_of
@@ -336,3 +337,50 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
         assert "config" in config()
 
     run(cluster, act)
+
+
+def test_a_static_pod_is_told_at_its_mirror(cluster: Cluster) -> None:
+    """The runtime knows it by a hash; annotation and event stand at the object of the API."""
+    mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123"}
+    cluster.add_pod("static", {**mirror, **EXCLUSIVE})
+
+    async def act(agent: Agent) -> None:
+        await agent.count(1)
+        state = agent.state()
+        assert [one.uid for one in state.pods] == ["abc123"]
+        await PodReport(agent.api, agent.pods).publish(state)
+        await EventReport(agent.api, cluster.node, agent.pods).publish(state)
+
+    run(cluster, act)
+    metadata = cluster.get("pod", "static", "-n", cluster.namespace)["metadata"]
+    assert "status.corepin.io/cpus" in metadata["annotations"]
+    [event] = cluster.get("events", "-n", cluster.namespace)["items"]
+    assert event["involvedObject"]["uid"] == metadata["uid"]
+
+
+def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
+    """One PATCH of the pod, one Event, one PATCH of the node; telling the same again costs nothing."""
+    cluster.add_pod("a", EXCLUSIVE)
+    cluster.add_pod("b", EXCLUSIVE)
+
+    async def act(agent: Agent) -> None:
+        await agent.count(2)
+        reports = reporters(agent.api, cluster.node, agent.pods)
+        for report in reports:
+            await report.publish(agent.state())
+        cluster.server.kubectl(
+            "annotate", "pod/a", "-n", cluster.namespace, "smt-policy.corepin.io/pod=require"
+        )
+        await agent.until(lambda: any("require" in str(pod) for pod in agent.pods.pods().values()))
+        before, state = agent.api.requests, agent.state()
+        for _ in range(2):
+            for report in reports:
+                await report.publish(state)
+        assert agent.api.requests - before == 3
+        for report in reports:
+            await report.reset()
+
+    run(cluster, act)
+    for name in ("a", "b"):
+        pod = cluster.get("pod", name, "-n", cluster.namespace)
+        assert "status.corepin.io/cpus" not in pod["metadata"]["annotations"]
