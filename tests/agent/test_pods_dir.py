@@ -173,7 +173,6 @@ def test_folder_that_is_away_takes_nobody_away(source: PodsDir, tmp_path: Path) 
 
 def test_changes_are_told_at_once(tmp_path: Path) -> None:
     """Writing, replacing and removing a file is told by the kernel; a rename over the file is one change."""
-
     first, beside = tmp_path / "a.yaml", tmp_path / ".a.yaml.new"
     beside.write_text(manifest("a", "none"))
     edits: list[tuple[Callable[[], object], list[str]]] = [
