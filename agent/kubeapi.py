@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -72,11 +73,13 @@ class Api:
             base_url=access.url,
             verify=_context(access),
             transport=transport,
+            trust_env=False,  # a proxy of the environment is not for the cluster's own API server
             timeout=APPLY_SECONDS,
             headers={"user-agent": "corepin-agent", "accept": "application/json"},
             limits=httpx.Limits(max_connections=4, keepalive_expiry=60),
         )
         self.requests = 0
+        self.errors: Counter[str] = Counter()  # by status code, "0" for connections that broke
 
     async def close(self) -> None:
         """Close every connection."""
@@ -103,10 +106,11 @@ class Api:
                 "GET", path, params=dict(params), headers=self._authority(), timeout=timeout
             ) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise _error(response.status_code, await response.aread(), response.headers)
+                    raise self._error(response.status_code, await response.aread(), response.headers)
                 async for line in _lines(response):
                     yield line
         except httpx.TransportError as error:
+            self.errors["0"] += 1
             raise Unavailable(f"the watch of {path} broke: {_told(error)}") from error
 
     async def _send(
@@ -128,10 +132,15 @@ class Api:
                 method, path, params=dict(params or {}), content=content, headers=headers
             )
         except httpx.TransportError as error:
+            self.errors["0"] += 1
             raise Unavailable(f"{method} {path}: the API server does not answer: {_told(error)}") from error
         if response.is_success:
             return response.content
-        raise _error(response.status_code, response.content, response.headers)
+        raise self._error(response.status_code, response.content, response.headers)
+
+    def _error(self, code: int, body: bytes, headers: Mapping[str, str]) -> AgentError:
+        self.errors[str(code)] += 1
+        return _error(code, body, headers)
 
     def _authority(self) -> dict[str, str]:
         if self._token_file is None:

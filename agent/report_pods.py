@@ -8,6 +8,7 @@ of the moment at which the content became what it is.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from agent.list_watch import decode
 from agent.pod_requests import runtime_uid
 from agent.seams import AgentError, Gone, Unavailable
 from pinning.contract import STATUS_CPUS
+from pinning.kube import Pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from agent.kubeapi import Api
     from agent.seams import PodSource
     from agent.state import ContainerState, NodeState, PodState, Proof
-    from pinning.kube import Pod
     from pinning.refusal import Refusal
 
 VERSION: Final = 1
@@ -42,7 +43,12 @@ class _Object(msgspec.Struct):
     metadata: _Meta
 
 
+class _Pods(msgspec.Struct):
+    items: list[Pod] | None = None
+
+
 _object = msgspec.json.Decoder(_Object)
+_pods = msgspec.json.Decoder(_Pods)
 
 
 def pod_status(pod: PodState, before: str | None) -> str | None:
@@ -119,8 +125,9 @@ def _members(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class PodReport:
     """Writes the annotation of every pod of the node that differs from what it should be."""
 
-    def __init__(self, api: Api, pods: PodSource) -> None:
+    def __init__(self, api: Api, node: str, pods: PodSource) -> None:
         self._api = api
+        self._node = node
         self._source = pods
         self._written: dict[str, tuple[int, str | None]] = {}  # by uid: version of the pod then, annotation
         self.writes = 0
@@ -143,10 +150,12 @@ class PodReport:
             raise failure
 
     async def reset(self) -> None:
-        """Remove the annotation from every pod of the node."""
-        for pod in list(self._source.pods().values()):
-            if self._told(pod) is not None:
-                await self._write(pod, None)
+        """Remove the annotation from every pod of the node, as the API lists them now."""
+        found = await self._api.get("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._node}"})
+        for pod in decode(_pods, found).items or ():
+            if STATUS_CPUS in ((pod.get("metadata") or {}).get("annotations") or {}):
+                with suppress(Gone):
+                    await self._write(pod, None)
 
     def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
         told = {pod.uid: pod for pod in state.pods if pod.is_known}

@@ -132,7 +132,7 @@ def _reporters(config: AgentConfig, api: Api | None, pods: PodSource) -> tuple[R
     flags = config.reports
     options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint)
     return (
-        PodReport(api, pods),
+        PodReport(api, config.node, pods),
         EventReport(api, config.node, pods),
         NodeReport(api, config.node, pods, options),
         PoolReport(api, config.node, flags.namespace),

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent.kubeapi import Access, Api
+from agent.kubeapi import Access, Api, Conflict
 from agent.pod_watch import PodWatch
 from agent.seams import Gone, Refused, Unavailable
 
@@ -231,7 +231,9 @@ def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
     assert seen == ["Bearer one", "Bearer two"]
 
 
-@pytest.mark.parametrize(("code", "error"), [(404, Gone), (409, Refused), (422, Refused), (503, Unavailable)])
+@pytest.mark.parametrize(
+    ("code", "error"), [(404, Gone), (409, Conflict), (422, Refused), (503, Unavailable)]
+)
 def test_errors_are_told_apart(code: int, error: type[Exception]) -> None:
     """What is gone, what is refused and what may work later are different errors, with the server's words."""
 
@@ -239,7 +241,7 @@ def test_errors_are_told_apart(code: int, error: type[Exception]) -> None:
         api = Api(Access(URL), httpx.MockTransport(Server(httpx.Response(code, json={"message": "why"}))))
         with pytest.raises(error, match=f"{code}: why"):
             await api.patch("/x", {"a": 1})
-        assert api.requests == 1
+        assert (api.requests, api.errors) == (1, {str(code): 1})
         await api.close()
 
     asyncio.run(ask())

@@ -16,6 +16,7 @@ from agent.seams import Refused, Unavailable
 from agent.state import NodeState, Path, PodState, Proof
 from pinning.contract import STATUS_CPUS
 from pinning.cpuset import CPUSet
+from pinning.kube import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
 from tests.pods import container
 
@@ -124,9 +125,13 @@ class Server:
     def __init__(self, *failures: int) -> None:
         self.failures = list(failures)
         self.patches: list[tuple[str, Any]] = []
+        self.listed: list[Pod] = []
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Take one patch."""
+        """Take one patch, or list pods."""
+        if request.method == "GET":
+            assert request.url.params["fieldSelector"] == "spec.nodeName=node-1"
+            return httpx.Response(200, json={"items": self.listed})
         self.patches.append((request.url.path, json.loads(request.content)))
         if self.failures and (code := self.failures.pop(0)) != 200:
             return httpx.Response(code, json={"message": "no"})
@@ -150,7 +155,7 @@ def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
     server = Server()
 
     async def act(api: Api) -> None:
-        report = PodReport(api, source(one, bound("b")))
+        report = PodReport(api, "node-1", source(one, bound("b")))
         for _ in range(3):
             await report.publish(state_of(one, bound("b")))
         assert report.writes == api.requests == 1
@@ -169,7 +174,7 @@ def test_the_watch_wins_over_what_was_written() -> None:
 
     async def act(api: Api) -> None:
         pods = source(one)
-        report = PodReport(api, pods)
+        report = PodReport(api, "node-1", pods)
         await report.publish(state_of(one))
         pods.shown = source(bound("a", annotations=EXCLUSIVE, resourceVersion="900")).shown
         await report.publish(state_of(one))
@@ -187,7 +192,7 @@ def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
     server = Server()
 
     async def act(api: Api) -> None:
-        await PodReport(api, source(plain, over, young)).publish(state_of(plain, over))
+        await PodReport(api, "node-1", source(plain, over, young)).publish(state_of(plain, over))
 
     run(act, server)
     assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
@@ -203,7 +208,7 @@ def test_a_static_pod_is_told_at_its_mirror() -> None:
     server = Server()
 
     async def act(api: Api) -> None:
-        await PodReport(api, source(one)).publish(state_of(one))
+        await PodReport(api, "node-1", source(one)).publish(state_of(one))
 
     run(act, server)
     assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
@@ -226,7 +231,7 @@ def test_one_pod_that_fails_costs_the_others_nothing(
     server = Server(code)
 
     async def act(api: Api) -> None:
-        report = PodReport(api, source(*pods))
+        report = PodReport(api, "node-1", source(*pods))
         if error is None:
             await report.publish(state_of(*pods))
         else:
@@ -240,12 +245,20 @@ def test_one_pod_that_fails_costs_the_others_nothing(
 
 
 def test_reset_removes_every_annotation() -> None:
-    """Pods without one are not asked about."""
-    pods = [bound("a", annotations={STATUS_CPUS: "{}"}), bound("b")]
-    server = Server()
+    """The API is asked, as nothing watches it then; pods without one, and pods that just went, are no trouble."""
+    pods = [
+        bound("a", annotations={STATUS_CPUS: "{}"}),
+        bound("b"),
+        bound("c", annotations={STATUS_CPUS: "{}"}),
+    ]
+    server = Server(404)
+    server.listed = pods
 
     async def act(api: Api) -> None:
-        await PodReport(api, source(*pods)).reset()
+        await PodReport(api, "node-1", source()).reset()
 
     run(act, server)
-    assert [body["metadata"]["annotations"] for _, body in server.patches] == [{STATUS_CPUS: None}]
+    assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
+        ("a", {STATUS_CPUS: None}),
+        ("c", {STATUS_CPUS: None}),
+    ]

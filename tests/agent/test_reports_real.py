@@ -18,8 +18,7 @@ from agent.report_events import EventReport
 from agent.report_node import NodeReport
 from agent.report_pods import PodReport
 from agent.report_pool import PoolReport
-from agent.reports import reporters
-from agent.state import NodeState
+from agent.state import NodeState, Reporter
 from pinning.topology import Topology
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, state_of
 from tests.servers.apiserver import ApiServer
@@ -151,7 +150,7 @@ def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None
 
     async def act(agent: Agent) -> None:
         await agent.count(2)
-        report = PodReport(agent.api, agent.pods)
+        report = PodReport(agent.api, cluster.node, agent.pods)
         before = agent.api.requests
         for _ in range(3):
             await report.publish(agent.state())
@@ -348,7 +347,7 @@ def test_a_static_pod_is_told_at_its_mirror(cluster: Cluster) -> None:
         await agent.count(1)
         state = agent.state()
         assert [one.uid for one in state.pods] == ["abc123"]
-        await PodReport(agent.api, agent.pods).publish(state)
+        await PodReport(agent.api, cluster.node, agent.pods).publish(state)
         await EventReport(agent.api, cluster.node, agent.pods).publish(state)
 
     run(cluster, act)
@@ -365,7 +364,11 @@ def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
 
     async def act(agent: Agent) -> None:
         await agent.count(2)
-        reports = reporters(agent.api, cluster.node, agent.pods)
+        reports: tuple[Reporter, ...] = (
+            PodReport(agent.api, cluster.node, agent.pods),
+            EventReport(agent.api, cluster.node, agent.pods),
+            NodeReport(agent.api, cluster.node, agent.pods),
+        )
         for report in reports:
             await report.publish(agent.state())
         cluster.server.kubectl(
