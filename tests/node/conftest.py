@@ -1,0 +1,106 @@
+"""One real node for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers.build import cache_folder, find
+from tests.servers.catalog import KUBE_SCHEDULER, KUBELET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.node.node import Node
+
+NOT_READY = "node.kubernetes.io/not-ready"  # nobody takes it away without a controller manager
+CONFLIST = """{
+  "cniVersion": "1.0.0",
+  "name": "never-called",
+  "plugins": [{"type": "loopback"}]
+}"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses the node; it needs the servers of both other markers too."""
+    for item in items:
+        if "node_session" in getattr(item, "fixturenames", ()):
+            for marker in ("node", "server", "runtime"):
+                item.add_marker(marker)
+
+
+@pytest.fixture(scope="session")
+def node_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Return a running node with the agent; skipped with the reason where there can be none."""
+    kubelet, scheduler = (_program(server) for server in (KUBELET, KUBE_SCHEDULER))
+    with ExitStack() as stack:
+        yield _start(stack, kubelet, scheduler, tmp_path_factory.mktemp("node-"))
+
+
+def _program(server: object) -> Path:
+    from tests.agent.containerd import _missing
+    from tests.servers.catalog import Server
+
+    assert isinstance(server, Server)
+    if len(os.sched_getaffinity(0)) == 1:
+        raise _missing("one CPU can be reserved or given out, not both")
+    path = find(server, cache_folder())
+    if path is None:
+        raise _missing(f"{server.label} is not built; run `python -m tests.servers`")
+    return path
+
+
+def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, directory: Path) -> Node:
+    from tests.agent.containerd import start_containerd
+    from tests.node.control_plane import start_control_plane, start_scheduler
+    from tests.node.kubelet import start_kubelet
+    from tests.node.node import AgentProcess, Node, hostname
+    from tests.node.proxy import serve_proxy
+    from tests.node.waiting import until
+
+    name = hostname()
+    folders = {part: directory / part for part in ("api", "containerd", "agent")}
+    for folder in (*folders.values(), folders["containerd"] / "cni"):
+        folder.mkdir()
+    (folders["containerd"] / "cni" / "10-never.conflist").write_text(CONFLIST)
+    plane = stack.enter_context(start_control_plane(folders["api"]))
+    containerd = stack.enter_context(start_containerd("2.4", folders["containerd"]))
+    kubelet = stack.enter_context(
+        start_kubelet(
+            kubelet_program,
+            plane.server,
+            name,
+            folders["containerd"] / "kubelet",  # its mounts are undone with containerd's
+            containerd.socket,
+            containerd.cgroup,
+        )
+    )
+    stack.enter_context(start_scheduler(scheduler_program, plane.server))
+    proxy = stack.enter_context(serve_proxy(plane.port, str(plane.server.ca_file)))
+    token = folders["agent"] / "token"
+    token.write_text(plane.server.admin_token)
+    flags = (
+        *("--node", name, "--runtime-endpoint", str(containerd.socket)),
+        *("--state-dir", str(folders["agent"] / "state"), "--kubelet-state", str(kubelet.cpu_manager_state)),
+        *("--api-server", proxy.url, "--api-token", str(token)),
+    )
+    agent = AgentProcess(flags, folders["agent"])
+    node = Node(name, plane, containerd, kubelet, proxy, agent)
+    plane.server.create_namespace("corepin")
+    until("the kubelet is ready", node.is_ready)
+    node.kubectl("taint", "node", name, f"{NOT_READY}-")
+    stack.enter_context(agent.stack)
+    agent.start()
+    return node
+
+
+@pytest.fixture
+def node(node_session: Node) -> Iterator[Node]:
+    """Return the node without pods; those of the test are removed after it."""
+    yield node_session
+    node_session.clear()

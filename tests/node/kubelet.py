@@ -1,0 +1,155 @@
+"""A kubelet of the tests' own, below a cgroup of its own; what it does to the machine is undone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.agent.containerd import CGROUP_ROOT
+from tests.servers.daemon import Daemon, free_port, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.apiserver import ApiServer
+
+# What every kubelet sets, whatever its configuration says, and the folders that it makes outside of its own.
+_SYSCTLS: Final = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+_FOLDERS: Final = ("/var/lib/kubelet", "/var/log/containers", "/var/log/pods", "/usr/libexec/kubernetes")
+_numbers = count(1)
+
+
+@dataclass
+class Kubelet:
+    """A kubelet that can be stopped and started again; it dies with the thread that starts it."""
+
+    program: Path
+    directory: Path
+    kubeconfig: Path
+    node: str
+    stack: ExitStack = field(default_factory=ExitStack)
+    daemon: Daemon | None = None
+
+    @property
+    def static_pods(self) -> Path:
+        """The folder of static pods."""
+        return self.directory / "static"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the containers' logs."""
+        return self.directory / "logs"
+
+    @property
+    def cpu_manager_state(self) -> Path:
+        """The file that tells its CPU policy."""
+        return self.directory / "root" / "cpu_manager_state"
+
+    def start(self) -> None:
+        """Start it."""
+        command = [
+            str(self.program),
+            f"--config={self.directory / 'config.json'}",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--root-dir={self.directory / 'root'}",
+            f"--cert-dir={self.directory / 'pki'}",
+            f"--hostname-override={self.node}",
+        ]
+        log_file = self.directory / f"kubelet-{next(_numbers)}.log"
+        self.daemon = self.stack.enter_context(running("kubelet", command, log_file))
+
+    def stop(self) -> None:
+        """Ask it to end, and wait."""
+        assert self.daemon
+        self.daemon.stop()
+
+
+@contextmanager
+def start_kubelet(
+    program: Path, server: ApiServer, node: str, directory: Path, runtime: Path, cgroup: str
+) -> Iterator[Kubelet]:
+    """Run a kubelet until the block ends; its pods stay."""
+    kubeconfig = server.add_user(f"system:node:{node}", group="system:nodes")
+    kubelet = Kubelet(program, directory, kubeconfig, node)
+    for folder in (kubelet.static_pods, kubelet.logs, directory / "root"):
+        folder.mkdir(parents=True)
+    config = _config(kubelet, runtime, cgroup)
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
+    with _undone(), kubelet.stack:
+        _make_cgroup(cgroup)
+        kubelet.start()
+        yield kubelet
+
+
+def _config(kubelet: Kubelet, runtime: Path, cgroup: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{runtime}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup,
+        "enforceNodeAllocatable": [],
+        "cpuManagerPolicy": "none",
+        "failCgroupV1": (CGROUP_ROOT / "cgroup.controllers").exists(),
+        "failSwapOn": False,
+        "localStorageCapacityIsolation": False,
+        "makeIPTablesUtilChains": False,
+        "staticPodPath": str(kubelet.static_pods),
+        "podLogsDir": str(kubelet.logs),
+        "volumePluginDir": str(kubelet.directory / "plugins"),
+        "fileCheckFrequency": "1s",
+        "nodeStatusUpdateFrequency": "2s",
+        "address": "127.0.0.1",
+        "port": free_port(),
+        "healthzPort": free_port(),
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "kubeAPIQPS": 200,
+        "kubeAPIBurst": 400,
+        "eventRecordQPS": 0,
+        "oomScoreAdj": 0,
+    }
+
+
+def _make_cgroup(cgroup: str) -> None:
+    """Make a cgroup in every hierarchy; on v1 its cpuset has to be filled before anybody can enter."""
+    roots = [CGROUP_ROOT] if (CGROUP_ROOT / "cgroup.controllers").exists() else list(CGROUP_ROOT.iterdir())
+    for root in roots:
+        if not (root / "cgroup.procs").exists():
+            continue
+        folder = root / cgroup.lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            if (root / name).exists():
+                (folder / name).write_text((root / name).read_text())
+
+
+@contextmanager
+def _undone() -> Iterator[None]:
+    """Put back what a kubelet changes outside of its folders."""
+    there = [Path(name) for name in _FOLDERS if Path(name).exists()]
+    files = [path for name in _SYSCTLS if (path := Path("/proc/sys") / name).exists()]
+    before = {path: path.read_text() for path in files}
+    try:
+        yield
+    finally:
+        for path, text in before.items():
+            with suppress(OSError):
+                path.write_text(text)
+        for name in _FOLDERS:
+            if Path(name) not in there:
+                shutil.rmtree(name, ignore_errors=True)

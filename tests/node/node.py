@@ -1,0 +1,313 @@
+"""The node as tests see it: pods made by kubectl, containers read in the kernel, the agent as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.hierarchy import Hierarchy, find_hierarchy
+from agent.sysfs import read_topology
+from pinning.cpuset import CPUSet, union
+from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd, _pids
+from tests.node.waiting import until, until_equal
+from tests.servers.daemon import Daemon, free_port, running
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.node.control_plane import ControlPlane
+    from tests.node.kubelet import Kubelet
+    from tests.node.proxy import Proxy
+
+COMMAND: Final = Path(sys.executable).with_name("corepin")
+CORES: Final = "cmk.intel.com/exclusive-cores"
+CRANE: Final = "qos.gocrane.io/cpu-manager"
+EXCLUSIVE: Final = {CRANE: "exclusive"}
+STATUS: Final = "status.corepin.io/cpus"
+# Tells the CPUs of its first instruction, and then whenever they change, until they are those of $WANTED.
+TELLING: Final = """
+last=
+while :; do
+  while read name value; do
+    case $name in Cpus_allowed_list:) break;; esac
+  done < /proc/self/status
+  [ "$value" = "$last" ] || echo "$value"
+  last=$value
+  [ -n "$WANTED" ] && [ "$value" != "$WANTED" ] || break
+done
+exec /bin/sleep 1000000
+"""
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A running container: who it is, and where the kernel tells about it."""
+
+    id: str
+    restarts: int
+    hierarchy: Hierarchy
+    folder: Path
+
+    @property
+    def cpus(self) -> CPUSet:
+        """The effective CPUs of its cgroup."""
+        return CPUSet.parse((self.folder / self.hierarchy.effective[0]).read_text().strip())
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes."""
+        return [int(pid) for pid in (self.folder / "cgroup.procs").read_text().split()]
+
+    @property
+    def allowed(self) -> CPUSet:
+        """All CPUs that its processes may run on."""
+        found = [Path(f"/proc/{pid}/status").read_text().splitlines() for pid in self.pids]
+        lines = [line for lines in found for line in lines if line.startswith("Cpus_allowed_list:")]
+        return union(CPUSet.parse(line.split()[1]) for line in lines)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it runs any more."""
+        try:
+            return not self.pids
+        except OSError:
+            return True
+
+
+@dataclass
+class AgentProcess:
+    """The real `corepin agent`; it dies with the thread that starts it."""
+
+    flags: tuple[str, ...]
+    directory: Path
+    metrics_port: int = field(default_factory=free_port)
+    stack: ExitStack = field(default_factory=ExitStack)
+    daemon: Daemon | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it knows its node."""
+        command = [
+            *(sys.executable, "-W", "error", str(COMMAND), "agent", *self.flags),
+            *("--metrics-listen", f"127.0.0.1:{self.metrics_port}", "--socket", str(self.socket)),
+        ]
+        log_file = self.directory / f"agent-{next(_numbers)}.log"
+        self.daemon = self.stack.enter_context(running("corepin agent", command, log_file))
+        self.daemon.wait_until(lambda: self._get("/readyz") is not None)
+
+    def kill(self) -> None:
+        """Kill it as `kill -9` does."""
+        assert self.daemon
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+
+    @property
+    def socket(self) -> Path:
+        """Its local socket."""
+        return self.directory / "agent.sock"
+
+    @property
+    def log(self) -> str:
+        """What it has logged since it was started."""
+        assert self.daemon
+        return self.daemon.log_file.read_text()
+
+    def state(self) -> Any:
+        """Return its state."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.socket))
+            content = b"".join(iter(lambda: connection.recv(2**16), b""))
+        return json.loads(content)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return one value of its metrics, 0 when it is not there."""
+        families = text_string_to_metric_families(self._get("/metrics") or "")
+        values = [
+            one.value
+            for family in families
+            for one in family.samples
+            if one.name == name and labels.items() <= one.labels.items()
+        ]
+        return sum(values)
+
+    def _get(self, path: str) -> str | None:
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"http://127.0.0.1:{self.metrics_port}{path}", trust_env=False)
+            return answer.text if answer.is_success else None
+        return None
+
+
+@dataclass
+class Node:
+    """A node of a cluster, all real."""
+
+    name: str
+    plane: ControlPlane
+    containerd: Containerd
+    kubelet: Kubelet
+    proxy: Proxy
+    agent: AgentProcess
+
+    @cached_property
+    def all(self) -> CPUSet:
+        """Every CPU that pods may have."""
+        return read_topology(Path("/")).online
+
+    @cached_property
+    def cores(self) -> int:
+        """How many cores can be exclusive: all but the reserved one."""
+        return len(read_topology(Path("/")).cores) - 1
+
+    @cached_property
+    def hierarchy(self) -> Hierarchy:
+        """Where the kernel's cpusets are."""
+        return find_hierarchy(CGROUP_ROOT)
+
+    def kubectl(self, *args: str, input: str | None = None) -> str:  # noqa: A002 - named as in subprocess.run
+        """Run kubectl as an administrator and return what it prints."""
+        return self.plane.server.kubectl(*args, input=input).stdout
+
+    def get(self, *args: str) -> Any:
+        """Return what `kubectl get -o json` shows."""
+        return json.loads(self.kubectl("get", *args, "-o", "json"))
+
+    # Pods.
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """Create pods."""
+        self.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
+
+    def pod(self, name: str) -> Any:
+        """Return a pod as the API server has it, without the expense of kubectl; None when there is none."""
+        with self.plane.server.client() as client:
+            answer = client.get(f"/api/v1/namespaces/default/pods/{name}")
+            return answer.json() if answer.is_success else None
+
+    def pods(self) -> list[Any]:
+        """Return all pods."""
+        with self.plane.server.client() as client:
+            items: list[Any] = client.get("/api/v1/namespaces/default/pods").raise_for_status().json()["items"]
+        return items
+
+    def annotate(self, name: str, value: str) -> None:
+        """Change the policy of a pod as its user does."""
+        self.kubectl("annotate", "--overwrite", f"pod/{name}", f"{CRANE}={value}")
+
+    def container(self, name: str) -> Container | None:
+        """Return the running container of a pod, None while there is none."""
+        pod = self.pod(name)
+        return self._container(pod) if pod else None
+
+    def _container(self, pod: Any) -> Container | None:
+        for status in pod["status"].get("containerStatuses") or ():
+            key = status.get("containerID", "").partition("//")[2]
+            if key and "running" in status["state"]:
+                root = self.hierarchy.folder(self.containerd.cgroup)
+                folders = [folder for folder in root.rglob(key) if folder.is_dir()]
+                if folders:
+                    return Container(key, status["restartCount"], self.hierarchy, folders[0])
+        return None
+
+    def running(self, name: str) -> Container:
+        """Return the container of a pod as soon as it runs."""
+        return until(f"pod {name} runs", lambda: self.container(name))
+
+    def run(self, *documents: dict[str, Any]) -> list[Container]:
+        """Create pods and wait until they run."""
+        self.apply(*documents)
+        return [self.running(one["metadata"]["name"]) for one in documents]
+
+    def log_lines(self, name: str, uid: str) -> list[tuple[str, str]]:
+        """Return what a pod wrote: time and text of each line."""
+        file = self.kubelet.logs / f"default_{name}_{uid}" / "main" / "0.log"
+        with suppress(FileNotFoundError):
+            fields = [line.split(" ", 3) for line in file.read_text().splitlines()]
+            return [(one[0], one[3].strip()) for one in fields]
+        return []
+
+    def status(self, name: str) -> Any:
+        """Return what the agent told about the pod's container, as its user reads it; None when it told nothing."""
+        text = ((self.pod(name) or {}).get("metadata") or {}).get("annotations", {}).get(STATUS)
+        return json.loads(text)["containers"]["main"] if text else None
+
+    def settled(self, expected: Mapping[Container, CPUSet]) -> None:
+        """Wait until every container has its CPUs, in its cgroup and for each of its processes."""
+        for one, cpus in expected.items():
+            until_equal(f"cpuset of {one.id[:12]}", lambda one=one: (one.cpus, one.allowed), (cpus, cpus))  # type: ignore[misc]
+
+    def remove(self, *names: str) -> None:
+        """Delete pods as a user does."""
+        self.kubectl("delete", "--wait=false", *(f"pod/{name}" for name in names))
+
+    def clear(self) -> None:
+        """Delete every pod and wait until no container is left."""
+        for file in self.kubelet.static_pods.iterdir():
+            file.unlink()
+        self.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
+        until_equal("pods are gone", self.pods, [])
+        until("containers are gone", lambda: not _pids(self.containerd.cgroup))
+
+    # The node.
+
+    def document(self) -> Any:
+        """Return the Node as the API server has it."""
+        with self.plane.server.client() as client:
+            return client.get(f"/api/v1/nodes/{self.name}").raise_for_status().json()
+
+    def is_ready(self) -> bool:
+        """Tell whether the kubelet says that it is ready."""
+        with suppress(httpx.HTTPError):
+            conditions = self.document()["status"].get("conditions") or ()
+            return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return False
+
+    def published(self) -> tuple[str, str]:
+        """Return capacity and allocatable of the extended resource."""
+        status = self.document()["status"]
+        return status["capacity"].get(CORES, ""), status["allocatable"].get(CORES, "")
+
+
+def pod(
+    name: str,
+    annotations: Mapping[str, str] | None = None,
+    *,
+    cpu: str | None = None,
+    cores: int | None = None,
+    wanted: str = "",
+    grace: int = 1,
+) -> dict[str, Any]:
+    """Return a pod of one container whose first line tells its CPUs."""
+    limits = ({"cpu": cpu} if cpu else {}) | ({CORES: str(cores)} if cores else {})
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["/bin/sh", "-c", TELLING],
+        "env": [{"name": "WANTED", "value": wanted}],
+        "resources": {"limits": limits, "requests": limits},
+    }
+    spec = {
+        "containers": [container],
+        "hostNetwork": True,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace,
+    }
+    metadata = {"name": name, "namespace": "default", "annotations": dict(annotations or {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def hostname() -> str:
+    """Return a name for the node."""
+    return f"node-{os.getpid()}"

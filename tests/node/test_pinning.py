@@ -1,0 +1,137 @@
+"""Pods that a user makes and changes with kubectl really run where they were promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from pinning.cpuset import EMPTY, CPUSet
+from tests.node.node import EXCLUSIVE, pod
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from tests.node.node import Container, Node
+
+
+def shared_pair(node: Node) -> tuple[Container, Container]:
+    """Return an exclusive container and one that asks for nothing, both where they belong."""
+    pinned, bystander = node.run(pod("pinned", EXCLUSIVE, cpu="1"), pod("bystander"))
+    until_equal("count", lambda: len(pinned.cpus), 1)
+    node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
+    return pinned, bystander
+
+
+def identity(node: Node, name: str) -> tuple[str, int]:
+    """Return what tells whether the container of a pod is still the same."""
+    one = node.running(name)
+    return one.id, one.restarts
+
+
+def resized(node: Node, name: str, cpu: str) -> None:
+    """Resize the container of a pod in place as its user does, and wait until the kubelet has done it."""
+    amounts = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
+    patch = {"spec": {"containers": [{"name": "main", "resources": amounts}]}}
+    node.kubectl("patch", f"pod/{name}", "--subresource=resize", "-p", json.dumps(patch))
+
+    def given() -> Any:
+        return node.pod(name)["status"]["containerStatuses"][0]["resources"]["limits"]["cpu"]
+
+    until_equal("resized", given, cpu)
+
+
+def test_exclusive_pod_has_a_cpu_of_its_own(node: Node) -> None:
+    """A pod with Crane's annotation has one CPU, everybody else the others; when it is gone they are widened."""
+    [bystander] = node.run(pod("bystander"))
+    node.settled({bystander: node.all})
+    [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
+    until_equal("count", lambda: len(pinned.cpus), 1)
+    node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
+    node.remove("pinned")
+    node.settled({bystander: node.all})
+
+
+def test_scheduler_counts_the_cores_that_the_agent_publishes(node: Node) -> None:
+    """A pod that takes every core of CMK's resource is pinned; a second one waits until they are free again."""
+    until_equal("published", node.published, (str(node.cores), str(node.cores)))
+    first, bystander = node.run(pod("first", cores=node.cores), pod("bystander"))
+    until_equal("common CPUs", lambda: bystander.cpus & first.cpus, EMPTY)
+    node.settled({first: node.all - bystander.cpus})
+    node.apply(pod("second", cores=1))
+    until("second waits", lambda: "Insufficient cmk.intel.com/exclusive-cores" in str(node.pod("second")))
+    assert node.published() == (str(node.cores), str(node.cores))
+    node.remove("first")
+    second = node.running("second")
+    until_equal("common CPUs", lambda: bystander.cpus & second.cpus, EMPTY)
+
+
+def test_annotation_is_followed_while_the_pod_runs(node: Node) -> None:
+    """`kubectl annotate` takes a pod through all six changes of policy; others leave only an exclusive CPU."""
+    pinned, bystander = shared_pair(node)
+    same = (identity(node, "pinned"), identity(node, "bystander"))
+    for policy in ("share", "none", "exclusive", "none", "share", "exclusive"):
+        node.annotate("pinned", policy)
+        until_equal("told", lambda: (node.status("pinned") or {}).get("policy", "none"), policy)
+        own = node.all if policy == "none" else pinned.cpus
+        assert policy == "none" or len(own) == 1
+        node.settled({pinned: own, bystander: node.all - own if policy == "exclusive" else node.all})
+    assert (identity(node, "pinned"), identity(node, "bystander")) == same
+
+
+def test_resize_in_place_is_followed(node: Node) -> None:
+    """Half a CPU is no promise: the container joins the others; with a whole one it has its own again."""
+    pinned, bystander = shared_pair(node)
+    same = identity(node, "pinned")
+    resized(node, "pinned", "500m")
+    node.settled({pinned: node.all, bystander: node.all})
+    resized(node, "pinned", "1")
+    until_equal("count", lambda: len(pinned.cpus), 1)
+    node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
+    assert identity(node, "pinned") == same
+
+
+def test_static_pod_is_pinned(node: Node) -> None:
+    """A pod from the kubelet's folder is pinned and told about, although its UID in the API is not the runtime's."""
+    [bystander] = node.run(pod("bystander"))
+    document = pod("static", EXCLUSIVE, cpu="1")
+    file = node.kubelet.static_pods / "static.json"
+    file.write_text(json.dumps(document))
+    name = f"static-{node.name}"
+    pinned = node.running(name)
+    until_equal("count", lambda: len(pinned.cpus), 1)
+    node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
+    until_equal("told", lambda: (node.status(name) or {}).get("cpus"), str(pinned.cpus))
+    file.unlink()
+    node.settled({bystander: node.all})
+
+
+def test_forced_deletion_frees_nothing_before_the_container_is_gone(node: Node) -> None:
+    """While the API knows the pod no more but its container runs, the CPU stays its own; then others are widened."""
+    pinned, bystander = shared_pair(node)
+    own = pinned.cpus
+    assert node.kubelet.daemon
+    os.kill(node.kubelet.daemon.process.pid, signal.SIGSTOP)  # the container outlives its pod for certain
+    try:
+        node.kubectl("delete", "pod/pinned", "--force", "--grace-period=0")
+        until_equal("gone in the API", lambda: node.pod("pinned"), None)
+        until("the agent knows", lambda: not any(one["known"] for one in pods_named(node, "pinned")))
+        assert not pinned.is_gone
+        assert (pinned.cpus, bystander.cpus) == (own, node.all - own)
+        assert ledger_cpus(node) == own
+    finally:
+        os.kill(node.kubelet.daemon.process.pid, signal.SIGCONT)
+    until("container is gone", lambda: pinned.is_gone or bystander.cpus != node.all - own)
+    assert pinned.is_gone
+    node.settled({bystander: node.all})
+
+
+def pods_named(node: Node, name: str) -> list[Any]:
+    """Return what the agent knows of a pod."""
+    return [one for one in node.agent.state()["pods"] if one["name"] == name]
+
+
+def ledger_cpus(node: Node) -> CPUSet:
+    """Return the CPUs that the agent's own account says somebody owns."""
+    state = node.agent.state()
+    return node.all - CPUSet.parse(state["sets"]["shared"])

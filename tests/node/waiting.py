@@ -1,0 +1,30 @@
+"""Wait for what tells nobody when it is there."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Found = TypeVar("Found")
+SECONDS: Final = 60.0  # a second or two on an idle machine
+_POLL_SECONDS: Final = 0.05
+
+
+def until(what: str, look: Callable[[], Found], seconds: float = SECONDS) -> Found:
+    """Return what `look` finds as soon as it is true; fail with what was seen last."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not after {seconds:.0f} s; last seen: {found!r}"
+        time.sleep(_POLL_SECONDS)
+    return found
+
+
+def until_equal(what: str, look: Callable[[], Found], wanted: Found, seconds: float = SECONDS) -> None:
+    """Return as soon as `look` returns what is wanted; fail with what was seen last."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) != wanted:
+        assert time.monotonic() < deadline, f"{what}: after {seconds:.0f} s {found!r} and not {wanted!r}"
+        time.sleep(_POLL_SECONDS)
