@@ -1,0 +1,118 @@
+"""`corepin agent`: its flags, and what it tells somebody who got one wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.checkpoint import StateDir
+from agent.config import AgentConfig, ApiFlags
+from corepin import cli
+from corepin.agent import _config
+from corepin.flags import variable
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Undo what a starting agent does to the logging of its process."""
+    loggers = [logging.getLogger(name) for name in (None, "httpx", "httpcore", "asyncio")]
+    before = [(logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def config(*arguments: str) -> AgentConfig:
+    """Return what the flags mean."""
+    return _config(cli.build_parser().parse_args(["agent", *arguments]))
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that a failing command prints."""
+    assert cli.main(["agent", *arguments]) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if not line.startswith("{"))
+    return line
+
+
+def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
+    """Without any flag: the host's own directories, the first usual CRI socket, the pod's own account."""
+    found = config("--node", "n1")
+    assert (found.runtime, found.runtime_endpoint, found.api, found.pods_dir) == ("cri", None, None, None)
+    assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))
+    assert found.listen == ("", 8081)
+    assert not found.reports.cmk_taint
+
+
+def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may name the node by the downward API."""
+    monkeypatch.setenv(variable("--node"), "from-env")
+    monkeypatch.setenv(variable("--feature-gates"), "CPUManager,Other")
+    found = config()
+    assert found.node == "from-env"
+    assert found.reports.feature_gates == {"CPUManager", "Other"}
+
+
+def test_sockets_and_servers_are_read() -> None:
+    """A CRI endpoint may be written as the kubelet writes it; taints may be listed or repeated."""
+    found = config(
+        *(
+            "--runtime-endpoint",
+            "unix:///run/c.sock",
+            "--api-server",
+            "https://x",
+            "--taint",
+            "cmk,overcommit",
+        ),
+        *("--socket", "off", "--metrics-listen", "off"),
+    )
+    assert found.runtime_endpoint == Path("/run/c.sock")
+    assert found.api == ApiFlags("https://x")
+    assert found.reports.cmk_taint
+    assert found.reports.overcommit_taint
+    assert found.socket is None
+    assert found.listen is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param(("--runtime", "docker"), "write cri or local", id="runtime"),
+        pytest.param(("--runtime", "local"), "--pods-dir", id="local without pods"),
+        pytest.param(("--metrics-listen", "x"), "--metrics-listen", id="address"),
+        pytest.param(("--taint", "other"), "write cmk or overcommit", id="taint"),
+        pytest.param(("--config", "/none.yaml"), "/none.yaml", id="config"),
+    ],
+)
+def test_wrong_flags_are_told(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    """One line names the flag and the remedy."""
+    assert told in failure(capsys, *arguments)
+
+
+def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Who is there already, and what to do."""
+    folder = StateDir(tmp_path)
+    told = failure(capsys, "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
+    folder.close()
+    assert "another corepin agent (pid" in told
+
+
+def test_config_that_does_not_fit_the_machine_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """CPUs that do not exist are refused before anything is touched."""
+    file = tmp_path / "config.yaml"
+    file.write_text('reserved: "5000"\n')
+    pods = tmp_path / "pods"
+    pods.mkdir()
+    told = failure(
+        capsys,
+        *("--state-dir", str(tmp_path / "state"), "--config", str(file)),
+        *("--runtime", "local", "--pods-dir", str(pods), "--socket", "off", "--metrics-listen", "off"),
+    )
+    assert "CPUs 5000 do not exist" in told
