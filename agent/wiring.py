@@ -13,6 +13,7 @@ from prometheus_client import disable_created_metrics
 from agent.cgroups import KernelCgroups
 from agent.checkpoint import StateDir, Unusable
 from agent.machine import NodeMachine
+from agent.metrics import Metrics
 from agent.observe import Seams
 from agent.process import Agent, Listeners, Parts, run_until_told
 from agent.reconcile import Settings
@@ -55,7 +56,9 @@ async def build(config: AgentConfig) -> Agent:
     check_machine(machine.topology(), machine.universe(), config.config)
     seams = Seams(runtime, cgroups, pods, machine)
     settings = Settings(config.node, config.config, config.kubelet_state)
-    return Agent(Parts(seams, settings, state_dir, saved, _reporters(config, api, seams.pods)))
+    metrics = Metrics()
+    reporters = _reporters(config, api, seams.pods, metrics)
+    return Agent(Parts(seams, settings, state_dir, saved, reporters, metrics))
 
 
 def _machine(
@@ -120,11 +123,14 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
     return PodWatch(api, config.node)
 
 
-def _reporters(config: AgentConfig, api: Api | None, pods: PodSource) -> tuple[Reporter, ...]:
+def _reporters(
+    config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
+) -> tuple[Reporter, ...]:
     if api is None:
         return ()
     from agent.node_words import NodeOptions
     from agent.report_events import EventReport
+    from agent.report_metrics import MetricsReport
     from agent.report_node import NodeReport
     from agent.report_pods import PodReport
     from agent.report_pool import PoolReport
@@ -136,4 +142,5 @@ def _reporters(config: AgentConfig, api: Api | None, pods: PodSource) -> tuple[R
         EventReport(api, config.node, pods),
         NodeReport(api, config.node, pods, options),
         PoolReport(api, config.node, flags.namespace),
+        MetricsReport(metrics.registry, api, pods, options),
     )
