@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PEERS = Path(__file__).parent / "peers"
 OURS, BARE, FASTAPI, GO, CMK = "corepin", "bare ASGI", "FastAPI", "controller-runtime", "CMK"
+ALONE = f"{OURS}, strangers"
 CMK_MUTATIONS = """\
 mutations:
   perPod:
@@ -33,6 +34,10 @@ mutations:
 """
 
 
+SIBLINGS = "siblings"  # pods of one ReplicaSet, which is how many pods at once come about
+STRANGERS = "strangers"  # no two pods have their annotations in common
+
+
 @dataclass(frozen=True)
 class Contender:
     """One webhook: its name, its command, and the port that it will serve."""
@@ -42,6 +47,7 @@ class Contender:
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
     decides: bool = True  # answers with a patch of its own making, not with a constant
+    pods: str = SIBLINGS  # what it is asked about
 
     @property
     def url(self) -> str:

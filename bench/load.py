@@ -42,10 +42,10 @@ def require_tools(cpus: Sequence[int]) -> None:
             raise LoadFailed(f"{tool} is not on PATH: install it (Debian: apt-get install {package})")
 
 
-def put(pid: int, url: str, body: Path, *, seconds: int, cpu: int) -> Sample:
-    """Send reviews to `url`, served by process `pid`, from one CPU for a while."""
+def put(pid: int, url: str, body: Path, *, pods: str, seconds: int, cpu: int) -> Sample:
+    """Send reviews of `pods` (siblings or strangers) to `url`, served by process `pid`, from one CPU for a while."""
     before = _cpu_seconds(pid)
-    told = _wrk(url, body, seconds, cpu)
+    told = _wrk(url, (str(body), pods), seconds, cpu)
     spent = _cpu_seconds(pid) - before
     if told["refused"] or not told["requests"]:
         raise LoadFailed(f"{url}: {told['refused']} of {told['requests']} answers were no success")
@@ -58,9 +58,9 @@ def put(pid: int, url: str, body: Path, *, seconds: int, cpu: int) -> Sample:
     )
 
 
-def _wrk(url: str, body: Path, seconds: int, cpu: int) -> dict[str, float]:
+def _wrk(url: str, words: Sequence[str], seconds: int, cpu: int) -> dict[str, float]:
     flags = ["--threads=1", f"--connections={CONNECTIONS}", f"--duration={seconds}s", "--timeout=10s"]
-    command = ["taskset", "-c", str(cpu), "wrk", *flags, f"--script={SCRIPT}", url, "--", str(body)]
+    command = ["taskset", "-c", str(cpu), "wrk", *flags, f"--script={SCRIPT}", url, "--", *words]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise LoadFailed(f"wrk failed: {run.stderr or run.stdout}")

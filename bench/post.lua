@@ -1,11 +1,30 @@
--- wrk sends the file named by its first argument, and tells its results as one line of JSON.
+-- wrk sends reviews made of the file named by its first argument, and tells its results as one line of JSON.
+-- No two reviews are the same: "siblings" differ as pods of one ReplicaSet do (name, token volume), "strangers" also
+-- in an annotation, so that nothing learned from one pod helps with the next.
+
+local VARIANTS = 2000  -- more than the webhook remembers
+local bodies = {}
+local sent = 0
 
 function init(args)
   local file = assert(io.open(args[1], "rb"))
-  wrk.method = "POST"
-  wrk.body = file:read("*a")
+  local body = file:read("*a")
   file:close()
+  wrk.method = "POST"
   wrk.headers["Content-Type"] = "application/json"
+  for number = 1, VARIANTS do
+    local mark = string.format("%05d", number)
+    local varied = body:gsub("q4x2m", mark):gsub("x7k2p", mark)
+    if args[2] == "strangers" then
+      varied = varied:gsub('"xxxxx', '"' .. mark, 1)
+    end
+    bodies[number] = wrk.format(nil, nil, nil, varied)
+  end
+end
+
+function request()
+  sent = sent % VARIANTS + 1
+  return bodies[sent]
 end
 
 function done(summary, latency, _)

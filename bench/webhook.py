@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,11 @@ import httpx
 
 from bench import contenders, load, report
 from bench.answers import WrongAnswer, ask, changed_pod, client
-from bench.contenders import BARE, CMK, FASTAPI, GO, OURS, Contender, Pair
+from bench.contenders import ALONE, BARE, CMK, FASTAPI, GO, OURS, STRANGERS, Contender, Pair
 from bench.go_peer import CONTROLLER_RUNTIME, program
 from bench.sample import review
 from tests.servers.build import BuildFailed, GoMissing
-from tests.servers.daemon import Daemon, DaemonFailed, running
+from tests.servers.daemon import DaemonFailed, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 WARM_UP_SECONDS = 1
 WHAT = {
     OURS: "the `corepin webhook` process, logs (to a file) and metrics on",
+    ALONE: "the same process, asked about pods of which no two are alike",
     BARE: "an ASGI function that reads the body and answers a constant",
     FASTAPI: "a FastAPI app whose `add_route` handler does the same; both on corepin's uvicorn, loop, parser, TLS",
     GO: f"Go: {CONTROLLER_RUNTIME.label} decodes, changes, and diffs the pod; GOMAXPROCS=1, no line per review",
@@ -48,7 +50,7 @@ class Arena:
         self.body = folder / "review.json"
         self.body.write_bytes(review())
         self._client = stack.enter_context(client(self.pair.ca))
-        self._daemons: dict[str, Daemon] = {}
+        self._processes: dict[str, int] = {}
 
     def start(self, contender: Contender) -> bytes:
         """Start a webhook and return its answer to the review."""
@@ -57,7 +59,7 @@ class Arena:
         log_file = self._folder / contender.log_name
         daemon = self._stack.enter_context(running(contender.name, command, log_file))
         daemon.wait_until(lambda: self._answers(contender))
-        self._daemons[contender.name] = daemon
+        self._processes[contender.name] = daemon.process.pid
         return ask(self._client, contender.url, self.body.read_bytes())
 
     def _answers(self, contender: Contender) -> bool:
@@ -69,8 +71,15 @@ class Arena:
 
     def measure(self, contender: Contender, seconds: int) -> load.Sample:
         """Put load on a webhook and return what it cost."""
-        process = self._daemons[contender.name].process
-        return load.put(process.pid, contender.url, self.body, seconds=seconds, cpu=self._client_cpu)
+        pid = self._processes[contender.name]
+        return load.put(
+            pid, contender.url, self.body, pods=contender.pods, seconds=seconds, cpu=self._client_cpu
+        )
+
+    def ask_strangers(self, contender: Contender) -> Contender:
+        """Return a contender that is the same process, asked about other pods."""
+        self._processes[ALONE] = self._processes[contender.name]
+        return replace(contender, name=ALONE, pods=STRANGERS)
 
 
 def start_all(arena: Arena, folder: Path, cmk: Path | None) -> list[Contender]:
@@ -85,7 +94,7 @@ def start_all(arena: Arena, folder: Path, cmk: Path | None) -> list[Contender]:
     for other in others:
         if changed_pod(body, arena.start(other)) != wanted:
             raise WrongAnswer(f"{other.name} makes other changes than corepin")
-    return [ours, *others]
+    return [ours, arena.ask_strangers(ours), *others]
 
 
 def _deciding(pair: Pair, folder: Path, cmk: Path | None) -> list[Contender]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -11,6 +11,8 @@ from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.kube import Pod
 from pinning.vmi import Kind
 from webhook.answer import Allowed, Denied, Patched
+from webhook.likeness import Answers, likeness
+from webhook.likeness import decoder as likeness_decoder
 from webhook.mutate import plan_mutation
 from webhook.pod_rules import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
 from webhook.vm_rules import KINDS, VirtObject, review_changed_vm, review_changed_vmi, review_vm
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
 
 Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
+OBJECT: Final = "$.request.object"
+OLD_OBJECT: Final = "$.request.oldObject"
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 # The API server takes no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
 _pod = msgspec.json.Decoder(Pod)
 _machine = msgspec.json.Decoder(VirtObject)
-_whole = msgspec.json.Decoder(dict[str, Any])
+_whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -41,16 +45,39 @@ class Decider:
 
     settings: Settings
     mutations: Mutations
+    _mutated: Answers[Allowed | Patched] = field(
+        default_factory=Answers, init=False, repr=False, compare=False
+    )
+    _judged: Answers[Verdict] = field(default_factory=Answers, init=False, repr=False, compare=False)
 
     def mutate(self, request: Request) -> Allowed | Patched:
         """Return the additions to a pod that is being created; anything else is admitted untouched."""
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
-        pod = _decode_pod(request.object)
+        pod, key = self._likeness(request)
+        if self.mutations.is_typed:
+            return self._mutated.of(key, lambda: self._mutate(pod))
+        return self._mutate(_decode(_whole, request.object))
+
+    def judge_new_pod(self, request: Request) -> Verdict:
+        """Return the verdict on a pod as it will be stored."""
+        pod, key = self._likeness(request)
+        if self.mutations.is_typed:
+            return self._judged.of(key, lambda: self._judge(pod))
+        whole = _decode(_whole, request.object)
+        whole.pop("status", None)
+        return self._judge(whole)
+
+    def _likeness(self, request: Request) -> tuple[Pod, bytes]:
+        return likeness(_decode(likeness_decoder, request.object), self.mutations.volumes)
+
+    def _judge(self, pod: Pod) -> Verdict:
+        return Verdict() if _is_mirror(pod) else review_new_pod(pod, self.settings, self.mutations)
+
+    def _mutate(self, pod: Pod) -> Allowed | Patched:
         if _is_mirror(pod):
             return Allowed()
-        whole: Any = pod if self.mutations.is_typed else _whole.decode(request.object)
-        plan = plan_mutation(whole, self.settings, self.mutations)
+        plan = plan_mutation(pod, self.settings, self.mutations)
         told = _sentences(plan.warnings)
         if not plan.operations:
             return Allowed(told)
@@ -86,14 +113,14 @@ def _kind(request: Request) -> tuple[str, str]:
     return request.kind.group, request.kind.kind
 
 
-def _decode_pod(document: msgspec.Raw, path: str = "$.request.object") -> Pod:
+def _decode_pod(document: msgspec.Raw, path: str = OBJECT) -> Pod:
     """Return the pod as its owner wrote it: what the kubelet reports does not count at admission."""
     pod = _decode(_pod, document, path)
     pod.pop("status", None)
     return pod
 
 
-def _decode(decoder: msgspec.json.Decoder[Decoded], document: msgspec.Raw, path: str) -> Decoded:
+def _decode(decoder: msgspec.json.Decoder[Decoded], document: msgspec.Raw, path: str = OBJECT) -> Decoded:
     try:
         return decoder.decode(document)
     except UNREADABLE as error:
@@ -123,20 +150,20 @@ def _name(request: Request) -> str:
 def _judge_pod(rules: Decider, request: Request) -> Verdict:
     if request.subResource not in {None, "", "resize"}:
         return Verdict()
+    if request.operation == "CREATE":
+        return rules.judge_new_pod(request)
     pod = _decode_pod(request.object)
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
-    if request.operation == "CREATE":
-        return review_new_pod(pod, rules.settings, rules.mutations)
-    return review_changed_pod(_decode_pod(request.oldObject, "$.request.oldObject"), pod, rules.settings)
+    return review_changed_pod(_decode_pod(request.oldObject, OLD_OBJECT), pod, rules.settings)
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
     """Warn only: a refusal of the pods would be seen in an event, a refusal here would stop an apply."""
     path = TEMPLATES[_kind(request)]
-    template = _template(request.object, path, "$.request.object")
+    template = _template(request.object, path, OBJECT)
     if request.operation == "UPDATE":
-        old = _template(request.oldObject, path, "$.request.oldObject")
+        old = _template(request.oldObject, path, OLD_OBJECT)
         if not changes_claims(old, template):
             return Verdict()
     verdict = under(".".join(path) + ".", review_template(template, rules.settings))
@@ -147,12 +174,12 @@ def _judge_machine(rules: Decider, request: Request) -> Verdict:
     kind = KINDS[_kind(request)]
     if request.subResource:
         return Verdict()
-    new = _decode(_machine, request.object, "$.request.object")
+    new = _decode(_machine, request.object)
     if request.operation == "CREATE":
         return review_vm(kind, new, rules.settings)
     if (new.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
-    old = _decode(_machine, request.oldObject, "$.request.oldObject")
+    old = _decode(_machine, request.oldObject, OLD_OBJECT)
     if kind is not Kind.VMI:
         return review_changed_vm(kind, old, new, rules.settings)
     whole_old, whole_new = _whole.decode(request.oldObject), _whole.decode(request.object)

@@ -46,6 +46,11 @@ class Mutations:
         }
 
     @cached_property
+    def volumes(self) -> frozenset[str]:
+        """Return the names of the volumes that are added; whether a pod has others plays no part."""
+        return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
+
+    @cached_property
     def is_typed(self) -> bool:
         """Say whether the partial types of `pinning.kube` hold all that merging this file must look at."""
         metadata, spec = self.per_pod.get("metadata", {}), self.per_pod.get("spec", {})

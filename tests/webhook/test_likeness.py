@@ -1,0 +1,85 @@
+"""Pods that look alike to the rules are decided once, and the answer is the one that each would get alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pods import CORES, container, pod
+from tests.webhook.test_decide import BEYOND, generated, request
+from webhook.config import Settings, load_settings
+from webhook.decide import Decider
+from webhook.likeness import ANSWERS_KEPT, KEY_LIMIT, Answers, decoder, likeness
+from webhook.mutate import plan_mutation
+from webhook.mutations import BUILT_IN
+from webhook.pod_rules import review_new_pod
+
+
+@given(generated, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool) -> None:
+    """For any pod, plan and verdict on its likeness are those on the pod itself."""
+    rules = load_settings(b"sidecarLimits: claims" if asked else b"")
+    part, _ = likeness(decoder.decode(json.dumps(document)), BUILT_IN.volumes)
+    assert plan_mutation(part, rules, BUILT_IN) == plan_mutation(document, rules, BUILT_IN)
+    assert review_new_pod(part, rules, BUILT_IN) == review_new_pod(document, rules, BUILT_IN)
+
+
+def sibling(number: int) -> Any:
+    """Return one of the pods of a ReplicaSet: its own name, uid and token volume."""
+    token = f"kube-api-access-{number}"
+    made: Any = pod(
+        container("main", {CORES: "2"}, volumeMounts=[{"name": token, "mountPath": "/var/run/secrets"}]),
+        volumes=[{"name": token, "projected": {"sources": []}}],
+    )
+    made["metadata"].update(name=f"web-{number}", uid=str(number))
+    return made
+
+
+def test_pods_of_one_controller_are_decided_once() -> None:
+    """The same answer, not an equal one, goes to each; another claim is another answer."""
+    rules = Decider(Settings(), BUILT_IN)
+    first = rules.mutate(request(sibling(1)))
+    assert rules.mutate(request(sibling(2))) is first
+    other = copy.deepcopy(sibling(3))
+    other["spec"]["containers"][0]["resources"]["limits"][CORES] = "3"
+    assert rules.mutate(request(other)) != first
+
+
+def test_a_configuration_forgets_what_another_one_decided() -> None:
+    """Each generation decides for itself, and its answers are no part of what it is."""
+    old, new = (Decider(load_settings(text), BUILT_IN) for text in (b"", b"sidecarLimits: claims"))
+    assert old.mutate(request(sibling(1))) is not new.mutate(request(sibling(1)))
+    assert old == Decider(Settings(), BUILT_IN)
+
+
+def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
+    """Where the whole pod matters there is no likeness; a status that somebody sends along plays no part."""
+    rules = Decider(Settings(), BEYOND)
+    assert rules.mutate(request(sibling(1))) is not rules.mutate(request(sibling(1)))
+    injected = {
+        **sibling(1),
+        "status": {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "1"}}]},
+    }
+    assert rules.validate(request(injected)) == rules.validate(request(sibling(1)))
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """Neither many kinds of pods nor huge ones fill the memory."""
+    answers: Answers[int] = Answers()
+    decided = []
+
+    def decide() -> int:
+        decided.append(1)
+        return len(decided)
+
+    for number in range(ANSWERS_KEPT + 1):
+        answers.of(b"%d" % number, decide)
+    assert answers.of(b"%d" % ANSWERS_KEPT, decide) == ANSWERS_KEPT + 1
+    assert answers.of(b"0", decide) == ANSWERS_KEPT + 2, "the oldest were forgotten together"
+    huge = b"x" * (KEY_LIMIT + 1)
+    assert answers.of(huge, decide) != answers.of(huge, decide)

@@ -1,0 +1,86 @@
+"""What pods of one controller have in common: the part of a new pod that the rules look at, as a key.
+
+A ReplicaSet's or Job's pods differ in name, uid, token volume and mount names, which no rule reads. So the answer to
+one of them is the answer to all, and the rules, pure as they are, need to run once (measured: half of a review).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar, cast
+
+import msgspec
+
+from pinning.kube import EnvVar, Pod, ResourceRequirements, Toleration, Volume
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+Answer = TypeVar("Answer")
+
+KEY_LIMIT: Final = 16_384  # bytes; a larger pod is rare, and decided anew each time
+ANSWERS_KEPT: Final = 512  # 8 MB of keys at the very most
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Metadata(TypedDict, total=False):
+    labels: dict[str, str] | None
+    annotations: dict[str, str] | None
+
+
+class _Mount(TypedDict, total=False):
+    mountPath: str
+
+
+class _Container(TypedDict, total=False):
+    name: str
+    restartPolicy: str | None
+    resources: ResourceRequirements | None
+    env: list[EnvVar] | None
+    volumeMounts: list[_Mount] | None
+
+
+class _Spec(TypedDict, total=False):
+    containers: list[_Container] | None
+    initContainers: list[_Container] | None
+    nodeSelector: dict[str, str] | None
+    resources: ResourceRequirements | None
+    serviceAccount: str | None
+    serviceAccountName: str | None
+    tolerations: list[Toleration] | None
+    volumes: list[Volume] | None
+
+
+class _Likeness(TypedDict, total=False):
+    metadata: _Metadata | None
+    spec: _Spec | None
+
+
+decoder: Final = msgspec.json.Decoder(_Likeness)
+
+
+def likeness(read: _Likeness, volumes: Collection[str]) -> tuple[Pod, bytes]:
+    """Return the part of a pod that decides, and its key; of its volumes only those named `volumes` matter."""
+    spec = read.get("spec")
+    present = spec.get("volumes") if spec else None
+    if spec and present:
+        spec["volumes"] = [volume for volume in present if volume.get("name") in volumes]
+    return cast("Pod", read), _encode(read)
+
+
+class Answers(Generic[Answer]):
+    """Answers by likeness; bounded, and forgotten with the configuration generation that gave them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Answer] = {}
+
+    def of(self, key: bytes, decide: Callable[[], Answer]) -> Answer:
+        """Return the answer to a key, deciding it when it is new."""
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = decide()
+            if len(key) <= KEY_LIMIT:
+                if len(self._kept) >= ANSWERS_KEPT:
+                    self._kept.clear()
+                self._kept[key] = kept
+        return kept
