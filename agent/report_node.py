@@ -62,6 +62,8 @@ class NodeReport:
 
     async def publish(self, state: NodeState) -> None:
         """Bring the node to what the state says, and keep it there from now on."""
+        if not state.is_synchronised:
+            return  # while the runtime is away, what was told before is kept as it is
         self._state = state
         if self._following is None:
             self._following = asyncio.create_task(self._follow())

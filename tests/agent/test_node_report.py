@@ -180,6 +180,25 @@ def test_a_number_that_the_kubelet_zeroes_comes_back_while_observing() -> None:
     run(act)
 
 
+def test_numbers_are_kept_while_the_runtime_is_away() -> None:
+    """Nothing is told of a node that is half known, but zeroes of the kubelet are mended with the last numbers."""
+
+    async def act(server: Server, api: Api) -> None:
+        report = report_of(api)
+        await report.publish(state_of(complete=False))
+        assert api.requests == 0
+        await report.publish(state_of())
+        await report.publish(state_of(complete=False))
+        server.written.clear()
+        server.change(status={"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}})
+        server.tell()
+        await server.written.wait()
+        assert server.node["status"]["allocatable"][CORES] == "3"
+        await report.reset()
+
+    run(act)
+
+
 def test_a_node_that_is_gone_is_an_error_that_is_tried_again() -> None:
     """The reporter says so; the agent's publisher waits."""
 
