@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TIMEOUT_SECONDS = 10
+DEFAULT_KUBECONFIG = "~/.kube/config"
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,31 @@ def _facts(node: Any) -> dict[str, Mapping[str, str]]:
 
 
 def _ask(name: str) -> Any:
-    from kubernetes import client, config
+    from kubernetes import client
     from urllib3.exceptions import HTTPError
 
     try:
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-            config.load_incluster_config()  # type: ignore[no-untyped-call]
-        else:
-            config.load_kube_config()  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise CommandFailed(f"no cluster: {error}: set KUBECONFIG, or log in") from error
-    try:
-        with client.ApiClient() as api:
-            api.configuration.retries = False
+        with client.ApiClient(_settings()) as api:
             return client.CoreV1Api(api).read_node(name, _request_timeout=TIMEOUT_SECONDS)
     except client.ApiException as error:
         told = f"the API server answered {error.status} ({error.reason})"
         raise CommandFailed(f"node {name}: {told}") from error
     except HTTPError as error:
         raise CommandFailed(f"the API server is out of reach: {error}") from error
+
+
+def _settings() -> Any:
+    """Return where the API server is and who asks; nothing is kept for other calls."""
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        else:
+            file = os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
+            config.load_kube_config(file, client_configuration=settings)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise CommandFailed(f"no cluster: {error}: set KUBECONFIG, or log in") from error
+    settings.retries = False  # a server that is out of reach is told at once
+    return settings

@@ -145,6 +145,6 @@ def _screen() -> Iterator[Callable[[str], None]]:
 
 
 def _over_the_old(text: str, rows: int) -> str:
-    """Return what replaces the text on a screen: cut at its last row, or it would scroll."""
-    lines = text.splitlines()[: max(rows - 1, 1)]
+    """Return what replaces the text on a screen: cut at its last row, or it would scroll. 0 rows: not known."""
+    lines = text.splitlines()[: rows - 1 if rows > 1 else None]
     return HOME + "".join(f"{line}{TO_LINE_END}\n" for line in lines) + TO_SCREEN_END

@@ -1,0 +1,88 @@
+"""An agent's socket and an API server with one node, for the commands that read them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@contextmanager
+def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
+    """Answer each connection to a unix socket with the next of some answers, the last one for ever."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        left = list(answers)
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield str(path)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@contextmanager
+def api_server(directory: Path, annotations: Mapping[str, str], **allocatable: str) -> Iterator[Path]:
+    """Serve a node `n1`, every other one being unknown; yield a kubeconfig."""
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "n1", "annotations": dict(annotations)},
+        "status": {"allocatable": allocatable},
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_there = self.path == "/api/v1/nodes/n1"
+            body = json.dumps(node if is_there else {"kind": "Status", "reason": "NotFound"}).encode()
+            self.send_response(200 if is_there else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield kubeconfig(directory, server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def kubeconfig(directory: Path, port: int) -> Path:
+    """Return a kubeconfig of a server on a port of this machine."""
+    path = directory / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
