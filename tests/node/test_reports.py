@@ -1,0 +1,99 @@
+"""What the agent tells is there for whoever uses kubectl."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pinning.cpuset import CPUSet
+from tests.node.node import CORES, CRANE, EXCLUSIVE, pod
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from tests.node.node import Node
+
+
+def events(node: Node, name: str) -> dict[str, str]:
+    """Return the agent's events about a pod: reason and message."""
+    found = node.get("events", f"--field-selector=involvedObject.name={name}")["items"]
+    return {one["reason"]: one["message"] for one in found if one["source"].get("component") == "corepin"}
+
+
+def test_pod_says_where_it_runs(node: Node) -> None:
+    """Annotation and event name the CPUs that the kernel shows; a pod that was promised nothing has neither."""
+    pinned, _ = node.run(pod("pinned", EXCLUSIVE, cpu="1"), pod("bystander"))
+    until("told", lambda: (node.status("pinned") or {}).get("pinned"))
+    told = node.status("pinned")
+    assert (told["policy"], told["cpus"]) == ("exclusive", str(pinned.cpus))
+    assert told["applied"]["cpus"] == str(pinned.allowed)
+    message = until("event", lambda: events(node, "pinned").get("Pinned"))
+    assert f"runs on CPUs {pinned.cpus}" in message
+    assert "Pinned" in node.kubectl("describe", "pod/pinned")
+    assert (node.status("bystander"), events(node, "bystander")) == (None, {})
+
+
+def test_refusal_is_told_and_mended(node: Node) -> None:
+    """Who asks for more than there is runs with the others and is told why; a change of mind ends that."""
+    more = str(node.cores + 1)
+    [greedy] = node.run(pod("greedy", EXCLUSIVE, cpu=more))
+    node.settled({greedy: node.all})
+    until("told", lambda: (node.status("greedy") or {}).get("refusal"))
+    assert node.status("greedy")["pinned"] is False
+    assert until("event", lambda: events(node, "greedy").get("Unpinnable"))
+    node.annotate("greedy", "none")
+    until_equal("told", lambda: node.status("greedy"), None)
+
+
+def test_change_of_policy_is_an_event(node: Node) -> None:
+    """Another policy is told with both the old and the new one."""
+    node.run(pod("pinned", EXCLUSIVE, cpu="1"))
+    until("pinned", lambda: (node.status("pinned") or {}).get("pinned"))
+    node.annotate("pinned", "share")
+    message = until("event", lambda: events(node, "pinned").get("PolicyChanged"))
+    assert "exclusive" in message
+    assert "share" in message
+
+
+def test_node_says_what_it_has(node: Node) -> None:
+    """Topology, pools, label and resources are on the node, the pools in CMK's ConfigMap, and follow what is held."""
+    shown = node.get("node", node.name)
+    assert shown["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"
+    annotations = shown["metadata"]["annotations"]
+    assert json.loads(annotations["status.corepin.io/topology"])
+    for name in (CORES, "corepin.io/isolated-cores"):
+        assert shown["status"]["capacity"][name] == shown["status"]["allocatable"][name] == str(node.cores)
+
+    [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
+    until_equal("published", node.published, (str(node.cores - 1), str(node.cores - 1)))
+
+    def exclusive() -> str:
+        return json.dumps(json.loads(document()["status.corepin.io/pools"]))
+
+    def document() -> Any:
+        return node.document()["metadata"]["annotations"]
+
+    until("pools name the pod", lambda: "pinned" in exclusive())
+    assert len(CPUSet.parse(str(pinned.cpus))) == 1
+    config = until("ConfigMap", lambda: config_map(node))
+    assert set(yaml.safe_load(next(iter(config.values())))) >= {"exclusive", "shared", "infra"}
+    node.annotate("pinned", "none")
+    until_equal("published", node.published, (str(node.cores), str(node.cores)))
+
+
+def config_map(node: Node) -> dict[str, str] | None:
+    """Return the data of CMK's ConfigMap, None while there is none."""
+    found = node.plane.server.kubectl(
+        "get", "-n", "corepin", "configmap", f"cmk-config-{node.name}", "-o", "json", check=False
+    )
+    data: dict[str, str] | None = json.loads(found.stdout)["data"] if found.returncode == 0 else None
+    return data
+
+
+def test_kubelet_that_zeroes_the_resource_is_corrected(node: Node) -> None:
+    """Whoever takes the extended resource away finds it published again within seconds."""
+    zero = json.dumps({"status": {"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}}})
+    node.kubectl("patch", "node", node.name, "--subresource=status", "--type=merge", "-p", zero)
+    until_equal("published", node.published, (str(node.cores), str(node.cores)))
+    assert CRANE not in node.document()["metadata"]["annotations"]

@@ -1,0 +1,180 @@
+"""Whatever is restarted, broken or overloaded around the agent: nothing is missed, nobody moves, nobody is hammered."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.node.node import CORES, EXCLUSIVE, pod
+from tests.node.proxy import CUT, Request, tally
+from tests.node.test_pinning import identity, shared_pair
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from tests.node.node import Node
+
+FAULT_SECONDS = float(os.environ.get("COREPIN_FAULT_SECONDS", "8"))  # 30 for the long form
+
+
+def restart_kubelet(node: Node, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Restart the kubelet and wait until it has said that it is ready again."""
+    node.kubelet.stop()
+    before = heartbeat(node)
+    meanwhile()
+    node.kubelet.start()
+    until("heartbeat", lambda: heartbeat(node) != before)
+    until("the kubelet is ready", node.is_ready)
+
+
+def heartbeat(node: Node) -> str:
+    """Return when the kubelet told its state last."""
+    conditions = node.document()["status"]["conditions"]
+    return str(next(one["lastHeartbeatTime"] for one in conditions if one["type"] == "Ready"))
+
+
+def alive(node: Node) -> dict[str, tuple[str, str, int]]:
+    """Return phase, container and restarts of every pod."""
+    return {
+        one["metadata"]["name"]: (one["status"]["phase"], *identity(node, one["metadata"]["name"]))
+        for one in node.pods()
+    }
+
+
+def patient(requests: list[Request], limit: int) -> None:
+    """Check that an agent in trouble asked seldom."""
+    counted = tally(requests)
+    assert sum(counted.values()) <= limit, counted
+
+
+@pytest.mark.parametrize("agent", ["alive", "dead", "killed while the kubelet starts"])
+def test_restarted_kubelet_rejects_no_running_pod(node: Node, agent: str) -> None:
+    """Running pods that hold the resource are admitted again, whether the agent runs, is dead, or comes back later."""
+    cores = node.cores
+    until_equal("published", node.published, (str(cores), str(cores)))
+    [claimed] = node.run(pod("claimed", cores=cores))
+    [plain] = node.run(pod("plain", cpu="100m"))
+    until("apart", lambda: not claimed.cpus & plain.cpus)
+    before, cpus = alive(node), (claimed.cpus, plain.cpus)
+    if agent == "dead":
+        node.agent.kill()
+    restart_kubelet(node, node.agent.kill if agent.startswith("killed") else lambda: None)
+    # What is published while the kubelet admits again is at least what runs; what comes after is new.
+    assert alive(node) == before
+    assert (claimed.cpus, plain.cpus) == cpus
+    if agent != "alive":
+        node.agent.start()
+    [later] = node.run(pod("later"))
+    until_equal("shared CPUs", lambda: later.cpus, plain.cpus)
+    until_equal("published", node.published, (str(cores), str(cores)))
+    assert {name: alive(node)[name] for name in before} == before
+    assert (claimed.cpus, plain.cpus) == cpus
+    assert not [one for one in node.pods() if "OutOf" in str(one["status"].get("reason"))]
+
+
+def test_restarted_api_server_is_followed_again(node: Node) -> None:
+    """Nobody moves while it is away, few requests are made, and a change after it is followed."""
+    pinned, bystander = shared_pair(node)
+    cpus = (pinned.cpus, bystander.cpus)
+    with node.proxy.counting() as requests:
+        node.plane.kill()
+        node.plane.start()
+        assert (pinned.cpus, bystander.cpus) == cpus
+        node.annotate("pinned", "none")
+        node.settled({pinned: node.all, bystander: node.all})
+    patient(requests, 60)
+    node.annotate("pinned", "exclusive")
+    until_equal("own CPU", lambda: len(pinned.cpus), 1)
+
+
+def test_expired_watch_means_a_new_list(node: Node) -> None:
+    """Cut off while pods came, went and changed and the history was compacted: all of it is known afterwards."""
+    pinned, bystander = shared_pair(node)
+    with node.proxy.counting() as requests:
+        with node.proxy.failing(CUT):
+            node.remove("pinned")
+            until("pinned is gone", lambda: pinned.is_gone and not node.pod("pinned"))
+            [late] = node.run(pod("late", EXCLUSIVE, cpu="1"))
+            node.plane.compact()
+            node.plane.kill()
+            node.plane.start()
+            assert bystander.cpus != node.all  # nobody is gone while the API server is out of reach
+        until("own CPU", lambda: not late.cpus & bystander.cpus)
+        node.settled({late: late.cpus, bystander: node.all - late.cpus})
+    lists = [one for one in requests if one.path.startswith("/api/v1/pods?") and "watch=1" not in one.path]
+    assert any(one.failed_with is None for one in lists)
+    patient(requests, 60)
+
+
+@pytest.mark.parametrize("status", [500, 429])
+def test_failing_api_server_is_asked_seldom(node: Node, status: int) -> None:
+    """While every request fails nobody moves and few requests are made; what happened meanwhile is done after it."""
+    pinned, bystander = shared_pair(node)
+    cpus = (pinned.cpus, bystander.cpus)
+    with node.proxy.counting() as requests, node.proxy.failing(status):
+        ends = time.monotonic() + FAULT_SECONDS
+        node.annotate("pinned", "none")
+        node.apply(pod("late"))
+        late = node.running("late")
+        until("time is over", lambda: time.monotonic() > ends)
+        assert (pinned.cpus, bystander.cpus) == cpus
+        assert late.cpus == bystander.cpus  # a stranger joins the others
+    assert {one.failed_with for one in requests} == {status}
+    patient(requests, 30 + int(FAULT_SECONDS))
+    node.settled({pinned: node.all, bystander: node.all, late: node.all})
+
+
+def test_killed_agent_leaves_every_container_where_it_is(node: Node) -> None:
+    """After `kill -9` CPUs stay as they are; who came or changed meanwhile is served by the next agent."""
+    pinned, bystander = shared_pair(node)
+    same, cpus = alive(node), (pinned.cpus, bystander.cpus)
+    node.agent.kill()
+    [late] = node.run(pod("late"))
+    node.agent.start()
+    until_equal("the newcomer", lambda: late.cpus, bystander.cpus)
+    assert (pinned.cpus, bystander.cpus) == cpus
+    assert {name: one for name, one in alive(node).items() if name in same} == same
+    assert node.agent.metric("corepin_agent_cpuset_writes_total", result="done") <= 1  # the newcomer's
+    assert node.agent.metric("corepin_agent_rebuilds_total") == 0
+
+
+def test_lost_checkpoint_is_made_anew_from_what_runs(node: Node) -> None:
+    """Without its checkpoint the agent finds in kernel and pods what everybody has, and nobody moves."""
+    pinned, bystander = shared_pair(node)
+    cpus = (pinned.cpus, bystander.cpus)
+    node.agent.kill()
+    for file in checkpoints(node):
+        file.unlink()
+    node.agent.start()
+    until("the new account", lambda: ours(node))
+    assert (pinned.cpus, bystander.cpus) == cpus
+    assert node.agent.metric("corepin_agent_rebuilds_total") == 1
+    assert node.agent.metric("corepin_agent_cpuset_writes_total", result="done") == 0
+
+
+def checkpoints(node: Node) -> list[Any]:
+    """Return the files in which the agent remembers."""
+    return [file for file in (node.agent.directory / "state").iterdir() if file.is_file()]
+
+
+def ours(node: Node) -> list[Any]:
+    """Return what the agent knows of containers that hold CPUs."""
+    return [one for pod in node.agent.state()["pods"] for one in pod["containers"] if one["policy"]]
+
+
+def test_resource_of_running_pods_is_never_published_too_small(node: Node) -> None:
+    """Every number that the agent ever wrote while a pod held the resource was at least what that pod holds."""
+    cores = node.cores
+    until_equal("published", node.published, (str(cores), str(cores)))
+    node.run(pod("claimed", cores=cores))
+    node.agent.kill()
+    with node.proxy.counting() as requests:
+        node.agent.start()
+        until_equal("published", node.published, (str(cores), str(cores)))
+    assert not [one for one in requests if one.method == "PATCH" and one.path.endswith("/status")]
+    assert node.document()["status"]["capacity"][CORES] == str(cores)
