@@ -1,0 +1,31 @@
+"""Boot each machine once, when the first test asks for what it reported."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.smt.guest import Report, boot
+
+ISOLATED = "4-7,12-13"
+_FIXTURES = {"node", "isolated_node"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that needs an emulated machine."""
+    for item in items:
+        if not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) and item.path.parent.name == "smt":
+            item.add_marker("smt")
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what a node of two sockets, eight cores and sixteen threads reported."""
+    return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"))
+
+
+@pytest.fixture(scope="session")
+def isolated_node(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what the same machine reported when three of its cores were isolated at boot."""
+    options = f"isolcpus={ISOLATED}"
+    return boot("tests.smt.scenario_isolcpus", tmp_path_factory.mktemp("smt-"), kernel_options=options)

@@ -1,0 +1,61 @@
+"""Read a snapshot that the guest reported: who may run where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pinning.cpuset import EMPTY, CPUSet, union
+
+Snapshot = dict[str, Any]
+CORES = [CPUSet((first, first + 1)) for first in range(0, 16, 2)]
+SOCKETS = [CPUSet.parse("0-7"), CPUSet.parse("8-15")]
+ALL = CPUSet.parse("0-15")
+
+
+def cpus(snapshot: Snapshot, pod: str) -> CPUSet:
+    """Return where the kernel lets a pod's container run: its cpuset, and the same for each of its two tasks."""
+    seen = snapshot["pods"][pod]
+    assert len(seen["tasks"]) == 2
+    assert seen["allowed"] == [seen["cpuset"]]
+    return CPUSet.parse(seen["cpuset"])
+
+
+def idle(snapshot: Snapshot, pod: str) -> CPUSet:
+    """Return the siblings that the agent keeps idle for a pod."""
+    return CPUSet.parse(snapshot["held"][pod]["idle"])
+
+
+def others(snapshot: Snapshot, pod: str) -> CPUSet:
+    """Return where anybody but the pod may run."""
+    return union(cpus(snapshot, other) for other in snapshot["pods"] if other != pod)
+
+
+def shared(snapshot: Snapshot) -> CPUSet:
+    """Return the shared set."""
+    return CPUSet.parse(snapshot["sets"]["shared"])
+
+
+def whole_cores(these: CPUSet) -> CPUSet:
+    """Return all CPUs of the cores that `these` touch."""
+    return union(core for core in CORES if core & these)
+
+
+def owners(snapshot: Snapshot) -> list[str]:
+    """Return the pods that own their CPUs."""
+    return [pod for pod, held in snapshot["held"].items() if held["policy"] == "exclusive"]
+
+
+def owned_twice(snapshot: Snapshot) -> CPUSet:
+    """Return the CPUs that an owner has, or keeps idle, and anybody else may run on or keeps idle too."""
+    twice = EMPTY
+    for owner in owners(snapshot):
+        mine = cpus(snapshot, owner) | idle(snapshot, owner)
+        twice |= mine & others(snapshot, owner)
+        twice |= mine & union(idle(snapshot, other) for other in owners(snapshot) if other != owner)
+    return twice
+
+
+def nobodys(snapshot: Snapshot) -> CPUSet:
+    """Return the online CPUs that are neither shared, nor held, nor kept idle: the lost ones."""
+    held = union(CPUSet.parse(one["cpus"]) | CPUSet.parse(one["idle"]) for one in snapshot["held"].values())
+    return CPUSet.parse(snapshot["online"]) - held - shared(snapshot)

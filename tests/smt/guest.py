@@ -1,0 +1,139 @@
+"""Boot an emulated machine, run one scenario in it, and return the facts that it reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import randrange
+from typing import Any
+
+from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.smt.setup import install, virtme_run
+
+CHECKOUT = Path(__file__).parents[2]
+SECONDS = 1200.0  # four times what it takes while everything else is tested too
+PORT = "corepin.facts"  # the virtio port on which the scenario reports
+_SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"  # nobody attacks it
+_NOISE = "TCG doesn't support requested feature"
+
+
+class GuestFailed(AssertionError):
+    """The scenario did not come to its end; the message holds what the console said last."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one boot reported: facts by name, each with all its values in order."""
+
+    facts: dict[str, list[dict[str, Any]]]
+    console: str
+
+    def all(self, name: str) -> list[dict[str, Any]]:
+        """Return every value of a fact; fail with the end of the console when there is none."""
+        if name not in self.facts:
+            raise GuestFailed(f"the guest reported no {name!r}; its console ended with\n{self.console}")
+        return self.facts[name]
+
+    def one(self, name: str) -> dict[str, Any]:
+        """Return the value of a fact that is reported once."""
+        (value,) = self.all(name)
+        return value
+
+
+def boot(scenario: str, directory: Path, *, kernel_options: str = "") -> Report:
+    """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens."""
+    kernel = install()
+    facts, console = directory / "facts.jsonl", directory / "console.log"
+    facts.touch()
+    command = _command(kernel, facts, f"{_kernel_options(scenario)} {kernel_options}")
+    with console.open("wb") as log:
+        guest = subprocess.Popen(
+            command,
+            env=plain_environment(),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            guest.wait(SECONDS + 30)
+        finally:
+            _end(guest)
+    return Report(read_facts(facts.read_text()), last_lines(console.read_text(errors="replace")))
+
+
+def read_facts(text: str) -> dict[str, list[dict[str, Any]]]:
+    """Read the lines that the guest wrote; the last may be cut off."""
+    facts: dict[str, list[dict[str, Any]]] = {}
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            value = json.loads(line)
+            facts.setdefault(value.pop("fact"), []).append(value)
+    return facts
+
+
+def last_lines(text: str, count: int = 40) -> str:
+    """Return the end of a console's text without what QEMU says about itself."""
+    lines = [line.rstrip() for line in text.splitlines() if _NOISE not in line and line.strip()]
+    return "\n".join(lines[-count:])
+
+
+def _end(guest: subprocess.Popen[bytes]) -> None:
+    """End `timeout`, which passes it on to everything that it started."""
+    if guest.poll() is None:
+        guest.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            guest.wait(15)
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(guest.pid, signal.SIGKILL)
+        guest.wait()
+
+
+def _command(kernel: Path, facts: Path, kernel_options: str) -> list[str]:
+    """Return the command line: `timeout` ends the machine when it hangs, and when this process dies.
+
+    virtme-run builds the initramfs and exports the host's root. Its own first program waits up to a minute for udev,
+    which nothing here needs: the kernel's options name ours.
+    """
+    python = Path(sys.executable)
+    virtme = [str(python), str(virtme_run()), "--kimg", str(kernel), "--mods", "auto", "--verbose"]
+    machine = ["--disable-kvm", "--force-9p", "--memory", "3G", "--cpus", "16,sockets=2,cores=4,threads=2"]
+    nodes = ["--numa", "1536M,cpus=0-7", "--numa", "1536M,cpus=8-15"]
+    qemu = [
+        *("-cpu", "Haswell-noTSX"),  # an Intel model, else threads=2 is ignored
+        *("-uuid", "c0de0c0d-e0c0-4e0c-8de0-c0de0c0de0c0"),  # the machine's id where the host has none
+        *("-fsdev", "local,id=cached,path=/,security_model=none,readonly=on,multidevs=remap"),
+        *("-device", "virtio-9p-pci,fsdev=cached,mount_tag=cached"),
+        *("-chardev", f"file,id=facts,path={facts}"),
+        *("-device", "virtio-serial-pci", "-device", f"virtserialport,name={PORT},chardev=facts"),
+        *("-append", kernel_options),
+    ]
+    run = [*virtme, *machine, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
+    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(SECONDS), "nice", "-n", "5", *run]
+    return _terminated_with_parent(timed)
+
+
+def _terminated_with_parent(command: list[str]) -> list[str]:
+    """Have `timeout` told by SIGTERM, which it passes on, where others are killed."""
+    return ["TERM" if part == "KILL" else part for part in dies_with_parent([])] + command
+
+
+def _kernel_options(scenario: str) -> str:
+    """Return the kernel's command line; what it does not know becomes the environment of the first program."""
+    ours = {
+        "init": CHECKOUT / "tests/smt/init.sh",
+        "CHECKOUT": CHECKOUT,
+        "PYTHON": sys.executable,
+        "SCENARIO": scenario,
+        "SEED": randrange(10**6),  # noqa: S311 other moments in each run; the guest reports it
+    }
+    return " ".join(
+        ["console=ttyS0 quiet panic=-1", _SPEED, *(f"{name}={value}" for name, value in ours.items())]
+    )

@@ -1,0 +1,303 @@
+"""Inside the guest: containerd, the agent, pods as a kubelet makes them, and what the kernel says of their CPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from cri_api.v1 import api_pb2
+
+from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
+from pinning.cpuset import CPUSet
+from tests.agent import containerd as containers
+from tests.agent.containerd import Containerd, Pod, start_containerd
+from tests.servers import daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PORT = "corepin.facts"
+SECONDS = 300.0  # for what takes one to ten
+POD_ROOT = "/kubepods"
+WORK = Path("/tmp/node")
+CPUS = Path("/sys/devices/system/cpu")
+OWNER = SMT_POLICY + "/pod"
+TWO_PROCESSES = ("/bin/sh", "-c", "sleep 1000000 & wait")
+
+
+def report(fact: str, **values: object) -> None:
+    """Tell the host one fact."""
+    for name in Path("/sys/class/virtio-ports").glob("*/name"):
+        if name.read_text().strip() == PORT:
+            with Path(f"/dev/{name.parent.name}").open("w") as port:
+                port.write(json.dumps({"fact": fact, **values}) + "\n")
+
+
+@dataclass
+class Agent:
+    """The agent, started by the process that has imported its libraries."""
+
+    arguments: list[str]
+    starter: subprocess.Popen[str]
+    pid: int = 0
+
+    def start(self) -> None:
+        """Start an agent."""
+        self._pipe(self.starter.stdin).write(json.dumps(self.arguments) + "\n")
+        self._pipe(self.starter.stdin).flush()
+        self.pid = self._read()
+
+    def kill(self) -> None:
+        """Kill the agent at once, and return when it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.pid = 0
+        self._read()
+
+    def _read(self) -> int:
+        return int(self._pipe(self.starter.stdout).readline())
+
+    @staticmethod
+    def _pipe(pipe: IO[str] | None) -> IO[str]:
+        assert pipe is not None
+        return pipe
+
+
+@dataclass
+class Node:
+    """The node in the guest, and the pods that run there."""
+
+    containerd: Containerd
+    agent: Agent
+    wanted: dict[str, str | None] = field(default_factory=dict)  # policy by name of the pod
+    _pods: dict[str, Pod] = field(default_factory=dict)
+    _cgroups: dict[str, Path] = field(default_factory=dict)
+
+    def add(
+        self, name: str, cpus: int, annotations: Mapping[str, str], resources: Mapping[str, str] | None = None
+    ) -> None:
+        """Show a pod to the agent and start its container, as API server, kubelet and runtime do."""
+        self.edit(name, cpus, annotations, resources)
+        pod = self.containerd.run_pod(name, _uid(name))
+        container = pod.run("app", TWO_PROCESSES)
+        self._pods[name] = pod
+        self._cgroups[name] = Path(f"/sys/fs/cgroup{POD_ROOT}/pod{_uid(name)}/{container}")
+
+    def edit(
+        self, name: str, cpus: int, annotations: Mapping[str, str], resources: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the manifest of a pod."""
+        limits = {"cpu": str(cpus), **(resources or {})} if cpus else dict(resources or {})
+        container = {
+            "name": "app",
+            "image": containers.IMAGE,
+            "resources": {"limits": limits, "requests": limits},
+        }
+        metadata = {"name": name, "uid": _uid(name), "annotations": dict(annotations)}
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {"containers": [container]},
+        }
+        _write(WORK / "pods" / f"{name}.json", json.dumps(manifest))
+        default = "exclusive" if annotations or resources else None
+        self.wanted[name] = annotations.get(CRANE_CPU_MANAGER, default)
+
+    def remove(self, name: str) -> None:
+        """End a pod and then take it away, as the kubelet does."""
+        pod = self._pods.pop(name)
+        stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod.id)
+        self.containerd.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
+        remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod.id)
+        self.containerd.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
+        (WORK / "pods" / f"{name}.json").unlink()
+        del self._cgroups[name], self.wanted[name]
+
+    def kernel(self, name: str) -> dict[str, Any]:
+        """Return what the kernel says of a pod's container."""
+        tasks = self.tasks(name)
+        return {"cpuset": self.cpuset(name), "allowed": sorted(set(tasks.values())), "tasks": sorted(tasks)}
+
+    def cpuset(self, name: str) -> str:
+        """Return the effective cpuset of a pod's container."""
+        return (self._cgroups[name] / "cpuset.cpus.effective").read_text().strip()
+
+    def tasks(self, name: str) -> dict[int, str]:
+        """Return Cpus_allowed_list of every task of a pod's container."""
+        found = {}
+        for task in (self._cgroups[name] / "cgroup.threads").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                status = Path(f"/proc/{task}/status").read_text()
+                found[int(task)] = status.split("Cpus_allowed_list:", 1)[1].split(None, 1)[0]
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the kernel and the agent say of every pod."""
+        state = ask() or {}
+        held = {
+            one["pod"]: {"cpus": one["cpus"], "idle": one["idle"], "policy": one["policy"]}
+            for one in state.get("ledger", {}).get("assignments", ())
+        }
+        pods = {name: self.kernel(name) for name in sorted(self._pods)}
+        return {
+            "pods": pods,
+            "held": held,
+            "sets": state.get("sets"),
+            "refusals": state.get("refusals"),
+            "online": online(),
+        }
+
+    def settle(self) -> None:
+        """Wait until agent and kernel agree on every pod. If they never do, the snapshot that follows tells."""
+        deadline = time.monotonic() + SECONDS
+        while not self.is_settled():
+            if time.monotonic() > deadline:
+                report("unsettled", wanted=self.wanted, state=_without_topology(ask()), **self.snapshot())
+                return
+            time.sleep(0.1)
+
+    def is_settled(self) -> bool:
+        """Say whether the agent shows every pod as wanted, and the kernel as the agent."""
+        state = ask()
+        if not state or not state["podsComplete"] or not state["containersComplete"]:
+            return False
+        shown = {
+            pod["name"]: one
+            for pod in state["pods"]
+            for one in pod["containers"]
+            if one["policy"] is not None
+        }
+        if shown.keys() != {name for name, policy in self.wanted.items() if policy in {"exclusive", "share"}}:
+            return False
+        if state["sets"]["universe"] != online():
+            return False
+        return all(
+            self._is_as_shown(name, policy, shown, state["sets"]["shared"])
+            for name, policy in self.wanted.items()
+        )
+
+    def _is_as_shown(
+        self, name: str, policy: str | None, shown: Mapping[str, Mapping[str, Any]], shared: str
+    ) -> bool:
+        if name in shown and (shown[name]["policy"] != policy or not shown[name]["pinned"]):
+            return False
+        cpus = shown[name]["cpus"] if name in shown else shared
+        return self.cpuset(name) == cpus and set(self.tasks(name).values()) == {cpus}
+
+
+def _uid(name: str) -> str:
+    return f"uid-of-{name}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file, so that nobody reads half of it."""
+    new = path.with_name(f".{path.name}")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _without_topology(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {key: value for key, value in state.items() if key != "topology"} if state else state
+
+
+def ask() -> dict[str, Any] | None:
+    """Return the agent's state from its socket, None when there is no agent or no state yet."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        try:
+            client.connect(str(WORK / "agent.sock"))
+            line = client.makefile("rb").readline()
+        except OSError:
+            return None
+    try:
+        state: dict[str, Any] | None = json.loads(line) if line.strip() else None
+    except ValueError:  # killed while it wrote
+        return None
+    return state
+
+
+def online() -> str:
+    """Return the CPUs that the kernel runs."""
+    return (CPUS / "online").read_text().strip()
+
+
+def switch(cpu: int, *, on: bool) -> None:
+    """Take a CPU offline or bring it back."""
+    (CPUS / f"cpu{cpu}/online").write_text(str(int(on)))
+
+
+def overlap(one: str, other: str) -> CPUSet:
+    """Return the CPUs in both lists."""
+    return CPUSet.parse(one) & CPUSet.parse(other)
+
+
+@contextmanager
+def running_node() -> Iterator[Node]:
+    """Start containerd and the agent's starter at the same time; the agent is started by the scenario."""
+    containers._SECONDS = SECONDS
+    daemon.START_SECONDS = SECONDS
+    (WORK / "pods").mkdir(parents=True)
+    _make_pod_root()
+    with ExitStack() as stack:
+        starter = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.smt.starter", str(WORK / "agent.log")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(starter.kill)
+        containerd = stack.enter_context(start_containerd(containers.VERSIONS[0], _folder("containerd")))
+        containerd.cgroup = POD_ROOT
+        node = Node(containerd, Agent(_arguments(containerd.socket), starter))
+        yield node
+        report("log", crashes=_crashes(), end=_log_lines()[-5:])
+        if node.agent.pid:
+            node.agent.kill()
+
+
+def _arguments(socket_path: Path) -> list[str]:
+    flags = {
+        "--node": "guest",
+        "--runtime": "cri",
+        "--runtime-endpoint": str(socket_path),
+        "--pods-dir": str(WORK / "pods"),
+        "--state-dir": str(_folder("state")),
+        "--kubelet-state": str(WORK / "no-kubelet"),
+        "--metrics-listen": "off",
+        "--socket": str(WORK / "agent.sock"),
+    }
+    return ["agent", *(part for flag in flags.items() for part in flag)]
+
+
+def _folder(name: str) -> Path:
+    folder = WORK / name
+    folder.mkdir()
+    return folder
+
+
+def _make_pod_root() -> None:
+    """Make the cgroup above all pods as the kubelet does."""
+    root = Path("/sys/fs/cgroup")
+    (root / POD_ROOT.strip("/")).mkdir()
+    for folder in (root, root / POD_ROOT.strip("/")):
+        (folder / "cgroup.subtree_control").write_text("+cpuset +cpu +memory +pids")
+
+
+def _log_lines() -> list[str]:
+    return (WORK / "agent.log").read_text().splitlines()
+
+
+def _crashes() -> list[str]:
+    """Return what the agent logged that is a bug."""
+    return [line[-3000:] for line in _log_lines() if "Traceback" in line or "crashed" in line]

@@ -1,0 +1,168 @@
+"""Inside the guest: every SMT policy, a live change, a CPU that goes and comes back, and ten kills under churn."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.sysfs import read_topology
+from pinning.contract import CRANE_CPU_MANAGER
+from pinning.cpuset import CPUSet
+from tests.smt.inside import OWNER, Node, overlap, report, running_node, switch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KILLS = 10
+EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
+
+
+def main() -> None:
+    """Report everything."""
+    report("boot", uptime=Path("/proc/uptime").read_text(), kernel=os.uname().release)
+    report_topology()
+    with running_node() as node:
+        report("runtime", uptime=Path("/proc/uptime").read_text())
+        node.agent.start()
+        node.add("bystander", 0, {})
+        smt_policies(node)
+        live_change(node)
+        offline_and_back(node)
+        kills(node)
+
+
+def report_topology() -> None:
+    """Say what lscpu and the agent make of the same machine."""
+    text = subprocess.run(
+        ["lscpu", "--parse=CPU,CORE,SOCKET,NODE"], check=True, capture_output=True, text=True
+    ).stdout
+    rows = [[int(part) for part in line.split(",")] for line in text.splitlines() if line[:1].isdigit()]
+    report("topology", lscpu=rows, agent=read_topology(Path("/")).to_dict())
+
+
+def smt_policies(node: Node) -> None:
+    """Let an owner of each policy run at the same time."""
+    node.add("prefer", 3, {**EXCLUSIVE, OWNER: "prefer"})
+    node.add("require", 3, {OWNER: "require"})
+    node.add("isolate", 2, {OWNER: "isolate"})
+    node.settle()
+    report("policies", **node.snapshot())
+    for name in ("prefer", "require", "isolate"):
+        node.remove(name)
+    node.settle()
+    report("removed", **node.snapshot())
+
+
+def live_change(node: Node) -> None:
+    """Change a running pod's policy twice."""
+    node.add("moving", 2, EXCLUSIVE)
+    node.settle()
+    report("live", policy="exclusive", **node.snapshot())
+    for policy in ("share", "none"):
+        node.edit("moving", 2, {CRANE_CPU_MANAGER: policy})
+        node.settle()
+        report("live", policy=policy, **node.snapshot())
+    node.remove("moving")
+    node.settle()
+
+
+def offline_and_back(node: Node) -> None:
+    """Take one CPU of a whole core away, and bring it back, while somebody looks for CPUs that two have."""
+    node.add("whole", 2, {OWNER: "require"})
+    node.settle()
+    report("offline", step="before", **node.snapshot())
+    gone = max(CPUSet.parse(node.cpuset("whole")))
+    watcher = Watcher(lambda: _shared_cpus(node, "whole", "bystander"))
+    try:
+        for step, on in (("offline", False), ("back", True)):
+            switch(gone, on=on)
+            node.settle()
+            report("offline", step=step, cpu=gone, **node.snapshot())
+    finally:
+        report("bystander", looks=watcher.looks, seen=watcher.stop())
+    node.remove("whole")
+    node.settle()
+
+
+def _shared_cpus(node: Node, owner: str, bystander: str) -> str:
+    """Return the CPUs that the owner had before and after the bystander was seen to have them."""
+    before, seen, after = node.cpuset(owner), node.cpuset(bystander), node.cpuset(owner)
+    return str(overlap(before, after) & CPUSet.parse(seen))
+
+
+class Watcher:
+    """Calls `look` again and again in a thread, and keeps every answer that differs from those before."""
+
+    def __init__(self, look: Callable[[], str]) -> None:
+        self.looks = 0
+        self._seen: list[str] = []
+        self._look = look
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.01):
+            self.looks += 1
+            answer = self._look()
+            if answer not in self._seen:
+                self._seen.append(answer)
+
+    def stop(self) -> list[str]:
+        """Stop looking and return what was seen."""
+        self._stop.set()
+        self._thread.join()
+        return self._seen
+
+
+def kills(node: Node) -> None:
+    """Kill the agent at random moments while pods come, change and go; start it again each time."""
+    seed = int(os.environ["SEED"])
+    report("seed", seed=seed)
+    chance = random.Random(seed)  # noqa: S311 no secret
+    node.add("keeper-whole", 3, {OWNER: "require"})
+    node.add("keeper-three", 3, EXCLUSIVE)
+    node.settle()
+    keepers = ("keeper-whole", "keeper-three")
+    report("keepers", **node.snapshot())
+    watchers = {name: Watcher(lambda name=name: node.cpuset(name)) for name in keepers}  # type: ignore[misc]
+    try:
+        for number in range(KILLS):
+            _kill_once(node, chance, number)
+    finally:
+        report("kept", **{name: watcher.stop() for name, watcher in watchers.items()})
+
+
+def _kill_once(node: Node, chance: random.Random, number: int) -> None:
+    moment = chance.uniform(0, 3)
+    killer = threading.Timer(moment, node.agent.kill)
+    killer.start()
+    done = [_churn(node, chance, f"churn-{number}-{step}") for step in range(2)]
+    killer.join()
+    node.agent.start()
+    node.settle()
+    report("kill", number=number, after_seconds=moment, churn=done, **node.snapshot())
+
+
+def _churn(node: Node, chance: random.Random, name: str) -> str:
+    """Add, edit or remove a pod. At most three are there, each needing at most one core: all of them fit."""
+    pods = sorted(pod for pod in node.wanted if pod.startswith("churn-"))
+    if len(pods) < 2 or (len(pods) == 2 and chance.random() < 0.5):
+        cpus, words = chance.choice((1, 2)), chance.choice((EXCLUSIVE, {OWNER: "require"}))
+        node.add(name, cpus, words)
+        return f"add {name} {cpus} {words}"
+    pod = chance.choice(pods)
+    if chance.random() < 0.5:
+        policy = chance.choice(("exclusive", "share", "none"))
+        node.edit(pod, 1, {CRANE_CPU_MANAGER: policy})
+        return f"edit {pod} {policy}"
+    node.remove(pod)
+    return f"remove {pod}"
+
+
+if __name__ == "__main__":
+    main()

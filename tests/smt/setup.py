@@ -1,0 +1,75 @@
+"""Install what an emulated machine needs, quietly, or tell why this machine cannot have one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from unittest import SkipTest
+
+PROGRAMS = {  # Debian package: its program
+    "qemu-system-x86": "qemu-system-x86_64",
+    "busybox-static": "busybox",
+    "containerd": "containerd",
+    "runc": "runc",
+}
+KERNEL_PACKAGE = "linux-image-amd64"
+BOOT = Path("/boot")
+MODULES = Path("/lib/modules")
+
+
+class EmulatorMissing(Exception):
+    """No machine can be emulated here."""
+
+
+class SkippedEmulatorMissing(EmulatorMissing, SkipTest):
+    """The same outside CI, where pytest takes it for a skip."""
+
+
+def install() -> Path:
+    """Install the missing packages and return the kernel to boot; raise EmulatorMissing with the reason."""
+    if os.geteuid() != 0:
+        raise _missing("the guest's containers need the host's root as root")
+    if not virtme_run().exists():
+        raise _missing(f"{virtme_run()} is not there; run scripts/setup")
+    wanted = [package for package, program in PROGRAMS.items() if shutil.which(program) is None]
+    if newest_kernel() is None:
+        wanted.append(KERNEL_PACKAGE)
+    if wanted:
+        _apt_install(wanted)
+    kernel = newest_kernel()
+    if kernel is None:
+        raise _missing(f"no {BOOT}/vmlinuz-* that has its modules below {MODULES}")
+    return kernel
+
+
+def virtme_run() -> Path:
+    """Return virtme-ng's program beside this Python."""
+    return Path(sys.executable).with_name("virtme-run")
+
+
+def newest_kernel() -> Path | None:
+    """Return the newest Debian kernel that has its modules, None when there is none."""
+    kernels = [
+        path for path in BOOT.glob("vmlinuz-*") if (MODULES / path.name.removeprefix("vmlinuz-")).is_dir()
+    ]
+    return max(kernels, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _apt_install(packages: list[str]) -> None:
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
+        try:
+            done = subprocess.run(
+                ["apt-get", *arguments], env=quiet, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError as error:
+            raise _missing(f"{', '.join(packages)} not installed, and no apt-get") from error
+        if done.returncode != 0:
+            raise _missing(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+
+
+def _missing(why: str) -> EmulatorMissing:
+    return (EmulatorMissing if os.environ.get("CI") == "true" else SkippedEmulatorMissing)(why)

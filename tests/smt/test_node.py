@@ -1,0 +1,184 @@
+"""What the kernel of an SMT machine shows while the agent gives its CPUs to containers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.cpuset import CPUSet
+from tests.smt.facts import (
+    CORES,
+    SOCKETS,
+    cpus,
+    idle,
+    nobodys,
+    others,
+    owned_twice,
+    shared,
+    whole_cores,
+)
+from tests.smt.guest import Report
+
+KEEPERS = ("keeper-whole", "keeper-three")
+
+
+def grouped(rows: list[list[int]], column: int) -> set[CPUSet]:
+    """Return the sets of CPUs that one column of lscpu's table makes."""
+    return {
+        CPUSet(row[0] for row in rows if row[column] == number) for number in {row[column] for row in rows}
+    }
+
+
+def test_scenario_comes_to_its_end(node: Report) -> None:
+    """Agent and kernel agreed after every step, and no pass of the agent met a bug."""
+    assert node.facts.get("unsettled", []) == []
+    assert node.one("log")["crashes"] == []
+
+
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [
+        pytest.param(1, "cores", id="cores"),
+        pytest.param(2, "packages", id="packages"),
+        pytest.param(3, "numaNodes", id="numa-nodes"),
+    ],
+)
+def test_agent_reads_the_topology_of_lscpu(node: Report, column: int, key: str) -> None:
+    """The agent and lscpu see the same cores, packages and NUMA nodes."""
+    topology = node.one("topology")
+    told = topology["agent"][key]
+    lists = told.values() if isinstance(told, dict) else told
+
+    assert {CPUSet.parse(text) for text in lists} == grouped(topology["lscpu"], column)
+
+
+def test_machine_has_sockets_cores_and_threads(node: Report) -> None:
+    """The emulated machine is the one that the tests below reason about."""
+    rows = node.one("topology")["lscpu"]
+
+    assert grouped(rows, 1) == set(CORES)
+    assert grouped(rows, 2) == set(SOCKETS)
+
+
+def test_prefer_takes_a_whole_core_and_one_thread(node: Report) -> None:
+    """Of three CPUs two are one core, and the sibling of the third is left to the shared set."""
+    seen = node.one("policies")
+    mine = cpus(seen, "prefer")
+
+    assert len(mine) == 3
+    assert sum(core <= mine for core in CORES) == 1
+    assert idle(seen, "prefer") == CPUSet()
+    assert whole_cores(mine) - mine <= cpus(seen, "bystander")
+
+
+def test_require_idles_the_last_sibling(node: Report) -> None:
+    """Three CPUs under `require` are on two cores, whose fourth CPU nobody may run on."""
+    seen = node.one("policies")
+    mine = cpus(seen, "require")
+
+    assert len(mine) == 3
+    assert len(whole_cores(mine)) == 4
+    assert idle(seen, "require") == whole_cores(mine) - mine
+    assert not whole_cores(mine) & others(seen, "require")
+
+
+def test_isolate_runs_one_thread_of_each_core(node: Report) -> None:
+    """Two CPUs under `isolate` are on two cores, and nobody may run on either sibling."""
+    seen = node.one("policies")
+    mine = cpus(seen, "isolate")
+
+    assert len(mine) == 2
+    assert len(whole_cores(mine)) == 4
+    assert idle(seen, "isolate") == whole_cores(mine) - mine
+    assert not whole_cores(mine) & others(seen, "isolate")
+
+
+def test_bystander_runs_on_the_rest(node: Report) -> None:
+    """What nobody owns or idles is where everybody else runs, reserved CPUs among it."""
+    seen = node.one("policies")
+    taken = cpus(seen, "prefer") | whole_cores(cpus(seen, "require") | cpus(seen, "isolate"))
+
+    assert cpus(seen, "bystander") == shared(seen) == CPUSet.parse(seen["online"]) - taken
+    assert owned_twice(seen) == nobodys(seen) == CPUSet()
+
+
+def test_removed_pods_give_everything_back(node: Report) -> None:
+    """The bystander may run everywhere again."""
+    seen = node.one("removed")
+
+    assert seen["held"] == {}
+    assert cpus(seen, "bystander") == CPUSet.parse(seen["online"])
+
+
+def test_live_change_moves_the_running_processes(node: Report) -> None:
+    """Exclusive, share, none: the same tasks own their CPUs, then let others on them, then run anywhere."""
+    exclusive, share, none = node.all("live")
+    owned = cpus(exclusive, "moving")
+
+    assert len(owned) == 2
+    assert cpus(exclusive, "bystander") == CPUSet.parse(exclusive["online"]) - owned
+    assert len(cpus(share, "moving")) == 2
+    assert cpus(share, "bystander") == shared(share) >= cpus(share, "moving")
+    assert cpus(none, "moving") == cpus(none, "bystander") == CPUSet.parse(none["online"])
+    assert len({tuple(step["pods"]["moving"]["tasks"]) for step in node.all("live")}) == 1
+
+
+def test_offline_cpu_is_replaced_by_a_near_one(node: Report) -> None:
+    """The owner keeps its other CPU and gets one of the same socket; the core it comes from is its alone."""
+    before, offline, _ = node.all("offline")
+    gone = CPUSet((offline["cpu"],))
+    kept = cpus(before, "whole") - gone
+    mine = cpus(offline, "whole")
+
+    assert whole_cores(cpus(before, "whole")) == cpus(before, "whole")
+    assert kept <= mine
+    assert len(mine) == 2
+    assert [socket for socket in SOCKETS if mine <= socket] == [
+        socket for socket in SOCKETS if kept <= socket
+    ]
+    assert not (whole_cores(mine) - gone) & others(offline, "whole")
+    assert not gone & CPUSet.parse(offline["online"])
+
+
+def test_cpu_that_comes_back_is_idle_for_the_owner_of_its_core(node: Report) -> None:
+    """Nobody is moved for it, and nobody else runs beside an owner of whole cores."""
+    _, offline, back = node.all("offline")
+    gone = CPUSet((back["cpu"],))
+
+    assert cpus(back, "whole") == cpus(offline, "whole")
+    assert gone <= idle(back, "whole")
+    assert not whole_cores(cpus(back, "whole")) & cpus(back, "bystander")
+    assert owned_twice(back) == nobodys(back) == CPUSet()
+
+
+def test_bystander_is_never_on_exclusive_cpus(node: Report) -> None:
+    """While a CPU went and came back no look found the bystander on a CPU of the owner."""
+    watched = node.one("bystander")
+
+    assert watched["looks"] > 0
+    assert watched["seen"] == [""]
+
+
+def test_kills_leave_no_cpu_owned_twice_and_none_lost(node: Report) -> None:
+    """After each of ten kills under churn every CPU has one owner, is idle for one, or is shared."""
+    kills = node.all("kill")
+
+    assert len(kills) == 10
+    assert [kill["number"] for kill in kills if owned_twice(kill)] == []
+    assert [kill["number"] for kill in kills if nobodys(kill)] == []
+
+
+def test_kills_move_no_running_container(node: Report) -> None:
+    """Through all kills the two keepers ran on the same CPUs at every look, in the same processes."""
+    first = node.one("keepers")
+    kept = node.one("kept")
+
+    assert kept == {name: [first["pods"][name]["cpuset"]] for name in KEEPERS}
+    for kill in node.all("kill"):
+        assert {name: kill["pods"][name] for name in KEEPERS} == {
+            name: first["pods"][name] for name in KEEPERS
+        }
+
+
+def test_kills_refuse_nobody(node: Report) -> None:
+    """Every pod of the churn fits, and was given what it asked for."""
+    assert [kill["refusals"] for kill in node.all("kill")] == [[]] * 10
