@@ -55,7 +55,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
     missing: dict[str, str] = {}
     running = dict(_processes())
     version, writable = _cgroups(places.cgroups, missing)
-    agent = agent_facts(state) if state else None
+    agent = agent_facts(state) if state is not None else None
     return Facts(
         kubelet=read_kubelet_policy(places.kubelet_state),
         kubelet_runs="kubelet" in running.values(),
@@ -68,7 +68,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         writers=tuple(
             f"{WRITERS[name]} (pid {pid})" for pid, name in sorted(running.items()) if name in WRITERS
         ),
-        strangers=_strangers(state, agent.exclusive, seconds) if state and agent else None,
+        strangers=_strangers(state, agent.exclusive, seconds) if state is not None and agent else None,
         missing=missing,
     )
 

@@ -40,14 +40,14 @@ class LocalAgent:
         self._pods = directory / "pods"
         self._state = directory / "state"
         self._log = directory / "agent.log"
+        self._log.touch()
         self._socket = directory / "agent.sock"
         self._root = "none-seen"  # the cgroup above all its containers
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the agent until the block ends; then nothing of its pods is left, or DemoFailed says what."""
-        self._pods.mkdir()
-        command = [
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command line of the agent."""
+        return (
             *(
                 COREPIN,
                 "agent",
@@ -60,8 +60,16 @@ class LocalAgent:
             ),
             *("--state-dir", str(self._state), "--socket", str(self._socket), "--metrics-listen", "off"),
             *("--kubelet-state", str(self._state / "no-kubelet")),
-        ]
-        with self._log.open("wb") as sink, subprocess.Popen(command, stderr=sink, stdout=sink) as process:
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the agent until the block ends; then nothing of its pods is left, or DemoFailed says what."""
+        self._pods.mkdir(exist_ok=True)
+        with (
+            self._log.open("wb") as sink,
+            subprocess.Popen(self.command, stderr=sink, stdout=sink) as process,
+        ):
             try:
                 self.until("it answers", lambda: bool(self.state()["podsComplete"]))
                 yield

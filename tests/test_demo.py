@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -10,9 +11,18 @@ import pytest
 
 from demo.show import addition, brief
 
+PINNED = (
+    "$ corepin map",
+    "demo/fast/app: exclusive on CPUs",
+    "REFUSED: wanted",
+    "fast becomes `share` by an edit of its manifest (the same process",
+    "fast becomes `none` by an edit of its manifest (the same process",
+    "The manifests are gone; so are their processes and cgroups.",
+)
 
-def test_demo_shows_admission_and_the_plan() -> None:
-    """Every verdict is there with its reason, then the machine; nothing is left on standard error."""
+
+def test_demo_shows_admission_plan_and_pinning() -> None:
+    """Every verdict is there with its reason, then the machine, then real processes; nothing is left behind."""
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-m", "demo"], capture_output=True, text=True, check=False, timeout=60
     )
@@ -27,9 +37,10 @@ def test_demo_shows_admission_and_the_plan() -> None:
         "! spec.containers[1].resources: container istio-proxy got requests = limits",
         "drained and ended",
         "2 sockets, 2 NUMA nodes",
+        *(PINNED if len(os.sched_getaffinity(0)) > 1 else ()),
     ):
         assert told in ended.stdout
-    assert len(ended.stdout.splitlines()) < 140  # about what one reads in a minute, with the picture
+    assert len(ended.stdout.splitlines()) < 180  # about what one reads in a minute, with two pictures
 
 
 @pytest.mark.parametrize(

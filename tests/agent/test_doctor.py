@@ -1,0 +1,204 @@
+"""What is examined and what comes of it, case by case; and reading the facts of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.doctor import AgentFacts, Check, Facts, Strangers, Verdict, examine
+from agent.doctor_facts import Places, _strangers, _threads, agent_facts, read_facts
+from agent.kubelet import KubeletPolicy
+from agent.state_json import to_dict
+from agent.sysfs import read_topology
+from pinning.cpuset import EMPTY, CPUSet
+from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
+from tests.machines import materialise
+from tests.pods import container
+
+AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]))
+FINE = Facts(
+    kubelet=KubeletPolicy.NONE,
+    kubelet_runs=True,
+    topology=MACHINE,
+    agent=AGENT,
+    kubelet_millicores=3000,
+    runtime="containerd 2.4.2",
+    nri=True,
+    cgroup_version=2,
+    cgroup_writable=True,
+    strangers=Strangers({}, 4),
+)
+BARE = Facts(KubeletPolicy.UNKNOWN, kubelet_runs=False, missing={"agent": "nobody listens"})
+
+
+def of(facts: Facts, verdict: Verdict) -> list[Check]:
+    """Return the checks of one verdict."""
+    return [check for check in examine(facts) if check.verdict is verdict]
+
+
+def test_fine_node_has_no_findings() -> None:
+    """Everything is looked at, nothing is to be mended, and nothing stayed unknown."""
+    checks = examine(FINE)
+
+    assert {check.verdict for check in checks} == {Verdict.OK}
+    assert [check.subject for check in checks] == [
+        "cgroups",
+        "runtime",
+        "NRI",
+        "kubelet",
+        "kubelet's CPUs",
+        "other writers",
+        "agent",
+        "strangers",
+        "L2 cache",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "told", "remedy"),
+    [
+        pytest.param(
+            {"cgroup_version": None}, "cgroups", "no cpuset controller", "cpuset controller", id="cgroups"
+        ),
+        pytest.param({"cgroup_writable": False}, "cgroups", "version 2, and", "root", id="read-only"),
+        pytest.param({"nri": False}, "NRI", "no NRI socket", "enable NRI", id="NRI off"),
+        pytest.param(
+            {"nri": False, "runtime": "containerd 1.6.20"},
+            "NRI",
+            "no NRI socket",
+            "since 1.7",
+            id="NRI too old",
+        ),
+        pytest.param(
+            {"kubelet": KubeletPolicy.STATIC},
+            "kubelet",
+            "only observes",
+            "cpuManagerPolicy: none",
+            id="static",
+        ),
+        pytest.param(
+            {"kubelet_millicores": 4000},
+            "kubelet's CPUs",
+            "4000m",
+            'reservedSystemCPUs: "0"',
+            id="kubelet's CPUs",
+        ),
+        pytest.param(
+            {"writers": ("tuned (pid 812)",)}, "other writers", "tuned (pid 812)", "stop it", id="writer"
+        ),
+        pytest.param(
+            {"agent": replace(AGENT, fights=("a/b/c",))}, "fights", "a/b/c", "who writes", id="fight"
+        ),
+        pytest.param(
+            {"agent": replace(AGENT, failures=("a/b/c",))}, "failures", "a/b/c", "log", id="failure"
+        ),
+        pytest.param(
+            {"agent": replace(AGENT, refusals=("a/b/c: no",))}, "refusals", "a/b/c: no", "again", id="refusal"
+        ),
+        pytest.param(
+            {"strangers": Strangers({"/system.slice": 2})},
+            "strangers",
+            "2 threads of /system.slice ran on exclusive CPUs 2",
+            "AllowedCPUs=",
+            id="stranger",
+        ),
+    ],
+)
+def test_finding_has_its_remedy(facts: dict[str, object], subject: str, told: str, remedy: str) -> None:
+    """Each thing that is wrong is one finding that says what to do."""
+    (finding,) = of(replace(FINE, **facts), Verdict.FINDING)  # type: ignore[arg-type]
+
+    assert finding.subject == subject
+    assert told in finding.told
+    assert remedy in finding.remedy
+
+
+def test_bare_machine_says_what_is_missing() -> None:
+    """Without agent, kubelet and runtime nothing is wrong by that; what could not be seen has its reason."""
+    unknown = {check.subject: check for check in of(BARE, Verdict.UNKNOWN)}
+
+    assert unknown.keys() == {"runtime", "kubelet's CPUs", "agent", "strangers", "L2 cache"}
+    assert "nobody listens" in unknown["agent"].told
+    assert all(check.remedy for check in unknown.values())
+    assert "kubelet" in {check.subject for check in of(BARE, Verdict.OK)}
+
+
+def test_kubelet_with_unknown_policy_is_said() -> None:
+    """A kubelet whose state file is elsewhere is no finding, and not fine either."""
+    (check,) = of(replace(FINE, kubelet=KubeletPolicy.UNKNOWN), Verdict.UNKNOWN)
+
+    assert "--kubelet-state" in check.remedy
+
+
+def test_many_strangers_stay_readable() -> None:
+    """The busiest cgroups are named, the rest is counted."""
+    strangers = Strangers({f"/s{number}": number for number in range(1, 12)})
+    told = [check.told for check in of(replace(FINE, strangers=strangers), Verdict.FINDING)]
+
+    assert told[0].startswith("11 threads of /s11 ")
+    assert told[-1] == "and threads of 3 more cgroups"
+    assert len(told) == 9
+
+
+def test_no_exclusive_cpu_has_no_strangers() -> None:
+    """Where nothing is exclusive nobody is in the wrong place."""
+    checks = of(replace(FINE, agent=replace(AGENT, exclusive=EMPTY)), Verdict.OK)
+
+    assert "no CPU is exclusive now" in {check.told for check in checks}
+
+
+def test_l2_shared_by_several_cores_is_told(tmp_path: Path) -> None:
+    """Efficiency cores in groups of four share their L2."""
+    topology = read_topology(materialise("core-i7-12700h", tmp_path))
+    (finding,) = of(replace(FINE, topology=topology), Verdict.FINDING)
+
+    assert finding.subject == "L2 cache"
+    assert "CPUs 12-15, 16-19" in finding.told
+
+
+def test_local_runtime_has_no_nri() -> None:
+    """Processes that the agent starts itself need no plugin."""
+    checks = examine(replace(FINE, runtime="local processes in cgroups v1", nri=False))
+
+    assert "NRI" not in {check.subject for check in checks}
+
+
+def test_facts_of_the_agents_state() -> None:
+    """Exclusive CPUs are those of exclusive containers with their idle siblings; refusals come with their names."""
+    share = {"cpu-manager.corepin.io/pod": "share"}
+    isolated = bound("a", container("main", 1), annotations=ISOLATE)
+    shared = bound("b", container("main", 1), annotations=share)
+    facts = agent_facts(
+        to_dict(state_of(isolated, shared, bound("c", container("main", 99), annotations=EXCLUSIVE)))
+    )
+
+    assert len(facts.exclusive) == 2
+    assert [told.partition(":")[0] for told in facts.refusals] == ["default/c/main"]
+
+
+def test_facts_of_this_machine(tmp_path: Path) -> None:
+    """Reading survives a machine on which nothing of Kubernetes is there, and says why it does not know."""
+    facts = read_facts(Places(tmp_path, tmp_path, tmp_path / "none", tmp_path / "no.sock"), None, 0)
+
+    assert (facts.agent, facts.topology, facts.runtime, facts.cgroup_version) == (None, None, None, None)
+    assert facts.kubelet is KubeletPolicy.UNKNOWN
+    assert facts.missing
+    assert facts.missing.keys() == {"topology", "runtime", "cgroup_version"}
+
+
+def test_thread_that_runs_is_seen() -> None:
+    """A busy process of nobody's is found on the CPUs it runs on; the pods that own CPUs are not."""
+    state = to_dict(state_of(bound("a", annotations=EXCLUSIVE)))
+    with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
+        try:
+            seen = _strangers(state, CPUSet(range(1024)), 0.2)
+            tasks = {task for task, *_ in _threads(CPUSet(range(1024)))}
+        finally:
+            process.kill()
+
+    assert seen.by_cgroup
+    assert process.pid in tasks
+    assert _strangers(state, EMPTY, 10) == Strangers({})
