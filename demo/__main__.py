@@ -60,7 +60,7 @@ def _admission(directory: Path) -> tuple[list[dict[str, Any]], dict[str, dict[st
         )
         print("   + what it adds    x why it refuses    ! what it warns about\n")
         answers = [_create(client, number, ROOT / name) for number, name in enumerate(EXAMPLES, start=1)]
-        to_run = {name: _admit(client, ROOT / f"demo/{name}.yaml").stored for name in PODS}
+        to_run = {name: _admit(client, ROOT / f"{name.replace('-', '/')}.yaml").stored for name in PODS}
     print(f"The webhook answered {client.reviews} reviews, drained and ended.\n")
     planned = [answer.stored for answer in answers if answer.allowed and answer.stored["kind"] == "Pod"]
     return planned, to_run

@@ -13,7 +13,8 @@ from pinning.cpuset import CPUSet
 if TYPE_CHECKING:
     from pathlib import Path
 
-PODS: Final = ("fast", "plain", "late")  # examples/demo/NAME.yaml
+FAST, PLAIN, LATE = "demo-fast", "demo-plain", "demo-late"
+PODS: Final = (FAST, PLAIN, LATE)  # the pods of examples/demo
 
 
 def show_pinning(directory: Path, pods: dict[str, dict[str, Any]]) -> None:
@@ -43,25 +44,25 @@ class _Show:
         )
         count = max(1, len(free) // 2)
         print(
-            f"fast asks for {count} exclusive, plain for nothing, late for {len(free)} exclusive, which is too late."
+            f"{FAST} asks for {count} exclusive, {PLAIN} for nothing, {LATE} for {len(free)} exclusive, which is too late."
         )
         self._begin(count, len(free))
         print("\n$ corepin map")
         sys.stdout.flush()
         self._agent.map()
-        print(f"\n/proc says (fast at its first instruction: {self._agent.first_words('fast').split()[-1]}):")
+        print(f"\n/proc says ({FAST} at its first instruction: {self._agent.first_words(FAST).split()[-1]}):")
         self._tell()
         for policy in ("share", "none"):
             self._switch(policy)
 
     def _begin(self, count: int, every: int) -> None:
         """Start the pods one after the other; what is wanted of the machine grows with it."""
-        for name, cpus in (("plain", None), ("fast", count), ("late", every)):
+        for name, cpus in ((PLAIN, None), (FAST, count), (LATE, every)):
             if cpus:
                 _ask(self._pods[name], cpus)
             self._agent.put(self._pods[name])
             self._agent.until(f"{name} runs", lambda name=name: self._is_settled(name))  # type: ignore[misc]
-        self._agent.until("fast wrote", lambda: bool(self._agent.first_words("fast")))
+        self._agent.until("fast wrote", lambda: bool(self._agent.first_words(FAST)))
 
     def _is_settled(self, name: str) -> bool:
         """Say whether a pod runs where the agent wants it, as /proc has it."""
@@ -70,18 +71,18 @@ class _Show:
 
     def _switch(self, policy: str) -> None:
         """Edit the manifest of the running pod, and wait until the machine has followed."""
-        pod = self._pods["fast"]
-        before = self._agent.seen("fast")
+        pod = self._pods[FAST]
+        before = self._agent.seen(FAST)
         pod["metadata"]["annotations"][CRANE_CPU_MANAGER] = policy
         self._agent.put(pod)
         wanted = None if policy == "none" else policy
         seconds = self._agent.until(
             f"fast is {policy}",
-            lambda: self._agent.container("fast")["policy"] == wanted and all(map(self._is_settled, PODS)),
+            lambda: self._agent.container(FAST)["policy"] == wanted and all(map(self._is_settled, PODS)),
         )
-        after = self._agent.seen("fast")
+        after = self._agent.seen(FAST)
         same = "the same process" if before and after and before.pid == after.pid else "ANOTHER PROCESS"
-        print(f"\nfast becomes `{policy}` by an edit of its manifest ({same}, {seconds * 1000:.0f} ms):")
+        print(f"\n{FAST} becomes `{policy}` by an edit of its manifest ({same}, {seconds * 1000:.0f} ms):")
         self._tell()
 
     def _tell(self) -> None:
@@ -90,7 +91,7 @@ class _Show:
             if seen is None or not told:
                 continue
             policy = told["policy"] or "no CPUs of its own"
-            print(f"  {name:<6} pid {seen.pid:<7} Cpus_allowed_list {seen.cpus:<8} {policy}{_refused(told)}")
+            print(f"  {name:<10} pid {seen.pid:<7} Cpus_allowed_list {seen.cpus:<8} {policy}{_refused(told)}")
 
 
 def _ask(pod: dict[str, Any], cpus: int) -> None:

@@ -13,10 +13,10 @@ from demo.show import addition, brief
 
 PINNED = (
     "$ corepin map",
-    "demo/fast/app: exclusive on CPUs",
+    "demo/demo-fast/app: exclusive on CPUs",
     "REFUSED: wanted",
-    "fast becomes `share` by an edit of its manifest (the same process",
-    "fast becomes `none` by an edit of its manifest (the same process",
+    "demo-fast becomes `share` by an edit of its manifest (the same process",
+    "demo-fast becomes `none` by an edit of its manifest (the same process",
     "The manifests are gone; so are their processes and cgroups.",
 )
 

@@ -31,12 +31,12 @@ def test_killed_agent_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
     agent = LocalAgent(tmp_path)
     agent.put(pod)
     with subprocess.Popen(agent.command, stderr=subprocess.DEVNULL) as process:
-        agent.until("it is pinned", lambda: bool(agent.container("fast").get("pinned")))
-        before = agent.seen("fast")
+        agent.until("it is pinned", lambda: bool(agent.container("demo-fast").get("pinned")))
+        before = agent.seen("demo-fast")
         process.kill()
     with agent.running():
-        agent.until("it is pinned again", lambda: bool(agent.container("fast").get("pinned")))
-        assert agent.seen("fast") == before
+        agent.until("it is pinned again", lambda: bool(agent.container("demo-fast").get("pinned")))
+        assert agent.seen("demo-fast") == before
         pod["metadata"]["annotations"] = {}
         agent.put(pod)
-        agent.until("it is free", lambda: not agent.container("fast").get("policy"))
+        agent.until("it is free", lambda: not agent.container("demo-fast").get("policy"))
