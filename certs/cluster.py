@@ -112,7 +112,7 @@ def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
         if "KUBERNETES_SERVICE_HOST" in environ and "KUBECONFIG" not in environ:
             config.load_incluster_config(settings)  # type: ignore[no-untyped-call]
         else:
-            config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            config.load_kube_config(environ.get("KUBECONFIG"), client_configuration=settings)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise ClusterError(f"no cluster: {error}") from error
     settings.retries = False  # the loop tries again, and knows what it saw

@@ -270,15 +270,17 @@ def _unexpired(seen: Seen, anchors: Anchors) -> Anchors:
 
 
 def _authority(seen: Seen) -> CreateCA | None:
-    """Begin a rotation when the CA is due or cannot sign, one at a time."""
+    """Begin a rotation, one at a time; only a CA that is due does not wait for replicas that still need an old one."""
     secret = seen.secret
     if seen.signer is None:
         return CreateCA()
-    if seen.next_authority or any(not seen.is_expired(one) for one in secret.old):
+    if seen.next_authority:
         return None
     was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})  # and was damaged since
-    is_due = seen.is_due(seen.signer.certificate)
-    return CreateCA() if is_due or was_begun or secret.is_rotation_wanted else None
+    if was_begun or seen.is_due(seen.signer.certificate):
+        return CreateCA()
+    is_over = all(seen.is_expired(one) for one in secret.old)
+    return CreateCA() if secret.is_rotation_wanted and is_over else None
 
 
 def _leaf(seen: Seen, settings: Settings) -> IssueLeaf | MarkPublished | Wait | None:

@@ -1,4 +1,4 @@
-"""`corepin certs issue`: a CA and a server certificate for local use."""
+"""`corepin certs issue`: a CA and a server certificate for local use; `corepin certs run` is in `certs_run`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from corepin import certs_run
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
     """Add the verb to the command."""
-    parser = subparsers.add_parser("certs", help="issue certificates", description="Issue certificates.")
+    what = "issue and rotate certificates"
+    parser = subparsers.add_parser("certs", help=what, description=f"{what.capitalize()}.")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    certs_run.add_parser(actions)
     issue = actions.add_parser(
         "issue",
         help="write a new CA and a server certificate",
@@ -58,6 +61,11 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
+    """Issue into a directory, or rotate in a cluster."""
+    return certs_run.run(args) if args.action == "run" else _issue(args)
+
+
+def _issue(args: argparse.Namespace) -> int:
     """Write the four files and name them."""
     from certs.issue import CA, BadName
 

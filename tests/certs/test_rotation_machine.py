@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from certs import material
 from certs.cluster import Change, Conflict
 from certs.material import KEYS, PUBLISHED, SHOWN
-from certs.rotation import Rest, next_step
-from tests.certs.world import NAME, Killed, Settings, World
+from certs.rotation import Rest, Settings, next_step
+from tests.certs.world import NAME, Killed, World
 
 if TYPE_CHECKING:
     from certs.rotation import Step
@@ -89,6 +89,17 @@ class Rotation(RuleBasedStateMachine):
     def sync(self, name: str) -> None:
         """Let a kubelet bring the Secret."""
         self.world.replicas[name].leaf = self.world.leaf or self.world.replicas[name].leaf
+
+    @rule(is_brought=st.booleans())
+    def switch(self, is_brought: bool) -> None:
+        """Rotate up to the new leaf, and perhaps up to the replicas: random rules reach that too seldom."""
+        self.world.rotate()
+        self.rotators[0].settle()
+        self.world.advance(61)
+        self.rotators[0].settle()
+        if is_brought:
+            self.world.kubelets_sync()
+            self.rotators[0].settle()
 
     @rule(name=REPLICAS, data=st.data())
     def restart(self, name: str, data: st.DataObject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
 
 from cryptography import x509
 
@@ -15,6 +16,10 @@ from certs.metrics import Metrics
 from certs.rotation import Settings
 from certs.rotator import Rotator
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T = TypeVar("T")
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NAME = "corepin-webhook.corepin-system.svc"
 KUBELET_SECONDS = 90.0  # until a changed Secret is in every pod
@@ -100,7 +105,7 @@ class World:
         if is_killed:
             raise Killed
 
-    def write_bundles(self, configuration: Configuration, bundles: dict[int, bytes]) -> None:
+    def write_bundles(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
         """Change a configuration under its lock."""
         is_killed = self._is_killed()
         if not is_killed or self.takes_effect:
@@ -128,7 +133,7 @@ class World:
         self.writes_until_killed = None
         return True
 
-    def _replace(self, configuration: Configuration, bundles: dict[int, bytes]) -> None:
+    def _replace(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
         index = next(
             index
             for index, one in enumerate(self.configured)
@@ -189,9 +194,7 @@ class World:
 
     def cached_leaves(self) -> list[x509.Certificate]:
         """Return the leaves that a pod may get which starts now: the newest, and those replaced a moment ago."""
-        ends = [since for since, _ in self._leaves[1:]] + [float("inf")]
-        still = self.clock.seconds - KUBELET_SECONDS
-        return [leaf for (_, leaf), until in zip(self._leaves, ends, strict=True) if until >= still]
+        return _lasting(self._leaves, self.clock.seconds - KUBELET_SECONDS)
 
     def untrusted(self) -> list[tuple[x509.Certificate, Anchors]]:
         """Return each leaf that may be shown now and each view of an API server that would refuse it."""
@@ -206,11 +209,11 @@ class World:
     def _views(self) -> list[Anchors]:
         """Return what API servers may hold for true: the newest, and what was replaced a moment ago.
 
-        Before the first publication nothing serves, so nothing can be refused.
+        Where nothing is trusted that is in its time, nothing serves, and nothing can be broken.
         """
-        ends = [since for since, _ in self._trusted[1:]] + [float("inf")]
-        still = self.clock.seconds - NOTICE_SECONDS
-        return [view for (_, view), until in zip(self._trusted, ends, strict=True) if view and until >= still]
+        now = self.clock.now()
+        views = _lasting(self._trusted, self.clock.seconds - NOTICE_SECONDS)
+        return [view for view in views if any(one.not_valid_after_utc > now for one in view)]
 
     def rotator(self, settings: Settings | None = None) -> Rotator:
         """Return a rotation of this world, as a process that just started."""
@@ -225,6 +228,12 @@ class World:
     def rotate(self) -> None:
         """Ask for a new CA."""
         self.edit(Change({}, {material.ROTATE: "ca"}))
+
+
+def _lasting(history: list[tuple[float, T]], still: float) -> list[T]:
+    """Return the newest value of a history, and those that were replaced after a moment."""
+    ends = [*(since for since, _ in history[1:]), float("inf")]
+    return [value for (_, value), until in zip(history, ends, strict=False) if until >= still]
 
 
 def foreign() -> dict[str, bytes]:
