@@ -53,7 +53,7 @@ class KernelCgroups:
         for name in self._hierarchy.effective:
             with suppress(Gone):
                 return read_cpus(folder / name)
-        if folder == self._hierarchy.cpuset or not folder.is_dir():
+        if self.version == V1 or folder == self._hierarchy.cpuset or not folder.is_dir():
             raise Gone(f"{folder} is not there any more")
         return self._effective(folder.parent)
 

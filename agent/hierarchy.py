@@ -128,7 +128,15 @@ def _translated(error: OSError, path: Path, text: str = "") -> Gone | Refused:
     tried = f"{path}: {text} refused" if text else f"{path}"
     if error.errno not in _GONE:
         return Refused(f"{tried}: {_WORDS.get(error.errno or 0, error.strerror)}")
-    if path.name == CPUS and path.parent.is_dir():
+    if path.name == CPUS and _lacks_controller(path.parent):
         remedy = "the kubelet or the runtime must enable it (+cpuset in cgroup.subtree_control above)"
         return Refused(f"{path} is missing: the cpuset controller is off for this cgroup: {remedy}")
     return Gone(f"{path.parent} is not there any more")
+
+
+def _lacks_controller(folder: Path) -> bool:
+    """Say whether a v2 cgroup has no cpuset controller; one without its files otherwise is being made or removed."""
+    try:
+        return "cpuset" not in (folder / "cgroup.controllers").read_text(encoding="ascii").split()
+    except OSError:
+        return False

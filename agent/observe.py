@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from agent.seams import Gone, Unavailable
+from agent.seams import Gone, Refused, Unavailable
 from agent.track import Track
 from pinning.cpuset import EMPTY, CPUSet
 from pinning.observed import Observed, SeenContainer, SeenPod, State
@@ -115,7 +115,7 @@ class Observer:
             cpus = self._seams.cgroups.read(track.cgroup)
         except Gone:  # not yet there, or not any more
             return (state, track.sent) if state is State.CREATED else (State.EXITED, EMPTY)
-        except Unavailable as error:
+        except (Refused, Unavailable) as error:
             logger.warning(
                 "cgroup cannot be read", extra={"facts": {"container": track.name, "reason": str(error)}}
             )

@@ -104,6 +104,7 @@ class FakeCgroups:
     version: int = 2
     writable: bool = True
     errors: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for writes
+    unreadable: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for reads and writes
     lost: int = 0  # writes that change nothing
     ceiling: dict[str, CPUSet] = field(default_factory=dict)  # a narrower parent, by cgroup
     strays: dict[str, StrayTasks] = field(default_factory=dict)
@@ -116,6 +117,8 @@ class FakeCgroups:
         """Return the effective CPUs."""
         if cgroup not in self.node.cpusets:
             raise Gone(cgroup)
+        if cgroup in self.unreadable:
+            raise self.unreadable[cgroup]
         online = self.node.topology.online
         cpus = (self.node.cpusets[cgroup] & online) or online
         return cpus & self.ceiling.get(cgroup, cpus)

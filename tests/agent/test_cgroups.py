@@ -118,6 +118,7 @@ def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
     """On v2 a cgroup without cpuset files runs where the one above does."""
     make_cgroup(make_root(tmp_path, 2) / "pods", 2, "4-5")
     (tmp_path / "pods/one").mkdir()
+    (tmp_path / "pods/one/cgroup.controllers").write_text("memory pids\n")
     cgroups = KernelCgroups(tmp_path, NEW_KERNEL)
 
     assert cgroups.read("/pods/one") == CPUSet.parse("4-5")
@@ -125,6 +126,17 @@ def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
         Refused, match=r"the cpuset controller is off for this cgroup: the kubelet or the runtime"
     ):
         cgroups.write("/pods/one", CPUSet.parse("4"))
+
+
+def test_cgroup_whose_files_are_not_there_yet_is_gone(cgroups: KernelCgroups, cpuset: Path) -> None:
+    """The kernel makes the folder a moment before its files, and removes it a moment after them."""
+    (cpuset / f"{POD}/two"[1:]).mkdir()
+
+    with pytest.raises(Gone):
+        cgroups.write(f"{POD}/two", CPUSet.parse("1"))
+    if cgroups.version == 1:
+        with pytest.raises(Gone):
+            cgroups.read(f"{POD}/two")
 
 
 def test_gone_cgroup_is_told_as_gone(cgroups: KernelCgroups) -> None:

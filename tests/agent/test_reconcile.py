@@ -9,7 +9,7 @@ import pytest
 
 from agent.kubelet import KubeletPolicy
 from agent.reconcile import Settings
-from agent.seams import Gone, Refused, StrayTasks, Unavailable
+from agent.seams import AgentError, Gone, Refused, StrayTasks, Unavailable
 from agent.state import NodeState
 from agent.state import Path as By
 from pinning.cpuset import CPUSet
@@ -188,6 +188,19 @@ def test_failing_container_does_not_hold_up_others(node: FakeNode) -> None:
     assert node.cpus(fine) == "2,6"
     assert state.failures == ("test/pod-a/c0",)
     assert node.agent.reconciler.retry_seconds() is not None
+
+
+@pytest.mark.parametrize("error", [Refused("EIO"), Unavailable("EIO")], ids=["refused", "unavailable"])
+def test_cgroup_that_cannot_be_read_does_not_end_the_pass(node: FakeNode, error: AgentError) -> None:
+    """A container about which the kernel does not answer is its own failure: others leave its CPUs."""
+    node.add("a", TWO)
+    node.add("b", PLAIN)
+    unreadable, fine = node.start("a"), node.start("b")
+    node.cgroups.unreadable[node.cgroup(unreadable)] = error
+    state = node.run()
+
+    assert node.cpus(fine) == "0,2-4,6-7"
+    assert state.failures == ("test/pod-a/c0",)
 
 
 def test_failure_is_not_tried_again_at_once(node: FakeNode) -> None:
