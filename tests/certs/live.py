@@ -1,0 +1,258 @@
+"""A real API server that calls real webhook processes through a Service, and what the kubelet does for them.
+
+The API server calls the endpoints itself (`--enable-aggregator-routing`), so server name and caBundle are those of a
+cluster. Each replica has its own EndpointSlice; the test takes it away before it stops one, as Kubernetes does.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import yaml
+
+from certs.cluster import KubeCluster, Names, client
+from certs.metrics import Metrics
+from certs.probe import Address, Probe
+from certs.rotation import Settings
+from certs.rotator import Rotator
+from tests.e2e.registration import REGISTRATION
+from tests.servers.daemon import free_port, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from certs.material import Secret
+    from tests.servers.apiserver import ApiServer
+
+NAMESPACE, SECRET, SERVICE, ROTATOR = "corepin-system", "corepin-webhook-tls", "corepin-webhook", "rotator"
+SERVER_NAME = f"{SERVICE}.{NAMESPACE}.svc"
+NAMES = Names(NAMESPACE, SECRET, ("corepin", "zz-corepin"))
+PEMS = ("tls.crt", "tls.key")
+
+OBJECTS = f"""
+apiVersion: v1
+kind: Secret
+metadata: {{name: {SECRET}, namespace: {NAMESPACE}}}
+type: Opaque
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {SERVICE}, namespace: {NAMESPACE}}}
+spec: {{ports: [{{name: reviews, port: 443}}]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: {ROTATOR}, namespace: {NAMESPACE}}}
+rules:
+- {{apiGroups: [""], resources: [secrets], resourceNames: [{SECRET}], verbs: [get, patch]}}
+- {{apiGroups: [""], resources: [events], verbs: [create]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: {ROTATOR}, namespace: {NAMESPACE}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: {ROTATOR}}}
+subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {ROTATOR}}}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: {ROTATOR}}}
+rules:
+- apiGroups: [admissionregistration.k8s.io]
+  resources: [mutatingwebhookconfigurations, validatingwebhookconfigurations]
+  resourceNames: [corepin, zz-corepin]
+  verbs: [get, patch]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: {ROTATOR}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {ROTATOR}}}
+subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {ROTATOR}}}]
+"""
+
+
+class ShiftedClock:
+    """Real time, moved forward where a test would wait; it begins in the past, so that no leaf is of the future."""
+
+    def __init__(self) -> None:
+        self._shift = timedelta(minutes=-30)
+
+    def now(self) -> datetime:
+        """Return the time of day."""
+        return datetime.now(UTC) + self._shift
+
+    def elapsed(self) -> float:
+        """Return a time that only runs forward."""
+        return monotonic() + self._shift.total_seconds()
+
+    def move_to(self, moment: datetime) -> None:
+        """Let the time come that somebody waits for."""
+        self._shift += max(moment - self.now(), timedelta()) + timedelta(milliseconds=10)
+
+
+@dataclass
+class Replica:
+    """A webhook process and the folder into which the kubelet would bring the Secret."""
+
+    name: str
+    folder: Path
+    host: str
+    port: int = field(default_factory=free_port)
+    stack: ExitStack = field(default_factory=ExitStack)
+    starts: int = 0
+
+    @property
+    def address(self) -> Address:
+        """Return where it serves."""
+        return Address(self.host, self.port)
+
+    def bring(self, secret: Secret) -> None:
+        """Swap the files in one step, as the kubelet does."""
+        content = self.folder / f"..{secret.version}"
+        content.mkdir(parents=True, exist_ok=True)
+        for name in PEMS:
+            (content / name).write_bytes(secret.data[name])
+            if not (self.folder / name).is_symlink():
+                (self.folder / name).symlink_to(Path("..data", name))
+        link = self.folder / "..data_tmp"
+        link.symlink_to(content.name)
+        link.replace(self.folder / "..data")
+
+    def start(self) -> None:
+        """Run the webhook until it is ready."""
+        self.starts += 1
+        log = self.folder.parent / f"{self.name}-{self.starts}.log"
+        command = [
+            *(sys.executable, "-W", "error", str(Path(sys.executable).with_name("corepin")), "webhook"),
+            *("--listen", str(self.address), "--metrics-listen", f"127.0.0.1:{(status := free_port())}"),
+            *("--tls-cert", str(self.folder / "tls.crt"), "--tls-key", str(self.folder / "tls.key")),
+        ]
+        daemon = self.stack.enter_context(running("corepin webhook", command, log))
+        daemon.wait_until(lambda: _is_ready(f"http://127.0.0.1:{status}/readyz"))
+        self.stack.callback(_end_well, daemon.process)
+
+    def stop(self) -> None:
+        """Ask the process to end; it must end well."""
+        self.stack.close()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _end_well(process: Any) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+@dataclass
+class Live:
+    """The API server with corepin's webhooks registered, whose certificates the tests rotate."""
+
+    api: ApiServer
+    replicas: list[Replica]
+    clock: ShiftedClock = field(default_factory=ShiftedClock)
+
+    def __post_init__(self) -> None:
+        self.kubeconfig = self.api.add_user(ROTATOR)
+        self._client = client({"KUBECONFIG": str(self.kubeconfig)})
+        self.cluster = KubeCluster(self._client, NAMES)
+        self.probe = Probe(tuple(one.address for one in self.replicas), SERVER_NAME)
+
+    def close(self) -> None:
+        """Stop everything that was started."""
+        self._client.close()  # type: ignore[no-untyped-call]
+        for replica in self.replicas:
+            replica.stop()
+
+    def rotator(self, settings: Settings | None = None) -> Rotator:
+        """Return a rotation with the rights of the manifests, as a process that just started."""
+        return Rotator(self.cluster, self.probe, settings or Settings((SERVER_NAME,)), Metrics(), self.clock)
+
+    def serve(self) -> None:
+        """Issue the first certificate and start the replicas."""
+        self.rotator().settle()
+        secret = self.cluster.secret()
+        for replica in self.replicas:
+            replica.bring(secret)
+            replica.start()
+            self.route_to(replica)
+
+    def route_to(self, replica: Replica) -> None:
+        """Let the Service send reviews to a replica."""
+        endpoint = {"addresses": [replica.host], "conditions": {"ready": True}}
+        slice_ = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": replica.name,
+                "namespace": NAMESPACE,
+                "labels": {"kubernetes.io/service-name": SERVICE},
+            },
+            "addressType": "IPv4",
+            "endpoints": [endpoint],
+            "ports": [{"name": "reviews", "port": replica.port, "protocol": "TCP"}],
+        }
+        self.api.kubectl("create", "-f", "-", input=json.dumps(slice_))
+
+    def route_past(self, replica: Replica) -> None:
+        """Send no more reviews to a replica."""
+        self.api.kubectl("-n", NAMESPACE, "delete", "endpointslice", replica.name)
+
+    def annotate(self, *annotations: str) -> None:
+        """Annotate the Secret by kubectl."""
+        self.api.kubectl("-n", NAMESPACE, "annotate", "--overwrite", "secret", SECRET, *annotations)
+
+    def reasons(self) -> set[str]:
+        """Return the reasons of all events that were made."""
+        told = self.api.kubectl("-n", NAMESPACE, "get", "events", "-o=json").stdout
+        return {event["reason"] for event in json.loads(told)["items"]}
+
+
+def registrations() -> list[dict[str, Any]]:
+    """Return the configurations without any caBundle, calling the Service; the validating one has its own name."""
+    documents: list[dict[str, Any]] = list(yaml.safe_load_all(REGISTRATION.read_text()))
+    for document in documents:
+        is_mutating = document["kind"].startswith("Mutating")
+        document["metadata"]["name"] = "zz-corepin" if is_mutating else "corepin"
+        for webhook in document["webhooks"]:
+            path = webhook["clientConfig"]["url"]
+            webhook["clientConfig"] = {"service": {"namespace": NAMESPACE, "name": SERVICE, "path": path}}
+            webhook["failurePolicy"] = "Fail"
+    return documents
+
+
+@contextmanager
+def live(api: ApiServer, folder: Path) -> Iterator[Live]:
+    """Prepare everything that the manifests would; the Secret is empty, and nothing serves yet."""
+    api.create_namespace(NAMESPACE)
+    api.apply(OBJECTS)
+    api.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, registrations())))
+    host = own_address()
+    made = Live(api, [Replica(name, folder / name, host) for name in ("replica-a", "replica-b")])
+    try:
+        yield made
+    finally:
+        made.close()
+        api.kubectl("delete", "-f", "-", input="\n---\n".join(map(json.dumps, registrations())))
+        api.kubectl("-n", NAMESPACE, "delete", "secret,service,endpointslice", "--all")
+
+
+def own_address() -> str:
+    """Return an address of this machine that endpoints may have: no loopback one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        address: str = probe.getsockname()[0]
+    return address

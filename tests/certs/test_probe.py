@@ -1,0 +1,93 @@
+"""The certificates that replicas show, asked for over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+
+from certs import material
+from certs.issue import CA
+from certs.probe import Address, Probe, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME = "corepin-webhook.corepin-system.svc"
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    """Listen on a free port until the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def address_of(server: socket.socket) -> Address:
+    """Return where a socket listens."""
+    return Address(*server.getsockname())
+
+
+def test_shown_certificate_is_returned(tmp_path: Path) -> None:
+    """The peer is asked with the Service's name and its certificate returned, whoever signed it."""
+    leaf = CA.create().issue_cert(NAME)
+    (tmp_path / "pair").write_bytes(leaf.key + leaf.cert)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "pair")
+    asked: list[str | None] = []
+    context.sni_callback = lambda _socket, name, _context: asked.append(name)
+
+    with listening() as server:
+        answering = threading.Thread(target=_answer, args=(server, context))
+        answering.start()
+        shown = Probe((address_of(server),), NAME)()
+        answering.join()
+
+    assert shown == {str(address_of(server)): material.der(x509.load_pem_x509_certificate(leaf.cert))}
+    assert asked == [NAME]
+
+
+def _answer(server: socket.socket, context: ssl.SSLContext) -> None:
+    connection, _ = server.accept()
+    with connection, context.wrap_socket(connection, server_side=True) as secured, suppress(OSError):
+        secured.recv(1)
+
+
+def test_address_that_does_not_answer_shows_nothing() -> None:
+    """A closed port and a peer that never speaks TLS are silent; they stand beside those that answer."""
+    with listening() as mute, listening() as closed:
+        gone = address_of(closed)
+        closed.close()
+        shown = Probe((address_of(mute), gone), NAME, timeout_seconds=0.2)()
+
+    assert shown == {str(address_of(mute)): None, str(gone): None}
+
+
+def test_name_that_does_not_resolve_has_no_address() -> None:
+    """An unknown name gives nothing to ask."""
+    assert resolve(Address("corepin-webhook-replicas.invalid", 8443)) == frozenset()
+    assert Probe((Address("corepin-webhook-replicas.invalid", 8443),), NAME)() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("a.b:8443", Address("a.b", 8443)), ("[::1]:1", Address("::1", 1))],
+    ids=["name", "IPv6"],
+)
+def test_address_is_read_and_printed(text: str, address: Address) -> None:
+    """Text and address are one to one."""
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "a", ":1", "a:", "a:x", "a:0", "a:65536", "a:²"])
+def test_bad_address_is_refused(text: str) -> None:
+    """What nobody can connect to is no address."""
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        Address.parse(text)

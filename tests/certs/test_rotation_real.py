@@ -1,0 +1,245 @@
+"""The rotation against a real API server, with real webhook processes behind its Service."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from certs import material
+from certs.cluster import Change, ClusterError, Conflict
+from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, OLD_CERTS, SHOWN
+from certs.rotation import Rest, Wait
+from tests.certs.live import NAMESPACE, ROTATOR, SECRET, Live, live
+from tests.certs.load import load
+from tests.e2e.cluster import wait_until
+from tests.servers.daemon import free_port
+from tests.servers.start import start_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from certs.rotator import Rotator
+    from tests.certs.load import Load
+    from tests.servers.apiserver import ApiServer
+
+pytestmark = pytest.mark.server
+ROUTING = "--enable-aggregator-routing=true"  # there is no kube-proxy
+PODS_A_SECOND = 50.0
+NOTICED = 100  # pods: two seconds, in which the API server takes notice
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Return an API server that calls the endpoints of Services itself."""
+    with start_servers(extra_flags=[ROUTING], directory=tmp_path_factory.mktemp("servers")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def served(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Return a cluster whose replicas show the first certificate, and a namespace for pods."""
+    with live(server, tmp_path_factory.mktemp("replicas")) as made:
+        server.create_namespace("load")
+        made.serve()
+        yield made
+
+
+def bring(served: Live) -> None:
+    """Do the kubelets' work and wait until every replica shows the new leaf."""
+    secret = served.cluster.secret()
+    leaf = material.read(secret).leaf.certificate
+    assert leaf is not None
+    for replica in served.replicas:
+        replica.bring(secret)
+    wait_until("replicas show the new leaf", lambda: set(served.probe().values()) == {material.der(leaf)})
+
+
+def bundles(served: Live) -> set[bytes]:
+    """Return every caBundle there is."""
+    return {pem for one in served.cluster.configurations() for pem in one.bundles}
+
+
+def rotate(served: Live, rotator: Rotator, noticed: Callable[[], None]) -> Iterator[str]:
+    """Rotate to the end; before each wait tell what it is for, so that something may happen in it."""
+    for _ in range(9):
+        step = rotator.settle()
+        if not isinstance(step, Wait):
+            assert isinstance(step, Rest)
+            return
+        yield step.reason
+        noticed()
+        if step.until:
+            served.clock.move_to(step.until)
+        else:
+            bring(served)
+    raise AssertionError(step)
+
+
+@contextmanager
+def away(served: Live, load: Load) -> Iterator[None]:
+    """Take the second replica out of service as a deleted pod is, and bring it back."""
+    replica = served.replicas[1]
+    served.route_past(replica)
+    load.wait_for(NOTICED)
+    replica.stop()
+    yield
+    replica.start()
+    served.route_to(replica)
+    load.wait_for(NOTICED)
+
+
+def test_first_issue_serves_pods(served: Live) -> None:
+    """From an empty Secret: issued, published in every entry, and a pod is mutated over TLS."""
+    data = served.cluster.secret().data
+
+    assert set(data) == {LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY}
+    assert bundles(served) == {data[CA_CERT]}
+    assert {"CARotationStarted", "CAPublished", "CertificateIssued"} <= served.reasons()
+    with load(served.api, "load", PODS_A_SECOND) as running:
+        wait_until("the API server took notice", lambda: running.admitted > 0)
+
+
+def test_three_rotations_under_load_fail_no_pod(
+    served: Live, record_property: Callable[[str, object], None]
+) -> None:
+    """CA and leaf are rotated three times, one replica restarts in each, 50 pods a second: none fails."""
+    before = {served.cluster.secret().data[CA_CERT]}
+    with load(served.api, "load", PODS_A_SECOND) as running:
+        for number in range(3):
+            served.annotate("certs.corepin.io/rotate=ca")
+            for index, _ in enumerate(rotate(served, served.rotator(), lambda: running.wait_for(NOTICED))):
+                if index == number:  # another moment of the rotation each time
+                    with away(served, running):
+                        served.rotator().settle()
+            before.add(served.cluster.secret().data[CA_CERT])
+        rate = running.pods_a_second
+
+    record_property("measured", f"{running.admitted} pods, {rate:.1f}/s, slowest {running.slowest:.2f} s")
+    assert running.failures == []
+    assert rate > 0.8 * PODS_A_SECOND
+    assert len(before) == 4
+    assert bundles(served) == {served.cluster.secret().data[CA_CERT]}
+    assert {"CARotated", "ReplicaSilent"} <= served.reasons()
+
+
+def test_leaf_renewal_keeps_the_ca(served: Live) -> None:
+    """A leaf that is gone is issued anew by the CA that is believed already, and pods go on."""
+    before = served.cluster.secret().data
+    served.cluster.write_secret(Change({LEAF_CERT: None}, {}), served.cluster.secret().version)
+
+    with load(served.api, "load", PODS_A_SECOND) as running:
+        assert isinstance(served.rotator().settle(), Rest)
+        bring(served)
+        running.wait_for(20)
+
+    after = served.cluster.secret().data
+    assert running.failures == []
+    assert after[LEAF_CERT] != before[LEAF_CERT]
+    assert after[CA_CERT] == before[CA_CERT]
+
+
+def test_write_under_an_old_version_is_a_conflict(served: Live) -> None:
+    """Neither Secret nor configuration is changed by who has not seen the newest."""
+    secret, configurations = served.cluster.secret(), served.cluster.configurations()
+    served.annotate("somebody=here")
+    with pytest.raises(Conflict):
+        served.cluster.write_secret(Change({OLD_CERTS: b"x"}, {}), secret.version)
+
+    served.api.kubectl(
+        "annotate", "--overwrite", "validatingwebhookconfiguration", "corepin", "somebody=here"
+    )
+    (validating,) = (one for one in configurations if one.name == "corepin")
+    with pytest.raises(Conflict):
+        served.cluster.write_bundles(validating, {0: b"x"})
+    assert OLD_CERTS not in served.cluster.secret().data
+    assert b"x" not in bundles(served)
+
+
+def test_bundle_edited_by_somebody_is_mended(served: Live) -> None:
+    """A caBundle that was emptied or replaced by kubectl is right again after the next pass."""
+    for value in ("null", f'"{base64.b64encode(b"garbage").decode()}"'):
+        change = f'[{{"op": "replace", "path": "/webhooks/1/clientConfig/caBundle", "value": {value}}}]'
+        served.api.kubectl("patch", "validatingwebhookconfiguration", "corepin", "--type=json", "-p", change)
+
+        served.rotator().settle()
+
+        assert bundles(served) == {served.cluster.secret().data[CA_CERT]}
+    assert "CABundleRepaired" in served.reasons()
+
+
+def test_rotator_may_do_nothing_else(served: Live) -> None:
+    """With its rights it can neither read other Secrets nor create or delete its own."""
+    for verb, what in (("list", "secrets"), ("create", "secrets"), ("delete", f"secrets/{SECRET}")):
+        asked = served.api.kubectl(
+            "-n", NAMESPACE, "auth", "can-i", verb, what, f"--as={ROTATOR}", check=False
+        )
+        assert asked.stdout.strip() == "no", (verb, what)
+
+
+def test_missing_secret_is_told(served: Live) -> None:
+    """Without the Secret there is one clear error: it is never created."""
+    served.cluster._secret += "-absent"
+    try:
+        with pytest.raises(ClusterError, match=r"40[34]"):
+            served.rotator().settle()
+    finally:
+        served.cluster._secret = served.cluster._secret.removesuffix("-absent")
+
+
+def command(served: Live, *flags: str) -> list[str]:
+    """Return `corepin certs run` for these replicas."""
+    replicas = [flag for one in served.replicas for flag in ("--replicas", str(one.address))]
+    corepin = str(Path(sys.executable).with_name("corepin"))
+    return [sys.executable, "-W", "error", corepin, "certs", "run", *replicas, *flags]
+
+
+def test_process_rotates_until_it_is_told_to_stop(served: Live, tmp_path: Path) -> None:
+    """`corepin certs run` begins a rotation that is asked for, shows metrics, and ends with 0 at SIGTERM."""
+    listen = f"127.0.0.1:{free_port()}"
+    flags = ("--interval", "0.2", "--settle", "0.2", "--metrics-listen", listen)
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(
+            command(served, *flags), env={"KUBECONFIG": str(served.kubeconfig)}, stderr=log
+        ) as process,
+    ):
+        served.annotate("certs.corepin.io/rotate=ca")
+        wait_until("the leaf is new", lambda: OLD_CERTS in served.cluster.secret().data)
+        bring(served)
+        wait_until("the wait is counted", lambda: SHOWN in served.cluster.secret().annotations)
+        shown = httpx.get(f"http://{listen}/metrics", trust_env=False).text
+        process.terminate()
+        assert process.wait(30) == 0, (tmp_path / "log").read_text()
+
+    assert 'corepin_certs_steps_total{step="IssueLeaf"}' in shown
+    assert 'corepin_certs_replicas{shows="current"}' in shown
+
+
+def test_next_process_goes_on(served: Live) -> None:
+    """What the process before left half done is brought to its end, from the mark in the Secret."""
+    rotator = served.rotator()
+    for _ in rotate(served, rotator, lambda: None):
+        pass
+
+    assert bundles(served) == {served.cluster.secret().data[CA_CERT]}
+
+
+def test_command_takes_what_steps_it_can(served: Live) -> None:
+    """`corepin certs run --once` through a kubeconfig finds everything as it should be."""
+    done = subprocess.run(
+        command(served, "--once", "--metrics-listen", "off"),
+        env={"KUBECONFIG": str(served.kubeconfig)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "everything is as it should be" in done.stdout or "waiting" in done.stdout, done.stderr
