@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.apply import Applier
 from agent.background import Background
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pinning.node_config import NodeConfig
     from pinning.observed import Observed
     from pinning.pools import NodeSets
+
+PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ class Reconciler:
         self._hint = hint
         self._applier = Applier(seams, self.background, clock)
         self._fights = Fights()
+        self._started = clock.monotonic()
+        self._has_begun = False
         self._ledger: Ledger | None = None
         self._saved: Saved | None = None
         self._wanted: dict[str, CPUSet] = {}  # what each container shall run on
@@ -101,7 +105,7 @@ class Reconciler:
     async def _round(self) -> NodeState | None:
         observed = await self.observer.observe()
         self._seams_follow()
-        if self._ledger is None and not (observed.pods_complete and observed.containers_complete):
+        if not self._knows_enough(observed):
             logger.info("waiting for pods and containers", extra={"facts": _completeness(observed)})
             return None
         kubelet = self._kubelet()
@@ -117,6 +121,13 @@ class Reconciler:
         return build_state(
             result, self._settings.node, self._seams.runtime.name, kubelet, observes=config.observe
         )
+
+    def _knows_enough(self, observed: Observed) -> bool:
+        """Say whether to act: with a ledger soon, for pods may have been edited while there was no agent."""
+        is_complete = observed.pods_complete and observed.containers_complete
+        is_late = self._clock.monotonic() >= self._started + PODS_SECONDS
+        self._has_begun = self._has_begun or is_complete or (is_late and self._ledger is not None)
+        return self._has_begun
 
     def _seams_follow(self) -> None:
         """Watch the cgroups of what runs."""

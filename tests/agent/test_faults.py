@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
 
+from agent.reconcile import PODS_SECONDS
 from agent.seams import Refused, Unavailable
 from pinning.cpuset import CPUSet
 from pinning.ledger import Ledger
@@ -147,6 +148,7 @@ class FaultyNode(RuleBasedStateMachine):
         """Start another agent from the checkpoint."""
         self.node.new_agent()
         self.node.agent.reconciler._saved = self.node.parts().saved
+        self.node.time.now += PODS_SECONDS
 
     @rule()
     def act(self) -> None:

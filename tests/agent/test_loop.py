@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.process import Agent, Listeners
+from agent.reconcile import PODS_SECONDS
 from agent.seams import Unavailable
 from agent.state import NodeState
 from pinning.cpuset import CPUSet
@@ -163,7 +164,7 @@ def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNo
 
 
 def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode) -> None:
-    """What was held is held on, and a new container is kept off it, without any pod being known."""
+    """What was held is held on, and after a moment new containers are kept off it, without any pod being known."""
     node.add("a", TWO)
     owner = node.start("a")
     node.run()
@@ -171,8 +172,10 @@ def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode)
     node.pods.complete = False
     node.new_agent()
     late = node.start("late")
-    node.run()
+    assert node.runner.run(node.agent.reconciler.round()) is None
 
+    node.time.now += PODS_SECONDS
+    node.run()
     assert (node.cpus(owner), node.cpus(late)) == ("1,5", "0,2-4,6-7")
 
 
