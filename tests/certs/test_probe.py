@@ -46,10 +46,11 @@ def test_shown_certificate_is_returned(tmp_path: Path) -> None:
     with listening() as server:
         answering = threading.Thread(target=_answer, args=(server, context))
         answering.start()
-        shown = Probe((address_of(server),), NAME)()
+        address = address_of(server)
+        shown = Probe((address,), NAME)()
         answering.join()
 
-    assert shown == {str(address_of(server)): material.der(x509.load_pem_x509_certificate(leaf.cert))}
+    assert shown == {str(address): material.der(x509.load_pem_x509_certificate(leaf.cert))}
     assert asked == [NAME]
 
 
@@ -62,11 +63,11 @@ def _answer(server: socket.socket, context: ssl.SSLContext) -> None:
 def test_address_that_does_not_answer_shows_nothing() -> None:
     """A closed port and a peer that never speaks TLS are silent; they stand beside those that answer."""
     with listening() as mute, listening() as closed:
-        gone = address_of(closed)
+        silent, gone = address_of(mute), address_of(closed)
         closed.close()
-        shown = Probe((address_of(mute), gone), NAME, timeout_seconds=0.2)()
+        shown = Probe((silent, gone), NAME, timeout_seconds=0.2)()
 
-    assert shown == {str(address_of(mute)): None, str(gone): None}
+    assert shown == {str(silent): None, str(gone): None}
 
 
 def test_name_that_does_not_resolve_has_no_address() -> None:

@@ -1,0 +1,132 @@
+"""What the loop does around the steps: conflicts, killed writes, metrics, events that cannot be made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from certs import material
+from certs.cluster import Change, ClusterError, Event
+from certs.material import NEXT_CERT
+from certs.metrics import Metrics
+from certs.rotation import Rest, Settings
+from certs.rotator import Rotator
+from tests.certs.world import NAME, Killed, World
+
+if TYPE_CHECKING:
+    from certs.material import Secret
+
+
+class Crowd(World):
+    """A cluster in which somebody else writes the Secret right after it was read, some times."""
+
+    others = 0
+
+    def secret(self) -> Secret:
+        """Return the Secret, which is out of date when it arrives."""
+        read = self.secret_now
+        if self.others:
+            self.others -= 1
+            self.edit(Change({}, {"somebody": str(self.others)}))
+        return read
+
+
+class Mute(World):
+    """A cluster that takes no events."""
+
+    def tell(self, event: Event) -> None:
+        """Refuse the event."""
+        raise ClusterError(f"{event.reason} refused")
+
+
+def rotator_of(world: World) -> tuple[Rotator, Metrics]:
+    """Return a rotation and what it counts."""
+    metrics = Metrics()
+    return Rotator(world, world.probe, Settings((NAME,)), metrics, world.clock), metrics
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """Return one value."""
+    return metrics.registry.get_sample_value(f"corepin_certs_{name}", labels)
+
+
+def test_conflict_is_looked_at_again() -> None:
+    """Somebody else's change is kept, counted, and the step decided anew."""
+    world = Crowd()
+    world.others = 3
+    rotator, metrics = rotator_of(world)
+
+    assert isinstance(rotator.settle(), Rest)
+
+    assert sample(metrics, "conflicts_total") == 3
+    assert world.secret_now.annotations["somebody"] == "0"
+
+
+def test_fight_over_the_secret_ends() -> None:
+    """Somebody who writes all the time stops one pass, with the reason, and not the program."""
+    world = Crowd()
+    world.others = 1000
+    rotator, _ = rotator_of(world)
+
+    with pytest.raises(ClusterError, match="does somebody else write the Secret"):
+        rotator.settle()
+
+
+def test_events_are_not_needed() -> None:
+    """A rotation goes on where no event can be made; that is counted."""
+    world = Mute()
+    rotator, metrics = rotator_of(world)
+
+    assert isinstance(rotator.settle(), Rest)
+
+    failed = sample(metrics, "event_errors_total")
+    assert failed is not None
+    assert failed >= 3
+
+
+@pytest.mark.parametrize("takes_effect", [False, True], ids=["lost", "written"])
+@pytest.mark.parametrize("write", range(1, 11))
+def test_killed_at_each_write_of_a_rotation(write: int, takes_effect: bool) -> None:
+    """The process dies at its n-th write, before or after it took effect: the next one ends the rotation."""
+    world = World()
+    world.serve()
+    world.rotate()
+    former = world.trusted
+    world.writes_until_killed, world.takes_effect = write, takes_effect
+    rotator, _ = rotator_of(world)
+    for _ in range(9):
+        try:
+            rotator.settle()
+        except Killed:
+            rotator, _ = rotator_of(world)
+        assert not world.untrusted()
+        world.advance(91)
+
+    assert isinstance(rotator.settle(), Rest)
+    assert world.writes_until_killed is None
+    assert len(world.trusted) == 1
+    assert world.trusted != former
+
+
+def test_metrics_show_what_was_seen() -> None:
+    """Expiry, replicas, problems and the step that is due are gauges of the newest look."""
+    world = World()
+    world.serve()
+    world.replicas["b:1"].answers = False
+    world.rotate()
+    world.edit(Change({NEXT_CERT: b"garbage"}, {}))
+    rotator, metrics = rotator_of(world)
+
+    rotator.settle()
+
+    leaf = material.read(world.secret_now).leaf.certificate
+    assert leaf is not None
+    ends = leaf.not_valid_after_utc.timestamp()
+    assert sample(metrics, "certificate_not_after_seconds", certificate="leaf") == ends
+    shown = [sample(metrics, "replicas", shows=shows) for shows in ("current", "another", "nothing")]
+    assert shown == [1, 0, 1]
+    assert sample(metrics, "secret_problems") == 0
+    assert sample(metrics, "bundles") == 4
+    assert sample(metrics, "step", step="Wait") == 1
+    assert sample(metrics, "last_pass_timestamp_seconds") == world.clock.now().timestamp()
