@@ -1,0 +1,1 @@
+"""What `manifests/` renders to, and what a real kube-apiserver does with it."""

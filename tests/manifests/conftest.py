@@ -1,0 +1,28 @@
+"""API servers of their own: policies and webhooks that are installed are everybody's."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.manifests.installed import HERE, Installed, install
+from tests.servers.apiserver import ApiServer
+from tests.servers.catalog import KUBERNETES
+from tests.servers.start import start_servers
+
+
+@pytest.fixture(scope="session", params=list(KUBERNETES))
+def installed(request: pytest.FixtureRequest) -> Iterator[Installed]:
+    """Return an API server of each version with `manifests/base` applied and acting."""
+    with start_servers(request.param) as api, client_of(api) as client:
+        api.kubectl("create", "-f", str(HERE / "cert-manager-crds.yaml"))
+        yield install(api, client)
+
+
+def client_of(api: ApiServer) -> httpx.Client:
+    """Return a client that is nobody yet."""
+    context = ssl.create_default_context(cafile=str(api.ca_file))
+    return httpx.Client(base_url=api.url, verify=context, trust_env=False, timeout=30)

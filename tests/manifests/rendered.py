@@ -1,0 +1,51 @@
+"""What `kubectl kustomize` makes of the folders below manifests/."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.servers.start import require_servers
+
+ROOT = Path("manifests")
+INSTALLS = (
+    "base",
+    "hardened",
+    "cert-manager",
+    "own-certificate",
+    "cmk",
+    "observe",
+)  # each is a whole corepin
+ROTATING = ("base", "hardened", "cmk", "observe")
+SYSTEM, AGENT = "corepin-system", "corepin-agent"
+Object = dict[str, Any]
+
+
+def text_of(folder: Path) -> str:
+    """Return what kubectl renders."""
+    command = [str(require_servers().kubectl), "kustomize", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr  # warnings of deprecated fields
+    return done.stdout
+
+
+@cache
+def text(name: str) -> str:
+    """Return what an overlay renders to."""
+    return text_of(ROOT / name)
+
+
+def objects(name: str) -> list[Object]:
+    """Return the objects of an overlay."""
+    return list(yaml.safe_load_all(text(name)))
+
+
+def one(name: str, kind: str, called: str) -> Object:
+    """Return the object of a kind and name."""
+    (found,) = [it for it in objects(name) if (it["kind"], it["metadata"]["name"]) == (kind, called)]
+    return found

@@ -1,0 +1,448 @@
+"""The policies at each door: who may write `status.corepin.io/*`, and what the two accounts may change."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.node_words import NodeOptions
+from agent.pod_watch import PodWatch
+from agent.report_events import EventReport
+from agent.report_node import NodeReport
+from agent.report_pods import PodReport
+from agent.report_pool import PoolReport
+from agent.seams import Refused
+from tests.agent.states import EXCLUSIVE, state_of
+from tests.manifests.installed import (
+    ADMISSION,
+    FORGED,
+    HERE_NODE,
+    JSON_PATCH,
+    MERGE,
+    NODES,
+    PODS,
+    STATUS,
+    STRATEGIC,
+    THERE_NODE,
+    Caller,
+    Installed,
+    pod,
+)
+from tests.manifests.rendered import AGENT
+
+pytestmark = pytest.mark.server
+
+SECONDS = 20.0
+HERE, THERE = f"{NODES}/{HERE_NODE}", f"{NODES}/{THERE_NODE}"
+MAPS, EVENTS = f"/api/v1/namespaces/{AGENT}/configmaps", "/api/v1/namespaces/demo/events"
+
+
+def assert_refused(answer: httpx.Response, policy: str, told: str) -> None:
+    """Check who refused, and that it was told why."""
+    assert answer.status_code == 403, answer.text
+    message = answer.json()["message"]
+    assert f"ValidatingAdmissionPolicy '{policy}'" in message
+    assert told in message
+
+
+def assert_refused_by_any(answer: httpx.Response) -> None:
+    """Check that a policy refused: an agent's forgery meets two of them, and one of the two answers."""
+    assert answer.status_code == 403, answer.text
+    found = re.search(r"ValidatingAdmissionPolicy '(.*?)'", answer.json()["message"])
+    assert found
+    assert found[1] in {"corepin-status", "corepin-agent-pods", "corepin-agent-nodes"}
+
+
+def caller(installed: Installed, name: str) -> Caller:
+    """Return a caller by the name of its field."""
+    found: Caller = getattr(installed, name)
+    return found
+
+
+# Nobody but the agent of the node writes the status.
+
+
+@pytest.mark.parametrize("who", ["admin", "other_agent", "unbound_agent"])
+def test_nobody_else_forges_a_pods_status(who: str, installed: Installed) -> None:
+    """Neither a user, nor another node's agent, nor the agent's token without a node; also not by removing it."""
+    path = installed.fresh_pod("target")
+    assert_refused_by_any(caller(installed, who).patch(path, FORGED))
+    assert installed.agent.patch(path, FORGED).is_success
+    for value in (None, "other"):
+        body = {"metadata": {"annotations": {STATUS: value}}}
+        assert_refused_by_any(caller(installed, who).patch(path, body))
+
+
+def test_a_user_is_told_who_writes_the_status(installed: Installed) -> None:
+    """The refusal names the node and the user; other annotations beside the status are the user's as ever."""
+    path = installed.fresh_pod("target")
+    assert_refused(
+        installed.admin.patch(path, FORGED), "corepin-status", f'of node "{HERE_NODE}"; you are admin'
+    )
+    assert installed.agent.patch(path, FORGED).is_success
+    assert installed.admin.patch(path, {"metadata": {"annotations": {"mine": "1"}}}).is_success
+    assert installed.admin.patch(f"{path}/status", {"status": {"message": "as the kubelet does"}}).is_success
+
+
+@pytest.mark.parametrize("part", ["status", "resize", "ephemeralcontainers"])
+def test_no_subresource_of_a_pod_is_a_way_around(part: str, installed: Installed) -> None:
+    """What is sent to a subresource is refused, or the API server drops the annotation."""
+    path = installed.fresh_pod("target")
+    answer = installed.admin.patch(f"{path}/{part}", FORGED, STRATEGIC)
+    if part == "status":
+        assert_refused(answer, "corepin-status", HERE_NODE)
+    assert STATUS not in installed.admin.send("GET", path).json()["metadata"].get("annotations", {})
+
+
+@pytest.mark.parametrize("part", ["", "/status"])
+@pytest.mark.parametrize("who", ["admin", "other_agent", "unbound_agent"])
+def test_nobody_else_forges_a_nodes_status(who: str, part: str, installed: Installed) -> None:
+    """The same for nodes, through both doors."""
+    body = {"metadata": {"annotations": {"status.corepin.io/pools": "forged"}}}
+    assert_refused_by_any(caller(installed, who).patch(HERE + part, body))
+
+
+def test_a_copied_status_is_refused_with_the_advice_to_remove_it(installed: Installed) -> None:
+    """Restored pods and copied manifests carry the annotation of another life; nodes may not be born with one."""
+    copied = pod("copied", None, {STATUS: "{}"})
+    answer = installed.admin.send("POST", PODS, copied)
+    assert_refused(answer, "corepin-status", "remove status.corepin.io/*")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "born", **FORGED["metadata"]}}
+    assert_refused(installed.admin.send("POST", NODES, node), "corepin-status", "remove status.corepin.io/*")
+    on_node = pod("copied", HERE_NODE, {STATUS: "{}"})
+    assert_refused(installed.admin.send("POST", PODS, on_node), "corepin-status", "remove")
+
+
+@pytest.mark.parametrize("door", ["binding", "bindings"])
+def test_a_binding_carries_no_status(door: str, installed: Installed) -> None:
+    """A scheduler's annotations are copied to the pod, ours are not among them; others are bound as ever."""
+    path = installed.fresh_pod("unbound", None)
+    target = {"apiVersion": "v1", "kind": "Node", "name": HERE_NODE}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "unbound"}, "target": target}
+    where = f"{path}/binding" if door == "binding" else "/api/v1/namespaces/demo/bindings"
+    forged = {**binding, "metadata": {"name": "unbound", **FORGED["metadata"]}}
+    assert_refused(
+        installed.admin.send("POST", where, forged), "corepin-status", "remove status.corepin.io/*"
+    )
+    assert installed.admin.send("POST", where, binding).is_success
+
+
+# What the agent's account may change.
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"metadata": {"annotations": {"other": "1"}}}, id="annotation of others"),
+        pytest.param(
+            {"metadata": {"annotations": {"cpu-manager.corepin.io/pod": "none"}}}, id="policy of the user"
+        ),
+        pytest.param({"metadata": {"labels": {"app": "other"}}}, id="label"),
+        pytest.param({"metadata": {"finalizers": ["a.example/b"]}}, id="finalizer"),
+        pytest.param(
+            {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}]}},
+            id="owner",
+        ),
+        pytest.param({"spec": {"activeDeadlineSeconds": 1}}, id="deadline"),
+    ],
+)
+def test_agent_changes_nothing_else_on_its_pods(body: dict[str, Any], installed: Installed) -> None:
+    """Not even on pods of its own node, and not beside its own annotation."""
+    path = installed.fresh_pod("target")
+    metadata = body.get("metadata", {})
+    both = {
+        **body,
+        "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), STATUS: "{}"}},
+    }
+    for sent in (body, both):
+        assert_refused(installed.agent.patch(path, sent), "corepin-agent-pods", "of a pod only annotations")
+
+
+@pytest.mark.parametrize("node", [HERE_NODE, THERE_NODE, None])
+def test_agent_changes_no_image(node: str | None, installed: Installed) -> None:
+    """A stolen token of an agent runs nothing anywhere."""
+    path = installed.fresh_pod("target", node)
+    body = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
+    assert_refused(installed.agent.patch(path, body, STRATEGIC), "corepin-agent-pods", "corepin-agent: ")
+
+
+@pytest.mark.parametrize("node", [THERE_NODE, None])
+def test_agent_writes_no_pod_of_others(node: str | None, installed: Installed) -> None:
+    """Neither a pod of another node nor one of none."""
+    path = installed.fresh_pod("target", node)
+    assert_refused_by_any(installed.agent.patch(path, FORGED))
+    note = {"metadata": {"annotations": {"other": "1"}}}
+    assert_refused(installed.agent.patch(path, note), "corepin-agent-pods", "not of the node of this token")
+
+
+NODE_CHANGES = {
+    "label": ("", {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
+    "label of others": ("", {"metadata": {"labels": {"other": None}}}),
+    "annotation": ("", {"metadata": {"annotations": {"other": "changed"}}}),
+    "finalizer": ("", {"metadata": {"finalizers": ["a.example/b"]}}),
+    "cordon": ("", {"spec": {"unschedulable": True}}),
+    "taint": ("", {"spec": {"taints": [{"key": "evil", "effect": "NoExecute"}]}}),
+    "no taints": ("", {"spec": {"taints": None}}),
+    "provider": ("", {"spec": {"providerID": "evil://1"}}),
+    "label by status": ("/status", {"metadata": {"labels": {"other": "changed"}}}),
+    "capacity": ("/status", {"status": {"capacity": {"cpu": "1000"}}}),
+    "allocatable": ("/status", {"status": {"allocatable": {"example.com/gpu": "8"}}}),
+    "condition": ("/status", {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
+    "address": ("/status", {"status": {"addresses": [{"type": "InternalIP", "address": "10.9.9.9"}]}}),
+    "kubelet's port": ("/status", {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}),
+    "version": ("/status", {"status": {"nodeInfo": {"kubeletVersion": "v9"}}}),
+}
+
+
+@pytest.mark.parametrize("change", NODE_CHANGES)
+def test_agent_changes_nothing_else_on_nodes(change: str, installed: Installed) -> None:
+    """Not on its own node, and on another one not even what would be its own."""
+    part, body = NODE_CHANGES[change]
+    kind = MERGE if not part else STRATEGIC
+    assert_refused(installed.agent.patch(HERE + part, body, kind), "corepin-agent-nodes", "may change")
+    assert_refused(
+        installed.agent.patch(THERE + part, body, kind), "corepin-agent-nodes", "not the node of this token"
+    )
+    assert_refused(
+        installed.unbound_agent.patch(HERE + part, body, kind), "corepin-agent-nodes", "not the node"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "body"),
+    [
+        pytest.param("", {"metadata": {"labels": {"cmk.intel.com/cmk-node": "true"}}}, id="label"),
+        pytest.param("", {"spec": {"taints": [{"key": "cmk", "effect": "NoSchedule"}]}}, id="taint"),
+        pytest.param(
+            "/status", {"status": {"capacity": {"cmk.intel.com/exclusive-cores": "9"}}}, id="resource"
+        ),
+    ],
+)
+def test_agent_writes_its_words_on_its_own_node_only(
+    part: str, body: dict[str, Any], installed: Installed
+) -> None:
+    """What it may write at home is refused on another node."""
+    kind = MERGE if not part else STRATEGIC
+    assert_refused(
+        installed.agent.patch(THERE + part, body, kind), "corepin-agent-nodes", "not the node of this token"
+    )
+
+
+def test_agent_writes_one_config_map(installed: Installed) -> None:
+    """Named after its own node; the one of another node it can neither make nor change."""
+    for node, writer in ((HERE_NODE, installed.agent), (THERE_NODE, installed.other_agent)):
+        document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"cmk-config-{node}"}}
+        installed.admin.send("DELETE", f"{MAPS}/cmk-config-{node}")
+        assert writer.send("POST", MAPS, document).is_success
+    body = {"data": {"config": "x"}}
+    assert installed.agent.patch(f"{MAPS}/cmk-config-{HERE_NODE}", body).is_success
+    others = (f"cmk-config-{THERE_NODE}", "corepin-agent")
+    for name in others:
+        assert_refused(
+            installed.agent.patch(f"{MAPS}/{name}", body), "corepin-agent-others", "only cmk-config-NODE"
+        )
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "cmk-config-"}}
+    assert_refused(
+        installed.agent.send("POST", MAPS, document), "corepin-agent-others", "only cmk-config-NODE"
+    )
+    assert_refused(
+        installed.unbound_agent.patch(f"{MAPS}/cmk-config-{HERE_NODE}", body),
+        "corepin-agent-others",
+        "token of a node",
+    )
+
+
+def test_agent_tells_events_of_its_own_node(installed: Installed) -> None:
+    """An event cannot be told in the name of another node's agent, nor of another program."""
+    installed.fresh_pod("target")
+
+    def event(node: str, component: str = "corepin-agent") -> dict[str, Any]:
+        involved = {"apiVersion": "v1", "kind": "Pod", "namespace": "demo", "name": "target"}
+        reporter = {"reportingComponent": component, "reportingInstance": node}
+        return {
+            "metadata": {"generateName": "e-", "namespace": "demo"},
+            "involvedObject": involved,
+            **reporter,
+        }
+
+    made = installed.agent.send("POST", EVENTS, event(HERE_NODE))
+    assert made.is_success, made.text
+    name = made.json()["metadata"]["name"]
+    for wrong in (event(THERE_NODE), event(HERE_NODE, "kubelet")):
+        assert_refused(
+            installed.agent.send("POST", EVENTS, wrong), "corepin-agent-others", "reportingInstance"
+        )
+    count = {"count": 2}
+    assert installed.agent.patch(f"{EVENTS}/{name}", count).is_success
+    assert_refused(
+        installed.other_agent.patch(f"{EVENTS}/{name}", count), "corepin-agent-others", "reportingInstance"
+    )
+
+
+def test_the_agents_own_reports_pass(installed: Installed) -> None:
+    """Everything that the real reporters write passes with the agent's own token and rights, and so does `--reset`."""
+    two = {"cpu": "2", "memory": "64Mi"}
+    container = {"name": "main", "image": "x", "resources": {"requests": two, "limits": two}}
+    document = pod("pinned", HERE_NODE, EXCLUSIVE, containers=[container])
+    assert installed.admin.send("POST", PODS, document).is_success
+    asyncio.run(report(installed))
+
+
+async def report(installed: Installed) -> None:
+    """Be the agent of a node: list and watch its pods, tell everything, and take it all back."""
+    api = installed.agent_api()
+    pods, changed = PodWatch(api, HERE_NODE), asyncio.Event()
+    watching = asyncio.create_task(pods.watch(changed.set))
+    options = NodeOptions(frozenset({"CPUManager"}), cmk_taint=True, overcommit_taint=True)
+    node = NodeReport(api, HERE_NODE, pods, options, interval_seconds=0)
+    reporters = (
+        PodReport(api, HERE_NODE, pods),
+        EventReport(api, HERE_NODE, pods),
+        node,
+        PoolReport(api, HERE_NODE, AGENT, interval_seconds=0),
+    )
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not pods.complete:
+                changed.clear()
+                await changed.wait()
+        listed = [it for it in pods.pods().values() if (it.get("metadata") or {}).get("namespace") == "demo"]
+        state = state_of(*pods.pods().values(), node=HERE_NODE)
+        for reporter in reporters:
+            await reporter.publish(state)
+        assert listed
+        assert all(reporter.writes for reporter in reporters)
+        check_told(installed)
+        for reporter in reporters:
+            await reporter.reset()
+        check_taken_back(installed)
+        with pytest.raises(Refused, match="corepin-agent-nodes"):
+            await api.patch(THERE, {"metadata": {"labels": {"cmk.intel.com/cmk-node": "true"}}})
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        await api.close()
+
+
+def taints_of(node: dict[str, Any]) -> set[str]:
+    """Return the keys of a node's taints; the API server's own is left out."""
+    return {taint["key"] for taint in node["spec"]["taints"]} - {"node.kubernetes.io/not-ready"}
+
+
+def check_told(installed: Installed) -> None:
+    """Read back what the agent wrote; what belongs to others is still there."""
+    node = installed.admin.send("GET", HERE).json()
+    metadata = installed.admin.send("GET", f"{PODS}/pinned").json()["metadata"]
+    assert json.loads(metadata["annotations"][STATUS])["containers"]["main"]["pinned"] is True
+    assert node["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"
+    assert node["metadata"]["labels"]["cpumanager"] == "true"
+    assert "status.corepin.io/pools" in node["metadata"]["annotations"]
+    assert taints_of(node) == {"others", "cmk"}
+    assert "cmk.intel.com/exclusive-cores" in node["status"]["allocatable"]
+    kinds = {"Ready", "CorepinKubeletPolicy", "CorepinSharedOvercommitted"}
+    assert {condition["type"] for condition in node["status"]["conditions"]} == kinds
+    assert installed.admin.send("GET", f"{MAPS}/cmk-config-{HERE_NODE}").json()["data"]["config"]
+
+
+def check_taken_back(installed: Installed) -> None:
+    """Nothing of ours is left, and nothing of others is gone."""
+    node = installed.admin.send("GET", HERE).json()
+    annotations = installed.admin.send("GET", f"{PODS}/pinned").json()["metadata"]["annotations"]
+    assert annotations == EXCLUSIVE
+    assert node["metadata"]["labels"] == {"other": "label"}
+    assert node["metadata"]["annotations"] == {"other": "annotation"}
+    assert taints_of(node) == {"others"}
+    assert node["status"]["capacity"] == {"cpu": "8"}
+    assert {condition["type"] for condition in node["status"]["conditions"]} == {"Ready"}
+
+
+# What the rotation's account may change.
+
+KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+
+
+def bundle(installed: Installed) -> str:
+    """Return a CA that an API server takes."""
+    return base64.b64encode(installed.api.ca_file.read_bytes()).decode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rotation_replaces_every_ca_bundle(kind: str, installed: Installed) -> None:
+    """By the very patch that the rotation sends: locked to a version, one operation for each entry."""
+    path = f"{ADMISSION}/{kind}/zz-corepin"
+    read = installed.rotation.send("GET", path).json()
+    locked = {
+        "op": "replace",
+        "path": "/metadata/resourceVersion",
+        "value": read["metadata"]["resourceVersion"],
+    }
+    value = bundle(installed)
+    operations = [
+        {"op": "add", "path": f"/webhooks/{entry}/clientConfig/caBundle", "value": value}
+        for entry in range(len(read["webhooks"]))
+    ]
+    changed = installed.rotation.patch(path, [locked, *operations], JSON_PATCH)
+    assert changed.is_success, changed.text
+    assert installed.rotation.patch(path, [locked, operations[0]], JSON_PATCH).status_code == 409
+    # an upgrade of the manifests leaves the bundles where they are
+    installed.api.kubectl("apply", "--server-side", "-f", "manifests/base/registration.yaml")
+    after = installed.rotation.send("GET", path).json()
+    assert {entry["clientConfig"]["caBundle"] for entry in after["webhooks"]} == {value}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Fail"},
+        {"op": "replace", "path": "/webhooks/0/rules/0/resources", "value": ["*"]},
+        {"op": "replace", "path": "/webhooks/0/clientConfig", "value": {"url": "https://evil.example/"}},
+        {"op": "replace", "path": "/webhooks/0/clientConfig/service/namespace", "value": "demo"},
+        {"op": "replace", "path": "/webhooks/0/clientConfig/service/path", "value": "/other"},
+        {"op": "remove", "path": "/webhooks/0/namespaceSelector"},
+        {"op": "remove", "path": "/webhooks/0/matchConditions"},
+        {"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 30},
+        {"op": "remove", "path": "/webhooks/0"},
+        {"op": "copy", "path": "/webhooks/-", "from": "/webhooks/0"},
+        {"op": "add", "path": "/metadata/labels/mine", "value": "1"},
+        {"op": "add", "path": "/metadata/annotations", "value": {"cert-manager.io/inject-ca-from": "a/b"}},
+        {"op": "add", "path": "/metadata/finalizers", "value": ["a.example/b"]},
+    ],
+    ids=lambda operation: f"{operation['op']} {operation['path']}",
+)
+def test_the_rotation_changes_nothing_else(
+    operation: dict[str, Any], kind: str, installed: Installed
+) -> None:
+    """A stolen token of the rotation can neither send reviews elsewhere nor ask for more of them."""
+    operations = [operation]
+    if operation["op"] == "copy":  # names of entries must differ, or the API server refuses by itself
+        operations.append({"op": "replace", "path": "/webhooks/1/name", "value": "x.corepin.io"})
+        operations[0] = {**operation, "path": "/webhooks/1"}
+    answer = installed.rotation.patch(f"{ADMISSION}/{kind}/zz-corepin", operations, JSON_PATCH)
+    assert_refused(answer, "corepin-certs", "only caBundle may change")
+
+
+def test_the_rotation_changes_no_other_policy_of_mutation(installed: Installed) -> None:
+    """The one field that only mutating entries have is held as well."""
+    operation = {"op": "replace", "path": "/webhooks/0/reinvocationPolicy", "value": "Never"}
+    answer = installed.rotation.patch(f"{ADMISSION}/{KINDS[0]}/zz-corepin", [operation], JSON_PATCH)
+    assert_refused(answer, "corepin-certs", "only caBundle may change")
+
+
+def test_the_rotation_fills_its_secret(installed: Installed) -> None:
+    """The empty Secret of the manifests is enough, and applying them again does not empty it."""
+    path = "/api/v1/namespaces/corepin-system/secrets/corepin-webhook-tls"
+    assert installed.rotation.patch(path, {"data": {"tls.crt": "eA=="}}).is_success
+    installed.api.kubectl("apply", "--server-side", "-f", "manifests/base/certs.yaml")
+    assert installed.rotation.send("GET", path).json()["data"] == {"tls.crt": "eA=="}
+    event = {
+        "metadata": {"generateName": "e-", "namespace": "corepin-system"},
+        "involvedObject": {"kind": "Secret", "namespace": "corepin-system", "name": "corepin-webhook-tls"},
+    }
+    assert installed.rotation.send("POST", "/api/v1/namespaces/corepin-system/events", event).is_success

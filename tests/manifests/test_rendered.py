@@ -1,0 +1,257 @@
+"""What is rendered is whole, safe, and the same everywhere it must be."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent.config import read_config_file
+from agent.node_resources import RESOURCES
+from corepin.cli import build_parser
+from pinning.contract import (
+    CMK_NODE_LABEL,
+    CMK_TAINT_KEY,
+    CPUMANAGER_LABELS,
+    KUBELET_CONDITION,
+    NOT_READY_TAINT_KEY,
+    OVERCOMMIT_CONDITION,
+    OVERCOMMIT_TAINT_KEY,
+)
+from tests.manifests.rendered import (
+    AGENT,
+    INSTALLS,
+    ROOT,
+    ROTATING,
+    SYSTEM,
+    Object,
+    objects,
+    one,
+    text,
+    text_of,
+)
+from webhook.config import load_settings
+from webhook.mutations import load_mutations
+
+pytestmark = pytest.mark.server  # for kubectl
+
+EVERY = (*INSTALLS, "cmk-namespace")
+# What is deprecated or gone anywhere from 1.30 to 1.37, and what those versions call stable.
+STABLE = {
+    "v1",
+    "apps/v1",
+    "policy/v1",
+    "networking.k8s.io/v1",
+    "rbac.authorization.k8s.io/v1",
+    "admissionregistration.k8s.io/v1",
+}
+
+
+def values(it: Any, key: str) -> Iterator[Any]:
+    """Yield everything that stands under a key, at any depth."""
+    if isinstance(it, dict):
+        for name, value in it.items():
+            if name == key:
+                yield value
+            yield from values(value, key)
+    elif isinstance(it, list):
+        for value in it:
+            yield from values(value, key)
+
+
+def pods(name: str) -> Iterator[tuple[Object, Object]]:
+    """Yield each workload with the specification of its pods."""
+    for it in objects(name):
+        if it["kind"] in {"Deployment", "DaemonSet"}:
+            yield it, it["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_object_fits_its_schema(name: str) -> None:
+    """The schemas of both ends of the supported range accept every object, and nothing is misspelt."""
+    for it in objects(name):
+        if it["apiVersion"].startswith("cert-manager.io/"):
+            continue
+        assert it["apiVersion"] in STABLE
+        for version in ("1.37", "1.30"):
+            kubernetes_validate.validate(it, version, strict=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_certificate_is_in_a_manifest(name: str) -> None:
+    """An `apply` never takes back a caBundle, nor a certificate, that somebody has issued."""
+    assert list(values(objects(name), "caBundle")) == []
+    assert [
+        it for it in objects(name) if it["kind"] == "Secret" and ({"data", "stringData"} & it.keys())
+    ] == []
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
+    """With other namespaces in names.yaml none of the old ones is left anywhere."""
+    shutil.copytree(ROOT, tmp_path / "manifests")
+    names = tmp_path / "manifests/base/names.yaml"
+    changed = names.read_text().replace(f": {SYSTEM}", ": one").replace(f": {AGENT}", ": two")
+    names.write_text(changed)
+    renamed = text_of(tmp_path / "manifests" / name)
+
+    assert SYSTEM not in renamed
+    # our objects are named like the old namespace of the agents, so that one is looked for where namespaces stand
+    every = list(yaml.safe_load_all(renamed))
+    assert set(values(every, "namespace")) == {"one", "two"}
+    assert [it["metadata"]["name"] for it in every if it["kind"] == "Namespace"] == ["one", "two"]
+    assert AGENT not in [name for selector in values(every, "values") for name in selector]
+    accounts = set(re.findall(r"system:serviceaccount:[a-z:-]+", renamed))
+    assert accounts <= {"system:serviceaccount:two:corepin-agent", "system:serviceaccount:one:corepin-certs"}
+    assert f"{AGENT}/" not in renamed
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
+    """Nothing is privileged, every capability is dropped, the root is read-only; the agent alone is root and has one."""
+    for it, pod in pods(name):
+        (container,) = pod["containers"]
+        security = container["securityContext"]
+        is_agent = it["kind"] == "DaemonSet"
+        assert not security.get("privileged")
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert security["capabilities"].get("add", []) == (["SYS_NICE"] if is_agent else [])
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["securityContext"].get("runAsNonRoot", False) is not is_agent
+        assert not pod.get("hostNetwork")
+        assert not pod.get("hostIPC")
+        assert bool(pod.get("hostPID")) is is_agent
+        hosts = {volume["hostPath"]["path"] for volume in pod.get("volumes", []) if "hostPath" in volume}
+        assert is_agent or not hosts
+        assert "/var/lib/kubelet" not in hosts  # the volumes of all pods
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_webhook_sees_the_pair_alone(name: str) -> None:
+    """No token, no CA key; files are directories, so that changes arrive."""
+    pod = one(name, "Deployment", "corepin-webhook")["spec"]["template"]["spec"]
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert pod["automountServiceAccountToken"] is False
+    assert secret["secretName"] == "corepin-webhook-tls"
+    assert [item["key"] for item in secret["items"]] == ["tls.crt", "tls.key"]
+    assert all("subPath" not in mount for mount in pod["containers"][0]["volumeMounts"])
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_every_reference_leads_somewhere(name: str) -> None:
+    """Accounts, ConfigMaps, Services and labels that one object names belong to another one."""
+    there = {(it["kind"], it["metadata"].get("namespace"), it["metadata"]["name"]) for it in objects(name)}
+    labels = [it["spec"]["template"]["metadata"]["labels"] for it, _ in pods(name)]
+    for it, pod in pods(name):
+        space = it["metadata"]["namespace"]
+        assert ("ServiceAccount", space, pod["serviceAccountName"]) in there
+        assert it["spec"]["selector"]["matchLabels"] == it["spec"]["template"]["metadata"]["labels"]
+        for volume in pod.get("volumes", []):
+            if "configMap" in volume:
+                assert ("ConfigMap", space, volume["configMap"]["name"]) in there
+    for it in objects(name):
+        for service in values(it, "service"):
+            assert ("Service", service["namespace"], service["name"]) in there
+        if it["kind"] == "Service":
+            assert it["spec"]["selector"] in labels
+        if it["kind"] == "PodDisruptionBudget":
+            assert it["spec"]["selector"]["matchLabels"] in labels
+        for reference in values(it, "roleRef"):
+            assert (reference["kind"], it["metadata"].get("namespace"), reference["name"]) in there
+        if it["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert ("ValidatingAdmissionPolicy", None, it["spec"]["policyName"]) in there
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_arguments_are_those_of_the_command(name: str) -> None:
+    """`corepin` takes the arguments of every container."""
+    for _, pod in pods(name):
+        build_parser().parse_args(pod["containers"][0]["args"])
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_configuration_can_be_read(name: str, tmp_path: Path) -> None:
+    """The programs take the configurations of the ConfigMaps."""
+    webhook = one(name, "ConfigMap", "corepin-webhook")["data"]
+    load_settings(webhook["config.yaml"].encode())
+    if "mutations.yaml" in webhook:
+        load_mutations(webhook["mutations.yaml"].encode())
+    file = tmp_path / "config.yaml"
+    file.write_text(one(name, "ConfigMap", "corepin-agent")["data"]["config.yaml"])
+    read_config_file(file)
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_failure_policies(name: str) -> None:
+    """Pods start while the webhook is away, except in `hardened`; workloads get warnings only, so they always pass."""
+    strict = "Fail" if name == "hardened" else "Ignore"
+    entries = [entry for kind in ("Mutating", "Validating") for entry in registered(name, kind)]
+    assert {entry["name"]: entry["failurePolicy"] for entry in entries} == {
+        "pods.mutate.corepin.io": strict,
+        "pods.validate.corepin.io": strict,
+        "kubevirt.validate.corepin.io": strict,
+        "workloads.validate.corepin.io": "Ignore",
+    }
+
+
+def registered(name: str, kind: str) -> list[Object]:
+    """Return the entries of a webhook configuration."""
+    entries: list[Object] = one(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]
+    return entries
+
+
+def test_webhooks_never_see_their_own_pods() -> None:
+    """Both namespaces are excluded everywhere, so that corepin can always start."""
+    for entry in (*registered("base", "Mutating"), *registered("base", "Validating")):
+        (excluded,) = entry["namespaceSelector"]["matchExpressions"]
+        assert excluded["key"] == "kubernetes.io/metadata.name"
+        assert excluded["operator"] == "NotIn"
+        assert {SYSTEM, AGENT, "kube-system", "kube-node-lease"} == set(excluded["values"])
+        assert entry["sideEffects"] == "None"
+        assert entry["timeoutSeconds"] == 2
+        assert entry["clientConfig"]["service"]["path"] in {"/mutate", "/validate"}
+
+
+def test_policies_name_what_the_agent_writes() -> None:
+    """A word that the agent begins to write on nodes must be in the policy, and none that it does not write."""
+    policy = one("base", "ValidatingAdmissionPolicy", "corepin-agent-nodes")["spec"]
+    lists = {
+        it["name"]: set(json.loads(it["expression"].replace("'", '"')))
+        for it in policy["variables"]
+        if it["expression"].startswith("['") and it["name"] != "free"
+    }
+    assert lists == {
+        "labels": {CMK_NODE_LABEL, *CPUMANAGER_LABELS},
+        "taints": {CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
+        "resources": set(RESOURCES),
+        "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION},
+    }
+
+
+def test_cmk_injects_what_the_example_injects() -> None:
+    """The overlay ships the tested example, word for word."""
+    shipped = one("cmk", "ConfigMap", "corepin-webhook")["data"]["mutations.yaml"]
+    assert shipped == Path("examples/cmk/mutations-cluster-init.yaml").read_text(encoding="utf-8")
+    agent = one("cmk", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "COREPIN_TAINT", "value": "cmk"} in agent["env"]
+    (account,) = objects("cmk-namespace")
+    assert load_mutations(shipped.encode()).per_pod is not None
+    assert account["metadata"]["name"] in shipped
+    assert account["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_rotation_is_there_or_wholly_gone(name: str) -> None:
+    """Who brings certificates otherwise has no account with rights on Secrets."""
+    kinds = sorted(it["kind"] for it in objects(name) if it["metadata"]["name"] == "corepin-certs")
+    assert bool(kinds) is (name in ROTATING)
+    assert ("corepin-certs" in text(name)) is (name in ROTATING)

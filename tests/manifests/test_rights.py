@@ -1,0 +1,136 @@
+"""What the accounts of the manifests may do: exactly this, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.manifests.installed import ADMISSION, DEMO, HERE_NODE, PODS, Caller, Installed
+from tests.manifests.rendered import AGENT, SYSTEM
+
+pytestmark = pytest.mark.server
+
+Rule = tuple[str, str, str, str]  # API group, resource, name, verb
+AGENT_EVERYWHERE = {
+    *(("", "pods", "", verb) for verb in ("list", "watch", "patch")),
+    *(("", "nodes", "", verb) for verb in ("get", "list", "watch", "patch")),
+    ("", "nodes/status", "", "patch"),
+    *(("", "events", "", verb) for verb in ("create", "patch")),
+}
+AGENT_AT_HOME = AGENT_EVERYWHERE | {("", "configmaps", "", verb) for verb in ("create", "patch")}
+CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+ROTATION_EVERYWHERE = {
+    ("admissionregistration.k8s.io", kind, "zz-corepin", verb)
+    for kind in CONFIGURATIONS
+    for verb in ("get", "patch")
+}
+ROTATION_AT_HOME = ROTATION_EVERYWHERE | {
+    *(("", "secrets", "corepin-webhook-tls", verb) for verb in ("get", "patch")),
+    ("", "events", "", "create"),
+}
+
+
+def rules(installed: Installed, caller: Caller, namespace: str) -> set[Rule]:
+    """Return what an account may do in a namespace, beyond what every account may."""
+    return rules_of(caller, namespace) - rules_of(installed.anybody, namespace)
+
+
+def rules_of(caller: Caller, namespace: str) -> set[Rule]:
+    """Return what the API server says that an account may do in a namespace."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    answer = caller.send("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)
+    assert answer.is_success, answer.text
+    return {
+        (group, resource, name, verb)
+        for rule in answer.json()["status"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_agent_may_do_this_and_nothing_else(installed: Installed) -> None:
+    """Pods and nodes by RBAC, which the policies narrow; ConfigMaps in its own namespace."""
+    for namespace in (DEMO, SYSTEM, "kube-system"):
+        assert rules(installed, installed.agent, namespace) == AGENT_EVERYWHERE
+    assert rules(installed, installed.agent, AGENT) == AGENT_AT_HOME
+
+
+def test_the_rotation_may_do_this_and_nothing_else(installed: Installed) -> None:
+    """One Secret, events beside it, and two configurations by name."""
+    for namespace in (DEMO, AGENT, "kube-system"):
+        assert rules(installed, installed.rotation, namespace) == ROTATION_EVERYWHERE
+    assert rules(installed, installed.rotation, SYSTEM) == ROTATION_AT_HOME
+
+
+def test_the_webhook_may_do_nothing(installed: Installed) -> None:
+    """Its account has no rights in any namespace, its own included."""
+    for namespace in (DEMO, SYSTEM, AGENT, "kube-system"):
+        assert rules(installed, installed.webhook, namespace) == set()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        pytest.param("GET", PODS + "/probe", id="read one pod"),
+        pytest.param("POST", PODS, id="create pods"),
+        pytest.param("DELETE", PODS + "/probe", id="delete pods"),
+        pytest.param("PATCH", PODS + "/probe/status", id="pods/status"),
+        pytest.param("POST", PODS + "/probe/exec?command=id&stdout=true", id="pods/exec"),
+        pytest.param("POST", PODS + "/probe/eviction", id="pods/eviction"),
+        pytest.param("POST", PODS + "/probe/binding", id="pods/binding"),
+        pytest.param("GET", PODS + "/probe/log", id="pods/log"),
+        pytest.param("GET", f"/api/v1/nodes/{HERE_NODE}/proxy/pods", id="nodes/proxy"),
+        pytest.param("DELETE", f"/api/v1/nodes/{HERE_NODE}", id="delete nodes"),
+        pytest.param("PUT", f"/api/v1/nodes/{HERE_NODE}/status", id="update nodes/status"),
+        pytest.param(
+            "GET", f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls", id="the webhook's key"
+        ),
+        pytest.param("GET", f"/api/v1/namespaces/{AGENT}/secrets", id="secrets at home"),
+        pytest.param("GET", f"/api/v1/namespaces/{AGENT}/configmaps", id="read ConfigMaps"),
+        pytest.param("PATCH", f"/api/v1/namespaces/{DEMO}/configmaps/x", id="ConfigMaps elsewhere"),
+        pytest.param("POST", f"/api/v1/namespaces/{AGENT}/serviceaccounts/corepin-agent/token", id="tokens"),
+        pytest.param("PATCH", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin", id="webhooks"),
+        pytest.param("DELETE", f"{ADMISSION}/validatingadmissionpolicies/corepin-status", id="policies"),
+    ],
+)
+def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> None:
+    """A stolen token of an agent opens none of these."""
+    body: object = None if method in {"GET", "DELETE"} else {}
+    content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    answer = installed.agent.send(method, path, body, content_type)
+    assert answer.status_code == 403, answer.text
+    assert "cannot" in answer.json()["message"]  # by RBAC, before any policy
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        pytest.param("GET", f"/api/v1/namespaces/{SYSTEM}/secrets", id="list secrets"),
+        pytest.param(
+            "GET", f"/api/v1/namespaces/{DEMO}/secrets/corepin-webhook-tls", id="its Secret elsewhere"
+        ),
+        pytest.param("POST", f"/api/v1/namespaces/{SYSTEM}/secrets", id="create secrets"),
+        pytest.param(
+            "DELETE", f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls", id="delete its Secret"
+        ),
+        pytest.param("GET", f"{ADMISSION}/mutatingwebhookconfigurations", id="list configurations"),
+        pytest.param("PATCH", f"{ADMISSION}/mutatingwebhookconfigurations/other", id="somebody else's"),
+        pytest.param("POST", f"{ADMISSION}/validatingwebhookconfigurations", id="create configurations"),
+        pytest.param("DELETE", f"{ADMISSION}/validatingwebhookconfigurations/zz-corepin", id="delete ours"),
+        pytest.param("PUT", f"{ADMISSION}/validatingwebhookconfigurations/zz-corepin", id="replace ours"),
+        pytest.param("POST", f"/api/v1/namespaces/{DEMO}/events", id="events elsewhere"),
+        pytest.param("GET", PODS, id="pods"),
+    ],
+)
+def test_the_rotation_is_refused(method: str, path: str, installed: Installed) -> None:
+    """A stolen token of the rotation opens none of these."""
+    body: object = None if method in {"GET", "DELETE"} else {}
+    content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    answer = installed.rotation.send(method, path, body, content_type)
+    assert answer.status_code == 403, answer.text
+    assert "cannot" in answer.json()["message"]
