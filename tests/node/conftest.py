@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.node.node import Node
+    from tests.servers.catalog import Server
 
 NOT_READY = "node.kubernetes.io/not-ready"  # nobody takes it away without a controller manager
 CONFLIST = """{
@@ -42,11 +43,9 @@ def node_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield _start(stack, kubelet, scheduler, tmp_path_factory.mktemp("node-"))
 
 
-def _program(server: object) -> Path:
+def _program(server: Server) -> Path:
     from tests.agent.containerd import _missing
-    from tests.servers.catalog import Server
 
-    assert isinstance(server, Server)
     if len(os.sched_getaffinity(0)) == 1:
         raise _missing("one CPU can be reserved or given out, not both")
     path = find(server, cache_folder())

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.hierarchy import Hierarchy, find_hierarchy
 from agent.sysfs import read_topology
 from pinning.cpuset import CPUSet, union
-from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd, _pids
+from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd
 from tests.node.waiting import until, until_equal
 from tests.servers.daemon import Daemon, free_port, running
 
@@ -45,6 +45,7 @@ while :; do
   [ "$value" = "$last" ] || echo "$value"
   last=$value
   [ -n "$WANTED" ] && [ "$value" != "$WANTED" ] || break
+  /bin/busybox usleep 5000
 done
 exec /bin/sleep 1000000
 """
@@ -197,7 +198,9 @@ class Node:
     def pods(self) -> list[Any]:
         """Return all pods."""
         with self.plane.server.client() as client:
-            items: list[Any] = client.get("/api/v1/namespaces/default/pods").raise_for_status().json()["items"]
+            items: list[Any] = (
+                client.get("/api/v1/namespaces/default/pods").raise_for_status().json()["items"]
+            )
         return items
 
     def annotate(self, name: str, value: str) -> None:
@@ -214,9 +217,9 @@ class Node:
             key = status.get("containerID", "").partition("//")[2]
             if key and "running" in status["state"]:
                 root = self.hierarchy.folder(self.containerd.cgroup)
-                folders = [folder for folder in root.rglob(key) if folder.is_dir()]
-                if folders:
-                    return Container(key, status["restartCount"], self.hierarchy, folders[0])
+                for path, names, _ in os.walk(root):  # which bears that folders go away meanwhile
+                    if key in names:
+                        return Container(key, status["restartCount"], self.hierarchy, Path(path) / key)
         return None
 
     def running(self, name: str) -> Container:
@@ -256,7 +259,16 @@ class Node:
             file.unlink()
         self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")  # else it takes five seconds
         until_equal("pods are gone", self.pods, [])
-        until("containers are gone", lambda: not _pids(self.containerd.cgroup))
+        until("containers are gone", lambda: not self._pids())
+
+    def _pids(self) -> str:
+        """Return every process below the node's cgroup."""
+        root = self.hierarchy.folder(self.containerd.cgroup)
+        found = ""
+        for path, _, _ in os.walk(root):
+            with suppress(OSError):
+                found += (Path(path) / "cgroup.procs").read_text()
+        return found
 
     # The node.
 

@@ -103,7 +103,9 @@ class _Handler(socketserver.StreamRequestHandler):
             if failure is None:
                 self._pass_on(line, fields, body)
             elif failure != CUT:
-                head = f"HTTP/1.1 {failure} told to\r\nContent-Length: {len(_BODY)}\r\nConnection: close\r\n\r\n"
+                head = (
+                    f"HTTP/1.1 {failure} told to\r\nContent-Length: {len(_BODY)}\r\nConnection: close\r\n\r\n"
+                )
                 self.wfile.write(head.encode() + _BODY)
 
     def _read(self) -> tuple[bytes, list[bytes], bytes]:

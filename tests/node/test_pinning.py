@@ -101,7 +101,7 @@ def test_static_pod_is_pinned(node: Node) -> None:
     pinned = node.running(name)
     until_equal("count", lambda: len(pinned.cpus), 1)
     node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
-    until_equal("told", lambda: (node.status(name) or {}).get("cpus"), str(pinned.cpus))
+    until_equal("told", lambda: str((node.status(name) or {}).get("cpus")), str(pinned.cpus))
     file.unlink()
     node.settled({bystander: node.all})
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from pinning.cpuset import CPUSet
 from tests.node.node import CORES, CRANE, EXCLUSIVE, pod
 from tests.node.waiting import until, until_equal
 
@@ -68,14 +67,11 @@ def test_node_says_what_it_has(node: Node) -> None:
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
     until_equal("published", node.published, (str(node.cores - 1), str(node.cores - 1)))
 
-    def exclusive() -> str:
-        return json.dumps(json.loads(document()["status.corepin.io/pools"]))
+    def pools() -> str:
+        return str(json.loads(node.document()["metadata"]["annotations"]["status.corepin.io/pools"]))
 
-    def document() -> Any:
-        return node.document()["metadata"]["annotations"]
-
-    until("pools name the pod", lambda: "pinned" in exclusive())
-    assert len(CPUSet.parse(str(pinned.cpus))) == 1
+    until("pools name the pod", lambda: "pinned" in pools())
+    assert len(pinned.cpus) == 1
     config = until("ConfigMap", lambda: config_map(node))
     assert set(yaml.safe_load(next(iter(config.values())))) >= {"exclusive", "shared", "infra"}
     node.annotate("pinned", "none")

@@ -15,7 +15,6 @@ from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from tests.node.node import Node
 

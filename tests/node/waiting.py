@@ -13,7 +13,7 @@ SECONDS: Final = 60.0  # a second or two on an idle machine
 _POLL_SECONDS: Final = 0.05
 
 
-def until(what: str, look: Callable[[], Found], seconds: float = SECONDS) -> Found:
+def until(what: str, look: Callable[[], Found | None], seconds: float = SECONDS) -> Found:
     """Return what `look` finds as soon as it is true; fail with what was seen last."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
