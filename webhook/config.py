@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -12,9 +12,11 @@ from msgspec import Meta
 from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
 from pinning.errors import BadContract, BadQuantity
 from pinning.quantity import RawQuantity, parse_quantity
+from webhook.explain import explain
 
 GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
 KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
+_MERGE = "tag:yaml.org,2002:merge"
 Count = Annotated[int, Meta(ge=1, le=8192)]
 
 
@@ -101,21 +103,38 @@ def load_settings(document: bytes) -> Settings:
     return settings
 
 
+class _Loader(yaml.SafeLoader):  # not the C loader: deep nesting ends that one in a segmentation fault
+    """Refuses a key that stands twice, where YAML's own loader keeps the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 (PyYAML's)
+        """Return the mapping; raise YAMLError naming the key that stands twice."""
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE and key.value in seen:
+                told = f"line {line}: key {key.value!r} stands there twice (first on line {seen[key.value]})"
+                raise yaml.YAMLError(f"{told}: remove one")
+            if isinstance(key, yaml.ScalarNode):
+                seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(document: bytes, what: str) -> object:
     """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
     try:
-        return yaml.safe_load(
-            document
-        )  # not the C loader: deep nesting ends that one in a segmentation fault
+        return yaml.load(document, _Loader)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
 
 
 def _convert(parsed: object) -> Settings:
+    given = {} if parsed is None else parsed
+    if isinstance(given, dict) and given.get("sidecarLimits") is False:
+        given = {**given, "sidecarLimits": "off"}  # a bare `off` is false to YAML 1.1
     try:
-        return msgspec.convert({} if parsed is None else parsed, Settings)
+        return msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
-        raise BadContract(f"configuration: {error}") from error
+        raise BadContract(f"configuration: {explain(error, given, Settings)}") from error
 
 
 def _require_amount(name: str, value: RawQuantity) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,8 +18,10 @@ from pinning.contract import CMK_INJECTED, CMK_TAINT_KEY, CMK_TAINT_VALUE
 from pinning.errors import BadContract, Cause
 from pinning.kube import Container, Pod
 from webhook.config import parse_yaml
+from webhook.explain import explain
 
 Fragment = dict[str, Any]
+Shape = TypeVar("Shape")
 
 # What the typed decoding of a review keeps; a file that goes beyond makes the webhook decode whole objects.
 _TYPED_META: Final = frozenset({"annotations", "labels"})
@@ -72,15 +74,19 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def load_mutations(document: bytes) -> Mutations:
     """Read a mutations file; raise BadContract naming what is wrong and where."""
-    try:
-        parsed = msgspec.convert(parse_yaml(document, "mutations file"), _File).mutations
-        per_pod, per_container = parsed.per_pod or {}, parsed.per_container or {}
-        msgspec.convert(per_pod, Pod)
-        msgspec.convert(per_container, Container)
-    except msgspec.ValidationError as error:
-        raise BadContract(f"mutations file: {error}") from error
+    parsed = _converted(parse_yaml(document, "mutations file"), _File).mutations
+    per_pod, per_container = parsed.per_pod or {}, parsed.per_container or {}
+    _converted(per_pod, Pod, "perPod")
+    _converted(per_container, Container, "perContainer")
     _refuse_misplaced(per_pod, per_container)
     return _made_safe(copy.deepcopy(per_pod), copy.deepcopy(per_container))
+
+
+def _converted(parsed: object, kind: type[Shape], prefix: str = "") -> Shape:
+    try:
+        return msgspec.convert(parsed, kind)
+    except msgspec.ValidationError as error:
+        raise BadContract(f"mutations file: {explain(error, parsed, kind, prefix)}") from error
 
 
 def _refuse_misplaced(per_pod: Fragment, per_container: Fragment) -> None:

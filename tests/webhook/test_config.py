@@ -48,18 +48,30 @@ kubevirt:
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        (b"sidecarLimit: off", "sidecarLimit"),
-        (b"sidecarLimits: sometimes", "$.sidecarLimits"),
-        (b"sidecarLimits: off", "$.sidecarLimits"),  # YAML 1.1 reads a bare off as false
+        (b"sidecarLimit: off", "sidecarLimit: the key is unknown (value False): did you mean sidecarLimits?"),
+        (b"bogus: 1", "bogus: the key is unknown (value 1): known keys are feature-gates, sidecarLimits"),
+        (b"sidecarLimits: some", "sidecarLimits: 'some' is not allowed: write one of claims, launcher, off"),
+        (b"sidecarLimits: on", "sidecarLimits: True is not allowed: write one of claims, launcher, off"),
+        (b"sidecarLimits: claims\nsidecarLimits: off", "line 2: key 'sidecarLimits' stands there twice"),
         (b"feature-gates: Sidecars", "Sidecars is unknown; known are CPUManager, Sidecar"),
         (b"sidecarResources: {cpu: lots}", "sidecarResources.cpu: 'lots'"),
         (b"sidecarResources: {memory: 0}", "sidecarResources.memory: 0 must be more than 0"),
         (b"kubevirt: {cpuRequest: x}", "kubevirt.cpuRequest"),
-        (b"kubevirt: {architecture: mips}", "$.kubevirt.architecture"),
-        (b"nodeShapes: [{name: a, cores: 0}]", "$.nodeShapes[0].cores"),
+        (
+            b"kubevirt: {architecture: mips}",
+            "kubevirt.architecture: 'mips' is not allowed: write one of amd64, arm64, s390x",
+        ),
+        (b"nodeShapes: [{name: a, cores: 0}]", "nodeShapes[0].cores: 0 is not allowed: expected int >= 1"),
         (b"nodeShapes: [{name: a, cores: 2, reservedCores: 2}]", "nodeShapes[a]: reservedCores 2 of 2 cores"),
-        (b"nodeShapes: [{cores: 2}]", "name"),
-        (b"[1, 2]", "object"),
+        (b"nodeShapes: [{cores: 2}]", "nodeShapes[0].name is missing: add it"),
+        (b"[1, 2]", "the file: [1, 2] is not allowed: expected object, got array"),
+        (
+            b"kubevirt: {serviceAccounts: [a, 1]}",
+            "kubevirt.serviceAccounts[1]: 1 is not allowed: expected str, got int",
+        ),
+        (b"nodeShapes: [{name: true, cores: 2}]", 'expected str, got bool: put it in quotes, e.g. "true"'),
+        (b"nodeShapes: " + b"x" * 100, f"nodeShapes: '{'x' * 56}... is not allowed: expected array, got str"),
+        (b"kubevirt: {5: 6}", "expected str"),
         (b"a: [", "line 1"),
         (b"\xff\xfe\x00", "YAML"),
         (b"a: b: c", "line 1"),
@@ -71,6 +83,17 @@ def test_a_wrong_file_is_refused_saying_where(document: bytes, told: str) -> Non
         load_settings(document)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_off_needs_no_quotes() -> None:
+    """A bare `off` is false to YAML 1.1, and means what the operator wrote."""
+    assert load_settings(b"sidecarLimits: off").sidecar_limits == "off"
+
+
+def test_a_merge_key_may_stand_beside_another() -> None:
+    """YAML's `<<` is no key of the file, so two of them are not one key twice."""
+    settings = load_settings(b"sidecarResources: {<<: {cpu: 1}, <<: {memory: 2}}")
+    assert settings.sidecar_resources.cpu == 1
 
 
 def test_a_deeply_nested_file_is_refused() -> None:
