@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from corepin.documents import plain
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except CommandFailed as error:
-        print(f"corepin {args.verb}: {error}", file=sys.stderr)
+        print(f"corepin {args.verb}: {plain(str(error))}", file=sys.stderr)
         return FAILED
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -130,8 +131,20 @@ def read_documents(source: str) -> list[Document]:
     return documents
 
 
+def plain(text: str) -> str:
+    """Return one line of text that a terminal shows and does not obey: control characters are spelled out."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def write_out(text: str) -> None:
-    """Print the text; raise CommandFailed where nobody reads it any more (`corepin inject ... | head`)."""
+    """Print the text; raise CommandFailed where nobody reads it any more (`corepin inject ... | head`).
+
+    It is UTF-8 wherever it goes, as the files are: a name that the locale cannot spell is no reason to fail.
+    """
+    if sys.stdout is None:  # `>&-`
+        raise CommandFailed("standard output is closed")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -144,6 +157,8 @@ def write_out(text: str) -> None:
 
 def _read(source: str, shown: str) -> bytes:
     try:
+        if source == STDIN and sys.stdin is None:  # `<&-`
+            raise CommandFailed(f"{shown}: is closed")
         if source == STDIN:
             data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
         else:

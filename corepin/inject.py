@@ -6,7 +6,7 @@ import sys
 from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, read_documents, write_out
+from corepin.documents import add_file_flag, plain, read_documents, write_out
 from corepin.flags import add_optional_flag
 from corepin.webhook import CONFIG, MUTATIONS
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     warnings: list[str] = []
     text = write_yaml([_completed(decider, document, warnings) for document in documents])
     for warning in warnings:
-        print(warning, file=sys.stderr)
+        print(plain(warning), file=sys.stderr)
     write_out(text)
     return 0
 

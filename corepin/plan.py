@@ -101,6 +101,7 @@ def _read_published(name: str) -> tuple[Topology, str]:
 def _read_machine(given: str) -> Topology:
     """Read a machine from a file of lscpu's, or from a directory that stands for / or for /sys."""
     from agent.sysfs import read_topology
+    from pinning.errors import PinningError
     from pinning.topology import Topology
 
     path = Path(given)
@@ -109,6 +110,8 @@ def _read_machine(given: str) -> Topology:
         return read_topology(path.absolute().parent if is_sys and path.absolute().name == "sys" else path)
     try:
         return Topology.from_lscpu(path.read_text("utf-8"))
+    except PinningError as problem:
+        raise CommandFailed(f"{given}: {problem}") from problem
     except (OSError, ValueError) as problem:
         raise CommandFailed(
             f"{given}: {getattr(problem, 'strerror', None) or 'is not UTF-8 text'}"

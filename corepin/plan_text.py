@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from corepin.documents import plain
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 from pinning.picture import Owner, Picture, draw
 from pinning.pod import Origin
@@ -36,7 +37,7 @@ def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
     pool = sets.pools.set_aside & sets.universe
     picture = Picture(
         node.topology,
-        tuple(Owner(one.name, one.cpus, one.idle) for one in held),
+        tuple(Owner(plain(one.name), one.cpus, one.idle) for one in held),
         reserved=sets.reserved,
         shared=sets.shared(step.ledger),
         pools=(("shared (set aside)", pool),) if pool else (),
@@ -57,13 +58,15 @@ def _section(title: str, told: list[str], width: int) -> Iterator[str]:
         yield f"{title}:"
     indent = "  " if title else ""
     for text in told:
-        yield from wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
+        yield from wrap(plain(text), width, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
 def _why(topology: Topology, one: Assignment) -> str:
     """Say what a container got and by which rule."""
     nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & one.cpus]
-    where = f"CPUs {one.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
+    where = (
+        f"CPU{'s' * (len(one.cpus) > 1)} {one.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
+    )
     apart = one.cpus & topology.isolated
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
     return f"{one.policy}, {where}: {_rule(one)}{note}"
@@ -73,19 +76,22 @@ def _rule(one: Assignment) -> str:
     claim = one.claim
     numa = NUMA_WORDS[one.numa]
     if one.policy is CPUPolicy.SHARE:
-        return f"{claim.count} CPUs that containers without CPUs of their own use too, {numa}"
+        return f"{_counted(claim.count)} that containers without CPUs of their own use too, {numa}"
     if claim.origin is Origin.CMK:
         return f"{claim.count} of {claim.resource}, {SMT_WORDS[one.smt]}"
-    asked = (
-        "dedicated CPUs of a virtual machine" if claim.origin is Origin.LAUNCHER else f"{claim.count} CPUs"
-    )
+    is_vm = claim.origin is Origin.LAUNCHER
+    asked = "dedicated CPUs of a virtual machine" if is_vm else _counted(claim.count)
     return f"{asked}, smt-policy {one.smt} ({SMT_WORDS[one.smt]}), {numa}"
+
+
+def _counted(count: int) -> str:
+    return f"{count} CPU{'s' * (count != 1)}"
 
 
 def _idle_cost(held: list[Assignment]) -> Iterator[str]:
     for one in held:
         if one.idle:
-            yield f"{one.name} keeps CPUs {one.idle} idle: {len(one.idle)} more than it runs on"
+            yield f"{one.name} keeps CPU{'s' * (len(one.idle) > 1)} {one.idle} idle: {len(one.idle)} more than it runs on"
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:

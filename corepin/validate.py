@@ -6,7 +6,7 @@ import json
 from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING
 
-from corepin.documents import add_file_flag, read_documents, write_out
+from corepin.documents import add_file_flag, plain, read_documents, write_out
 from corepin.inject import add_decider_flags
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     decider = load_decider(args)
     verdicts = [(item, judge(decider, item)) for item in items]
     told = _json if args.output == "json" else _text
-    write_out("".join(f"{line}\n" for item, judged in verdicts for line in told(item, judged)))
+    write_out("".join(f"{plain(line)}\n" for item, judged in verdicts for line in told(item, judged)))
     return 0 if all(judged.allowed for _, judged in verdicts) else REFUSED
 
 

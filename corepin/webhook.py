@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed
 
@@ -77,8 +78,8 @@ def _check(args: argparse.Namespace) -> int:
     files = _config_files(args)
     contents = tuple(file.read() for file in files)
     Generations(*files)(contents)
-    for file, content in zip(files, contents, strict=True):
-        print(f"{file.path}: {'ok' if content is not None else 'absent, built-in defaults are used'}")
+    words = ["ok" if content is not None else "absent, built-in defaults are used" for content in contents]
+    write_out("".join(f"{file.path}: {word}\n" for file, word in zip(files, words, strict=True)))
     return 0
 
 

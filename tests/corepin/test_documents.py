@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -230,3 +231,38 @@ def test_full_disk_is_one_line(tmp_path: Path) -> None:
 
     assert ended.returncode == 2
     assert ended.stderr == "corepin validate: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_closed_output_is_one_line(tmp_path: Path, verb: str) -> None:
+    """A shell that closed the output (`>&-`) or the input (`<&-`) gets one line, never a traceback."""
+    script = f"exec {shlex.join(_command(verb, written(tmp_path, POD)))} >&-"
+    no_output = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    script = f"exec {shlex.join(_command(verb, '-'))} <&-"
+    no_input = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+
+    last = no_output.stderr.splitlines()[-1]  # after the warnings of inject
+    assert (no_output.returncode, last) == (2, f"corepin {verb}: standard output is closed")
+    assert (no_input.returncode, no_input.stderr) == (2, f"corepin {verb}: standard input: is closed\n")
+
+
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_output_is_utf_8_under_any_locale(tmp_path: Path, verb: str) -> None:
+    """A name that the locale cannot spell is written as the file has it."""
+    ended = subprocess.run(
+        _command(verb, written(tmp_path, POD.replace("name: fast", "name: ünï-fast"))),
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+
+    assert ended.returncode == 0
+    assert "ünï-" in ended.stdout.decode()
+
+
+def test_names_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A control character in a hostile file is shown, not obeyed."""
+    source = written(tmp_path, POD.replace("name: fast", 'name: "a\\e[31m\\n"'))
+
+    assert main(["validate", "-f", source]) == 0
+    assert "Pod team/a\\x1b[31m\\n: valid" in capsys.readouterr().out

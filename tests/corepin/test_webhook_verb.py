@@ -116,6 +116,15 @@ def test_check_config_tells_what_it_read(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines()[0] == f"{config}: ok"
 
 
+def test_check_config_into_a_full_disk_is_one_line() -> None:
+    """An output that cannot be written is told, without a traceback."""
+    script = f"exec {sys.executable} -c 'from corepin.cli import main; exit(main())' webhook --check-config >/dev/full"
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+
+    told = "corepin webhook: standard output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 def test_check_config_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown key is refused."""
     config = tmp_path / "config.yaml"
