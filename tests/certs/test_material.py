@@ -1,0 +1,81 @@
+"""What is read out of a Secret that somebody filled by hand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+
+from certs.issue import CA
+from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, PUBLISHED, Secret, anchors_of, bundle, read
+
+OURS = CA.create()
+LEAF = OURS.issue_cert("a.svc")
+RSA = rsa.generate_private_key(65537, 2048)
+
+
+def pem(key: rsa.RSAPrivateKey, password: bytes | None = None) -> bytes:
+    """Return a key in PEM."""
+    protection = BestAvailableEncryption(password) if password else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection)
+
+
+def bare() -> bytes:
+    """Return a self-signed certificate without any extension."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bare")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(RSA.public_key())
+    times = builder.not_valid_before(datetime(2020, 1, 1, tzinfo=UTC)).not_valid_after(
+        datetime(2090, 1, 1, tzinfo=UTC)
+    )
+    return times.serial_number(1).sign(RSA, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        pytest.param({CA_CERT: LEAF.cert, CA_KEY: LEAF.key}, "ca.crt is no certificate authority", id="leaf"),
+        pytest.param({CA_CERT: bare(), CA_KEY: b""}, "ca.key is missing", id="half"),
+        pytest.param({CA_CERT: bare(), CA_KEY: pem(RSA)}, "ca.key is no ECDSA key", id="RSA"),
+        pytest.param(
+            {LEAF_CERT: LEAF.cert, LEAF_KEY: pem(RSA, b"secret")},
+            "tls.key holds no plain private key in PEM",
+            id="encrypted",
+        ),
+        pytest.param(
+            {LEAF_CERT: LEAF.cert, LEAF_KEY: OURS.key}, "tls.key does not belong to tls.crt", id="mixed"
+        ),
+    ],
+)
+def test_unusable_part_is_named(data: dict[str, bytes], told: str) -> None:
+    """Each part that cannot be used is told with its key and the reason, and is not taken for an authority."""
+    material = read(Secret(data))
+
+    assert told in [str(problem) for problem in material.problems]
+    assert material.ca.authority is None
+    assert material.leaf.authority is None
+
+
+def test_bundle_and_anchors_are_one_to_one() -> None:
+    """Certificates are written in one order whatever order they had; garbage between them is left out."""
+    other = CA.create()
+    both = frozenset({OURS.certificate, other.certificate})
+    garbage = b"x\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+    assert bundle([OURS.certificate, other.certificate]) == bundle([other.certificate, OURS.certificate])
+    assert anchors_of(OURS.cert + garbage + other.cert) == both == anchors_of(bundle(both))
+    assert anchors_of(b"") == frozenset()
+
+
+@pytest.mark.parametrize("text", ["", "x y", "2026-11-20T12:00:00 abc", "2026-11-20T12:00:00+00:00"])
+def test_garbled_mark_is_no_mark(text: str) -> None:
+    """A moment without zone or certificate counts as none: the wait begins anew."""
+    assert read(Secret(annotations={PUBLISHED: text})).published is None
