@@ -21,11 +21,11 @@ from pinning.cpuset import CPUSet
 from tests.agent import containerd as containers
 from tests.agent.containerd import Containerd, Pod, start_containerd
 from tests.servers import daemon
+from tests.smt.guest import PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PORT = "corepin.facts"
 SECONDS = 300.0  # for what takes one to ten
 POD_ROOT = "/kubepods"
 WORK = Path("/tmp/node")
@@ -191,7 +191,7 @@ class Node:
         if name in shown and (shown[name]["policy"] != policy or not shown[name]["pinned"]):
             return False
         cpus = shown[name]["cpus"] if name in shown else shared
-        return self.cpuset(name) == cpus and set(self.tasks(name).values()) == {cpus}
+        return self.cpuset(name) == cpus and list(self.tasks(name).values()) == [cpus, cpus]
 
 
 def _uid(name: str) -> str:

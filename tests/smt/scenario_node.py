@@ -106,7 +106,7 @@ class Watcher:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.05):
             self.looks += 1
             answer = self._look()
             if answer not in self._seen:
