@@ -1,4 +1,4 @@
-"""Register webhooks with an API server: corepin's own, from registration.yaml, and small ones of tests."""
+"""Register webhooks with an API server: corepin's own, as the manifests register it, and small ones of tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import yaml
 if TYPE_CHECKING:
     from tests.servers.apiserver import ApiServer
 
-REGISTRATION = Path(__file__).with_name("registration.yaml")
+REGISTRATION = Path(__file__).parents[2] / "manifests" / "base" / "registration.yaml"
+CHECKS = {"pods.validate.corepin.io", "kubevirt.validate.corepin.io"}  # fail closed here, as in `hardened`
 INSTANCE = "e2e.corepin.io/instance"  # the namespace label that says which webhook of the tests serves it
 MAIN = "main"
 
@@ -25,7 +26,7 @@ class Instance:
     name: str
     url: str
     ca_bundle: bytes
-    failure_policy: str | None = None  # None: as registration.yaml says
+    failure_policy: str | None = None  # None: what checks fails closed, the rest open
 
     def documents(self) -> list[dict[str, Any]]:
         """Return its registrations."""
@@ -38,17 +39,13 @@ class Instance:
         return documents
 
     def _fill(self, webhook: dict[str, Any]) -> None:
-        config = webhook["clientConfig"]
-        config["url"] = self.url + config["url"]
-        config["caBundle"] = base64.b64encode(self.ca_bundle).decode()
-        webhook["failurePolicy"] = self.failure_policy or webhook["failurePolicy"]
+        url = self.url + webhook["clientConfig"]["service"]["path"]
+        webhook["clientConfig"] = {"url": url, "caBundle": base64.b64encode(self.ca_bundle).decode()}
+        webhook["failurePolicy"] = self.failure_policy or ("Fail" if webhook["name"] in CHECKS else "Ignore")
         served = (
             {"operator": "DoesNotExist"} if self.name == MAIN else {"operator": "In", "values": [self.name]}
         )
-        # a copy: YAML's aliases would share one selector
-        selector: dict[str, Any] = json.loads(json.dumps(webhook["namespaceSelector"]))
-        selector["matchExpressions"].append({"key": INSTANCE, **served})
-        webhook["namespaceSelector"] = selector
+        webhook["namespaceSelector"]["matchExpressions"].append({"key": INSTANCE, **served})
 
 
 def neighbour(name: str, url: str, ca_bundle: bytes, label: str) -> dict[str, Any]:
