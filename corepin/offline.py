@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from webhook.decide import Decider
 
 OFFLINE_UID: Final = "offline"
+_UNQUOTED: Final = re.compile(
+    r"Expected `str(?: \| null)?`, got `(?:bool|int|float)`"
+)  # YAML's true, 1 and 1.5
 _OBJECT: Final = "$.request.object"
 _POD_KIND: Final = GroupVersionKind(kind="Pod", version="v1")
 
@@ -113,7 +117,8 @@ def _misshapen(item: Item, error: Malformed, path: tuple[str, ...]) -> CommandFa
     """Translate what the webhook would answer with HTTP 400."""
     below_object = error.path.removeprefix(_OBJECT).removeprefix(".")
     field = _named(item.content, ".".join((*path, below_object)).removesuffix("."))
-    told = f"{field}: {error.why}" if field else error.why
+    why = f"{error.why}: put the value in quotes" if _UNQUOTED.match(error.why) else error.why
+    told = f"{field}: {why}" if field else why
     return item.document.failed(f"{item.title}: {told}")
 
 

@@ -74,7 +74,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def load_mutations(document: bytes) -> Mutations:
     """Read a mutations file; raise BadContract naming what is wrong and where."""
-    parsed = _converted(parse_yaml(document, "mutations file"), _File).mutations
+    given = parse_yaml(document, "mutations file")
+    if given is None:
+        raise BadContract("mutations file: it is empty: write `mutations:` with perPod and perContainer")
+    parsed = _converted(given, _File).mutations
     per_pod, per_container = parsed.per_pod or {}, parsed.per_container or {}
     _converted(per_pod, Pod, "perPod")
     _converted(per_container, Container, "perContainer")

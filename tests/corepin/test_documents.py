@@ -66,7 +66,7 @@ def test_unreadable_document(
         (POD.replace("spec:", "spec: 1\nx:"), "spec: Expected `object | null`, got `int`"),
         (
             POD.replace("  name: fast", "  annotations: {b: x, cmk.intel.com/mutate: true}"),
-            "metadata.annotations[cmk.intel.com/mutate]: Expected `str`, got `bool`",
+            "metadata.annotations[cmk.intel.com/mutate]: Expected `str`, got `bool`: put the value in quotes",
         ),
     ],
     ids=["spec", "annotation"],

@@ -65,17 +65,23 @@ def test_the_name_of_a_service_account_beats_its_alias() -> None:
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        (b"", "object"),
+        (b"", "it is empty: write `mutations:`"),
         (b"mutation: {}", "mutation"),
         (b"mutations: {perpod: {}}", "perpod"),
         (b"mutations: {perPod: {status: {}}}", "perPod.status is no part"),
         (b"mutations: {perPod: {spec: {containers: []}}}", "use perContainer"),
-        (b"mutations: {perPod: {spec: {tolerations: {}}}}", "perPod.spec.tolerations: {} is not allowed: expected array"),
+        (
+            b"mutations: {perPod: {spec: {tolerations: {}}}}",
+            "perPod.spec.tolerations: {} is not allowed: expected array",
+        ),
         (
             b"mutations: {perPod: {spec: {volumes: [{hostPath: {}}]}}}",
             "perPod.spec.volumes[0].name is missing",
         ),
-        (b"mutations: {perPod: {metadata: {annotations: {a: 1}}}}", "perPod.metadata.annotations[...]: {'a': 1} is not allowed: expected str, got int"),
+        (
+            b"mutations: {perPod: {metadata: {annotations: {a: 1}}}}",
+            "perPod.metadata.annotations[...]: {'a': 1} is not allowed: expected str, got int",
+        ),
         (b"mutations: {perContainer: {image: x}}", "perContainer.image"),
         (
             b"mutations: {perContainer: {env: [{name: A}, {name: A}]}}",
