@@ -31,7 +31,7 @@ class SkippedEmulatorMissing(EmulatorMissing, SkipTest):
 def install() -> Path:
     """Install the missing packages and return the kernel to boot; raise EmulatorMissing with the reason."""
     if os.geteuid() != 0:
-        raise _missing("the guest's containers need the host's root as root")
+        raise _missing("needs root: the guest runs on this machine's own root file system")
     if not virtme_run().exists():
         raise _missing(f"{virtme_run()} is not there; run scripts/setup")
     wanted = [package for package, program in PROGRAMS.items() if shutil.which(program) is None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pinning.cpuset import CPUSet
 from tests.smt import setup
+from tests.smt.facts import nobodys, owned_twice
 from tests.smt.guest import GuestFailed, Report, last_lines, read_facts
 
 if TYPE_CHECKING:
@@ -56,3 +58,33 @@ def test_missing_emulator_is_a_skip_except_in_ci(
     with pytest.raises(setup.EmulatorMissing, match="root") as raised:
         setup.install()
     assert type(raised.value) is kind
+
+
+def snapshot(bystander: str, *, shared: str) -> dict[str, Any]:
+    """Return what a guest of eight CPUs would report of an owner of 2 and 3, 5 and its idle sibling 4."""
+    seen = {"owner": "2-3,5", "bystander": bystander}
+    return {
+        "pods": {pod: {"cpuset": cpus, "allowed": [cpus], "tasks": [1, 2]} for pod, cpus in seen.items()},
+        "held": {"owner": {"cpus": "2-3,5", "idle": "4", "policy": "exclusive"}},
+        "sets": {"shared": shared},
+        "online": "0-7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("bystander", "twice"),
+    [
+        pytest.param("0-1,6-7", "", id="apart"),
+        pytest.param("0-2,6-7", "2", id="on-an-owned-cpu"),
+        pytest.param("0-1,4", "4", id="on-an-idle-sibling"),
+    ],
+)
+def test_cpu_of_two_is_found(bystander: str, twice: str) -> None:
+    """Whoever may run on an owner's CPU or beside it is told."""
+    assert owned_twice(snapshot(bystander, shared="0-1,6-7")) == CPUSet.parse(twice)
+
+
+def test_lost_cpu_is_found() -> None:
+    """An online CPU that nobody holds and that is not shared is told."""
+    assert nobodys(snapshot("0", shared="0-1,6-7")) == CPUSet()
+    assert nobodys(snapshot("0", shared="0-1,6")) == CPUSet((7,))
