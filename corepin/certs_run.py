@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from certs.rotation import Step
     from certs.rotator import Rotator
 
-CONFIGURATIONS: Final = frozenset({"zz-corepin", "corepin"})
+CONFIGURATIONS: Final = frozenset({"zz-corepin"})  # the name of both kinds
 REPLICAS: Final = "corepin-webhook-replicas:8443"
 DESCRIPTION: Final = (
     "Issue and rotate the webhook's CA and certificate, and publish the CA in every caBundle."

@@ -25,7 +25,6 @@ from certs.metrics import Metrics
 from certs.probe import Address, Probe
 from certs.rotation import Settings
 from certs.rotator import Rotator
-from tests.e2e.registration import REGISTRATION
 from tests.servers.daemon import free_port, running
 
 if TYPE_CHECKING:
@@ -34,50 +33,23 @@ if TYPE_CHECKING:
     from certs.material import Secret
     from tests.servers.apiserver import ApiServer
 
-NAMESPACE, SECRET, SERVICE, ROTATOR = "corepin-system", "corepin-webhook-tls", "corepin-webhook", "rotator"
+NAMESPACE, SECRET, SERVICE, ROTATOR = (
+    "corepin-system",
+    "corepin-webhook-tls",
+    "corepin-webhook",
+    "corepin-certs",
+)
 SERVER_NAME = f"{SERVICE}.{NAMESPACE}.svc"
-NAMES = Names(NAMESPACE, SECRET, ("corepin", "zz-corepin"))
+NAMES = Names(NAMESPACE, SECRET, ("zz-corepin",))
 PEMS = ("tls.crt", "tls.key")
 
-OBJECTS = f"""
-apiVersion: v1
-kind: Secret
-metadata: {{name: {SECRET}, namespace: {NAMESPACE}}}
-type: Opaque
----
-apiVersion: v1
-kind: Service
-metadata: {{name: {SERVICE}, namespace: {NAMESPACE}}}
-spec: {{ports: [{{name: reviews, port: 443}}]}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {{name: {ROTATOR}, namespace: {NAMESPACE}}}
-rules:
-- {{apiGroups: [""], resources: [secrets], resourceNames: [{SECRET}], verbs: [get, patch]}}
-- {{apiGroups: [""], resources: [events], verbs: [create]}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {{name: {ROTATOR}, namespace: {NAMESPACE}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: {ROTATOR}}}
-subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {ROTATOR}}}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {{name: {ROTATOR}}}
-rules:
-- apiGroups: [admissionregistration.k8s.io]
-  resources: [mutatingwebhookconfigurations, validatingwebhookconfigurations]
-  resourceNames: [corepin, zz-corepin]
-  verbs: [get, patch]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: {ROTATOR}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {ROTATOR}}}
-subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {ROTATOR}}}]
-"""
+MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
+SERVICE_OBJECT = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+    "spec": {"ports": [{"name": "reviews", "port": 443}]},  # no selector: the test makes the slices
+}
 
 
 class ShiftedClock:
@@ -166,7 +138,8 @@ class Live:
     clock: ShiftedClock = field(default_factory=ShiftedClock)
 
     def __post_init__(self) -> None:
-        self.kubeconfig = self.api.add_user(ROTATOR)
+        token = self.api.kubectl("-n", NAMESPACE, "create", "token", ROTATOR).stdout.strip()
+        self.kubeconfig = self.api.write_kubeconfig(ROTATOR, {"token": token})
         self._client = client({"KUBECONFIG": str(self.kubeconfig)})
         self.cluster = KubeCluster(self._client, NAMES)
         self.probe = Probe(tuple(one.address for one in self.replicas), SERVER_NAME)
@@ -221,33 +194,42 @@ class Live:
         return {event["reason"] for event in json.loads(told)["items"]}
 
 
+def documents_of(name: str) -> list[dict[str, Any]]:
+    """Return the documents of a manifest."""
+    return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
+
+
+def rights() -> list[dict[str, Any]]:
+    """Return the rotation's empty Secret, account and rights, and the policy that narrows them."""
+    policies = [one for one in documents_of("policies.yaml") if one["metadata"]["name"] == ROTATOR]
+    return [one for one in documents_of("certs.yaml") if one["kind"] != "Deployment"] + policies
+
+
 def registrations() -> list[dict[str, Any]]:
-    """Return the configurations without any caBundle, calling the Service; the validating one has its own name."""
-    documents: list[dict[str, Any]] = list(yaml.safe_load_all(REGISTRATION.read_text()))
+    """Return the configurations of the manifests, every entry failing closed."""
+    documents = documents_of("registration.yaml")
     for document in documents:
-        is_mutating = document["kind"].startswith("Mutating")
-        document["metadata"]["name"] = "zz-corepin" if is_mutating else "corepin"
         for webhook in document["webhooks"]:
-            path = webhook["clientConfig"]["url"]
-            webhook["clientConfig"] = {"service": {"namespace": NAMESPACE, "name": SERVICE, "path": path}}
             webhook["failurePolicy"] = "Fail"
     return documents
+
+
+def text_of(documents: list[dict[str, Any]]) -> str:
+    """Return documents as kubectl reads them."""
+    return "\n---\n".join(map(json.dumps, documents))
 
 
 @contextmanager
 def live(api: ApiServer, folder: Path) -> Iterator[Live]:
     """Prepare everything that the manifests would; the Secret is empty, and nothing serves yet."""
     api.create_namespace(NAMESPACE)
-    api.apply(OBJECTS)
-    api.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, registrations())))
+    api.kubectl("create", "-f", "-", input=text_of([*rights(), SERVICE_OBJECT, *registrations()]))
     host = own_address()
     made = Live(api, [Replica(name, folder / name, host) for name in ("replica-a", "replica-b")])
     try:
         yield made
     finally:
         made.close()
-        api.kubectl("delete", "-f", "-", input="\n---\n".join(map(json.dumps, registrations())))
-        api.kubectl("-n", NAMESPACE, "delete", "secret,service,endpointslice", "--all")
 
 
 def own_address() -> str:

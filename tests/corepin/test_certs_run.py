@@ -31,7 +31,7 @@ def test_defaults_fit_the_manifests() -> None:
         "corepin-webhook",
     )
     assert told.replicas == (Address("corepin-webhook-replicas.corepin-system.svc", 8443),)
-    assert told.configurations == ("corepin", "zz-corepin")
+    assert told.configurations == ("zz-corepin",)
     assert (told.settle, told.interval) == (timedelta(seconds=60), timedelta(seconds=10))
     assert told.metrics_listen is not None
     assert told.metrics_listen[1] == 8082
