@@ -11,8 +11,10 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from agent.background import CALL_SECONDS
+from agent.births import Births
 from agent.seams import AgentError, Gone, Refused
 from agent.state import Path
+from pinning.observed import State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -40,27 +42,39 @@ class Applier:
         self._clock = clock
         self._calls = asyncio.Semaphore(CALLS)
         self._writable = False
+        self.births = Births(self._send)
 
     async def apply(
         self, actions: Sequence[Action], tracks: Mapping[str, Track], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
-        """Do what can be done; return for each action whether it is. Containers that are left alone fail."""
+        """Do what can be done; return for each action whether it is. Containers that are left alone fail.
+
+        What is sent to a created container counts as done, unless another action waits for it.
+        """
         self._writable = self._cgroups.writable
+        awaited = {at for action in actions for at in action.waits_for}
         results: list[Result] = []
         async with asyncio.TaskGroup() as group:
-            for number, action in enumerate(actions, 1):
+            for number, action in enumerate(actions):
+                track = tracks[action.container_id]
                 waits = [results[at] for at in action.waits_for]
                 if action.container_id in left_alone or any(wait is False for wait in waits):
                     results.append(False)
+                elif _is_birth(track) and not waits and number not in awaited:
+                    self.births.begin(track, action.cpus)
+                    results.append(True)
                 else:
-                    results.append(self._begin(action, tracks[action.container_id], waits, group))
-                if number % AT_ONCE == 0:
+                    results.append(self._begin(action, track, waits, group))
+                if number % AT_ONCE == AT_ONCE - 1:
                     await asyncio.sleep(0)
         return tuple(one if isinstance(one, bool) else one.result() for one in results)
 
     def _begin(self, action: Action, track: Track, waits: list[Result], group: asyncio.TaskGroup) -> Result:
         """Write at once if nothing is in the way, else as soon as it is not."""
-        is_clear = all(wait is True for wait in waits) and not self._background.is_writing(track.seen.id)
+        is_writing = self._background.is_writing(track.seen.id) or self.births.is_other(
+            track.seen.id, action.cpus
+        )
+        is_clear = all(wait is True for wait in waits) and not is_writing
         done = self._write(track, action.cpus) if is_clear else None
         return group.create_task(self._later(action, track, waits)) if done is None else done
 
@@ -68,6 +82,7 @@ class Applier:
         for wait in waits:
             if not (wait if isinstance(wait, bool) else await wait):
                 return False
+        await self.births.settled(track.seen.id)
         await self._background.settled(track.seen.id)
         done = self._write(track, action.cpus)
         return await self._send(track, action.cpus) if done is None else done
@@ -126,3 +141,7 @@ class Applier:
             return True
         track.failed(str(error) or "no answer in time", self._clock.monotonic())
         return False
+
+
+def _is_birth(track: Track) -> bool:
+    return track.seen.state is State.CREATED and track.cgroup is not None

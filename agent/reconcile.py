@@ -304,9 +304,10 @@ class Reconciler:
         )
         done = await self._applier.apply(actions, self.observer.tracks, frozenset())
         self._tell_actions(actions, done)
+        has_sent = await self._applier.births.drained()
         await self.background.drained()
         self._state_dir.remove()
-        if not all(done):
+        if not (all(done) and has_sent):
             raise AgentError("not every container got all CPUs back: see the log, then reset again")
 
 

@@ -114,6 +114,52 @@ def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
     assert len(node.runtime.calls) == 1
 
 
+def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
+    """While a slow runtime takes the set of a container that does not run yet, those that run are moved."""
+    pinned_pair(node)
+    node.add("c", PLAIN)
+    node.add("d", PLAIN)
+    created, running = node.start("c", state=State.CREATED), node.start("d")
+
+    async def scenario() -> None:
+        node.runtime.gate = asyncio.Event()
+        for _ in range(2):
+            await node.agent.reconciler.round()
+            await asyncio.sleep(0)
+        assert node.cpus(running) == "0,2-4,6-7"
+        node.runtime.gate.set()
+        await node.drain()
+
+    node.runner.run(scenario())
+    node.run()
+    assert [cpus for key, cpus in node.runtime.calls if key == created] == ["0,2-4,6-7"]
+    assert str(node.records[created]) == "0,2-4,6-7"
+
+
+def test_newer_set_waits_for_the_one_that_was_sent_at_birth(node: FakeNode) -> None:
+    """A container that begins to run while the runtime has its first set in its hands ends on its newest set."""
+    pinned_pair(node)
+    node.add("c", PLAIN)
+    created = node.start("c", state=State.CREATED)
+
+    async def scenario() -> None:
+        node.runtime.gate = asyncio.Event()
+        await node.agent.reconciler.round()
+        while not node.runtime.flying:
+            await asyncio.sleep(0)
+        node.begin(created)
+        node.add("a", Wish("2", policy="none"))
+        passing = asyncio.create_task(node.agent.reconciler.round())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        node.runtime.gate.set()
+        await passing
+
+    node.runner.run(scenario())
+    node.run()
+    assert node.cpus(created) == "0-7"
+
+
 def test_vm_container_is_changed_by_the_runtime_alone(node: FakeNode) -> None:
     """The cgroup of a VM sandbox is not written, even though there is one."""
     node.add("a", TWO)
