@@ -68,7 +68,7 @@ def _odd_total(vmi: VMIView, *, even_parity: bool) -> Iterator[Cause]:
         return
     emulator = _emulator_cpus(vmi, even_parity=even_parity)
     parts = f"{vmi.vcpus} vCPUs, {_pool(vmi)} I/O threads, {emulator} for the emulator"
-    message = f"the pod gets {total} CPUs ({parts}), half a core is left over and nodes that give whole cores refuse it"
+    message = f"the pod gets {total} CPUs ({parts}), nodes that give whole cores refuse it"
     yield vmi.cause("cpu", f"{message}: {_even_remedy(vmi)}")
 
 

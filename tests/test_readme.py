@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,26 @@ def test_there_are_commands_and_links() -> None:
     """The two tests beside this one have something to look at."""
     assert {command.split()[0] for command in COMMANDS} == {"validate", "inject", "plan", "certs", "webhook"}
     assert "CHANGELOG.md" in LINKS
+
+
+def test_completion_knows_verbs_and_flags(tmp_path: Path) -> None:
+    """The shell asks the command itself, as the README's line has it asked."""
+    assert "register-python-argcomplete corepin" in README
+    for typed, told in (
+        ("corepin va", "validate"),
+        ("corepin plan --top", "--topology"),
+        ("corepin plan -o j", "json"),
+    ):
+        answer = tmp_path / "answer"
+        asked = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9", "_ARGCOMPLETE": "1"}
+        subprocess.run(
+            [Path(sys.executable).with_name("corepin")],
+            env={**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)},
+            capture_output=True,
+            check=True,
+        )
+
+        assert answer.read_text().strip() == told
 
 
 @pytest.mark.parametrize("link", LINKS)
