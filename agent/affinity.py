@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from agent.homes import ROOT
 from agent.local_process import is_alive
 from agent.seams import Gone, StrayTasks
-from agent.tasks import compare
+from agent.tasks import compare, widen
 from pinning.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class AffinityCgroups:
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every thread of a home with `cpus`; raise Gone."""
         return compare(self._tasks(cgroup), cpus, self.read(cgroup))
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let a first process that was born narrower run on all CPUs of its home; raise Gone."""
+        cpus = self.read(cgroup)
+        return widen(self._tasks(cgroup), first, cpus, cpus)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Do nothing: nobody else writes here."""

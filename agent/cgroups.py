@@ -17,7 +17,7 @@ from agent.hierarchy import CPUS, V1, find_hierarchy, read_cpus, subfolders, wri
 from agent.inotify import OVERFLOW, Inotify
 from agent.pins import kernel_forgets_pins, restore_pins, save_pins
 from agent.seams import Gone, Refused
-from agent.tasks import compare, tasks_below
+from agent.tasks import compare, tasks_below, widen
 from pinning.cpuset import EMPTY
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pinning.cpuset import CPUSet
 
 DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
+EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes those of the cgroup, always
 
 
 class KernelCgroups:
@@ -97,6 +98,15 @@ class KernelCgroups:
         """Compare every task below the cgroup with `cpus`; raise Gone."""
         folder = self._hierarchy.folder(cgroup)
         return compare(tasks_below(folder, self._hierarchy.tasks), cpus, self._effective(folder))
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let a first process that was born narrower run on all CPUs of its cgroup; raise Gone.
+
+        What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
+        behind when the cgroup grows.
+        """
+        folder = self._hierarchy.folder(cgroup)
+        return widen(tasks_below(folder, self._hierarchy.tasks), first, self._effective(folder), EVERY_CPU)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""

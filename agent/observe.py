@@ -52,6 +52,11 @@ class Observer:
         """Know CPUs that were there before and may be offline now."""
         self._topology = topology
 
+    def leave_newborn(self) -> None:
+        """Widen nobody: the agent only observes."""
+        for track in self.tracks.values():
+            track.is_newborn = False
+
     async def observe(self) -> Observed:
         """Return the node as it is now."""
         topology, universe = self._machine()
@@ -89,7 +94,8 @@ class Observer:
         track = self.tracks.get(one.id)
         now = self._clock.monotonic()
         if track is None:
-            return Track(one, now if self._has_listed else None)
+            is_newborn = self._has_listed or one.state is State.CREATED
+            return Track(one, now if self._has_listed else None, is_newborn=is_newborn)
         if track.seen.state is not one.state:
             track.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
         track.seen = one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 8  # containers before others get their turn
 
+logger = logging.getLogger(__name__)
+
 
 class Sweep(NamedTuple):
     """What came of it."""
@@ -28,7 +31,10 @@ class Sweep(NamedTuple):
 async def prove_tasks(
     tracks: Iterable[tuple[Track, CPUSet]], cgroups: Cgroups, is_wanted_elsewhere: Callable[[], bool]
 ) -> Sweep:
-    """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done."""
+    """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done.
+
+    A first process that was born narrower is widened, once: what it does to itself later is its own choice.
+    """
     is_news = False
     for number, (track, cpus) in enumerate(tracks, 1):
         is_news |= _prove(track, cpus, cgroups)
@@ -43,6 +49,8 @@ def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
     if track.proof is None or track.cgroup is None or not track.is_running:
         return False
     try:
+        if track.is_newborn and track.proof.cpus <= cpus:
+            _widen(track, track.cgroup, cgroups)
         stray = cgroups.stray_tasks(track.cgroup, cpus)
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
@@ -50,3 +58,10 @@ def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
     is_new = proof != track.proof
     track.proof = proof
     return is_new
+
+
+def _widen(track: Track, cgroup: str, cgroups: Cgroups) -> None:
+    track.is_newborn = False
+    count = cgroups.widen_tasks(cgroup, track.seen.pid) if track.seen.pid else 0
+    if count:
+        logger.info("born narrower, widened", extra={"facts": {"container": track.name, "tasks": count}})

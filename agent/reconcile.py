@@ -110,6 +110,8 @@ class Reconciler:
             return None
         kubelet = self._kubelet()
         config = self._config(kubelet)
+        if config.observe:
+            self.observer.leave_newborn()
         sets = node_sets(observed.topology, observed.universe, config)
         made = self._plan(observed, config, sets)
         await self._save(made.ledger, observed)

@@ -99,6 +99,13 @@ class Cgroups(Protocol):
         """Compare every task below the cgroup with `cpus` (design section 8, proof)."""
         ...
 
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let process `first`, allowed on less than its cgroup, and all that inherited its mask run on all of it.
+
+        Returns how many tasks were widened; raises Gone.
+        """
+        ...
+
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
         ...

@@ -34,6 +34,26 @@ def affinities(tasks: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
             yield task, os.sched_getaffinity(task)
 
 
+def widen(tasks: Iterable[int], first: int, usable: CPUSet, cpus: Iterable[int]) -> int:
+    """Give `cpus` to a process allowed on less than `usable`, and to all that inherited its mask; return how many.
+
+    A task with another mask chose it. `first` has to be among the tasks: its number may be somebody else's by now.
+    """
+    masks = dict(affinities(tasks))
+    born = masks.get(first)
+    if born is None or not born < frozenset(usable):
+        return 0
+    return sum(_allow(task, cpus) for task, allowed in masks.items() if allowed == born)
+
+
+def _allow(task: int, cpus: Iterable[int]) -> bool:
+    try:
+        os.sched_setaffinity(task, cpus)
+    except OSError:  # it ended; or it is not ours to move, and stays told as narrowed
+        return False
+    return True
+
+
 def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks:
     """Return the tasks allowed outside `cpus`, and those allowed on less than the kernel would let them use.
 

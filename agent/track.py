@@ -31,6 +31,7 @@ class Track:
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
     not_before: float = 0.0  # of the next try
+    is_newborn: bool = False  # its tasks were not looked at since this agent saw it come
     is_assured: bool = False  # the runtime was told by this agent
     failure: str = ""  # why the last write failed; empty when it did not
 

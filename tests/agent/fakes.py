@@ -110,6 +110,7 @@ class FakeCgroups:
     strays: dict[str, StrayTasks] = field(default_factory=dict)
     quotas: dict[str, int] = field(default_factory=dict)
     writes: list[tuple[str, str]] = field(default_factory=list)
+    widened: list[tuple[str, int]] = field(default_factory=list)
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -140,6 +141,14 @@ class FakeCgroups:
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Return what the test says."""
         return self.strays.get(cgroup, StrayTasks())
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Widen every task of a cgroup that keeps to fewer CPUs."""
+        self.read(cgroup)
+        self.widened.append((cgroup, first))
+        before = self.strays.get(cgroup, StrayTasks())
+        self.strays[cgroup] = replace(before, narrowed=())
+        return len(before.narrowed)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take no note: tests call `written` themselves."""

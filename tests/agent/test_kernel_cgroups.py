@@ -183,6 +183,45 @@ def test_cpus_that_do_not_exist(pod: Pod, cgroups: KernelCgroups, cpus: str) -> 
     assert cgroups.read(pod.container) == HERE
 
 
+def test_first_process_born_narrower_is_widened(pod: Pod, cgroups: KernelCgroups) -> None:
+    """It runs on all of its cgroup then, and follows it; threads on CPUs of their own choice stay there."""
+    process, thread = pod.start()
+    os.sched_setaffinity(process, HIGH)
+
+    assert cgroups.widen_tasks(pod.container, process) == 1
+    assert os.sched_getaffinity(process) == set(HERE)
+    assert os.sched_getaffinity(thread) == set(LOW)
+    assert cgroups.widen_tasks(pod.container, process) == 0
+    for cpus in (HIGH, LOW, HERE):
+        cgroups.write(pod.container, cpus)
+        assert os.sched_getaffinity(process) == set(cpus)
+
+
+def test_widened_process_follows_when_its_cgroup_grows(pod: Pod, cgroups: KernelCgroups) -> None:
+    """The kernel does not remember the CPUs it had when it was widened as its own choice."""
+    if len(HERE) == 2:
+        pytest.skip("narrower than less than everything takes three CPUs")
+    process, _ = pod.start()
+    cgroups.write(pod.container, HERE - LOW)
+    os.sched_setaffinity(process, HIGH)
+
+    assert cgroups.widen_tasks(pod.container, process)
+    assert os.sched_getaffinity(process) == set(HERE - LOW)
+    cgroups.write(pod.container, HERE)
+    assert os.sched_getaffinity(process) == set(HERE)
+
+
+def test_process_of_another_cgroup_is_not_widened(pod: Pod, cgroups: KernelCgroups) -> None:
+    """The number of a process that ended may be anybody's."""
+    pod.start()
+    os.sched_setaffinity(0, LOW)
+    try:
+        assert cgroups.widen_tasks(pod.container, os.getpid()) == 0
+        assert os.sched_getaffinity(0) == set(LOW)
+    finally:
+        os.sched_setaffinity(0, HERE)
+
+
 def test_ended_container_is_gone(pod: Pod, cgroups: KernelCgroups) -> None:
     """What was removed is told as gone by every call."""
     pod.folder(pod.container).rmdir()
@@ -190,6 +229,7 @@ def test_ended_container_is_gone(pod: Pod, cgroups: KernelCgroups) -> None:
         lambda: cgroups.read(pod.container),
         lambda: cgroups.write(pod.container, HERE),
         lambda: cgroups.stray_tasks(pod.container, HERE),
+        lambda: cgroups.widen_tasks(pod.container, os.getpid()),
     ]
     for call in calls:
         with pytest.raises(Gone):

@@ -463,6 +463,70 @@ def test_stray_tasks_are_told(node: FakeNode) -> None:
     assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, False)
 
 
+def sweep(node: FakeNode) -> None:
+    """Let the agent look at all tasks."""
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+
+
+def test_first_process_born_narrower_is_widened_once(node: FakeNode) -> None:
+    """Only at the first look at the tasks of a container: what narrows later narrowed itself."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a")
+    node.run()
+    narrow = {node.cgroup(number): StrayTasks(narrowed=(1,))}
+    node.cgroups.strays = dict(narrow)
+    sweep(node)
+    assert node.cgroups.widened == [(node.cgroup(number), 1)]
+    assert container(node.run(), "a").proof.narrowed == 0
+
+    node.cgroups.strays = dict(narrow)
+    sweep(node)
+    assert len(node.cgroups.widened) == 1
+    assert container(node.run(), "a").proof.narrowed == 1
+
+
+def test_nobody_is_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
+    """While its cpuset is not right a container waits for its first look."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a")
+    node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == []
+
+    node.cgroups.errors.clear()
+    node.time.now += 60
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == [(node.cgroup(number), 1)]
+
+
+def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None:
+    """They had their time to choose; an agent that starts again takes nobody for newborn."""
+    number, _ = pinned_pair(node)
+    node.new_agent()
+    node.run()
+    node.cgroups.strays[node.cgroup(number)] = StrayTasks(narrowed=(1,))
+    sweep(node)
+
+    assert node.cgroups.widened == []
+
+
+def test_observing_agent_widens_nobody(node: FakeNode) -> None:
+    """Whoever only looks leaves the masks of others alone."""
+    node.settings = Settings("node-1", NodeConfig(observe=True))
+    node.new_agent()
+    node.add("b", PLAIN)
+    node.run()
+    node.start("b")
+    node.run()
+    sweep(node)
+
+    assert node.cgroups.widened == []
+
+
 def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) -> None:
     """Beside the kubelet's static policy nothing is allocated or written, and every claim is refused."""
     state_file = tmp_path / "cpu_manager_state"

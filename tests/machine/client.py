@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,8 @@ def running_machine(root: Path, cpus: int = 16, threads: int = 2) -> Iterator[Ma
     command = [sys.executable, "-m", "tests.machine", "--root", str(root), "--cpus", str(cpus)]
     with subprocess.Popen([*command, "--threads", str(threads)], cwd=REPOSITORY) as process:
         try:
-            machine = _connected(root, process)
-            yield machine
-            machine.close()
+            with closing(_connected(root, process)) as machine:
+                yield machine
         finally:
             process.terminate()
 
@@ -138,6 +137,11 @@ class SimulatedCgroups:
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Return one task outside when the cgroup is: the machine has no tasks, so the cgroup stands for them."""
         return StrayTasks() if self.read(cgroup) <= cpus else StrayTasks(outside=(1,))
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Return 0: the machine has no tasks."""
+        self.read(cgroup)
+        return 0
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take these CPUs in the cgroup for our own writing."""

@@ -205,3 +205,11 @@ def test_a_plan_can_be_carried_out_on_it(machine: Machine) -> None:
     assert str(cgroups.read("/kubepods/podp1/x-p1")) == "1,9"
     assert str(cgroups.read("/kubepods/podp2/x-p2")) == "2-3"
     assert made.ledger.exclusive & cgroups.read("/kubepods/podp3/x-p3") == EMPTY
+
+
+def test_connection_is_closed_when_the_block_fails(tmp_path: Path) -> None:
+    """A test that fails leaves neither a socket nor a process behind."""
+    with pytest.raises(RuntimeError, match="failed"), running_machine(tmp_path) as machine:
+        raise RuntimeError("the test failed")
+    with pytest.raises(ValueError, match="closed file"):
+        machine.call("list")
