@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,12 +25,14 @@ from certs.probe import Address, Probe
 from certs.rotation import Settings
 from certs.rotator import Rotator
 from tests.servers.daemon import free_port, running
+from tests.servers.host import host_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from certs.material import Secret
     from tests.servers.apiserver import ApiServer
+    from tests.servers.host import Host
 
 NAMESPACE, SECRET, SERVICE, ROTATOR = (
     "corepin-system",
@@ -77,7 +78,7 @@ class Replica:
 
     name: str
     folder: Path
-    host: str
+    host: Host
     port: int = field(default_factory=free_port)
     stack: ExitStack = field(default_factory=ExitStack)
     starts: int = 0
@@ -85,7 +86,7 @@ class Replica:
     @property
     def address(self) -> Address:
         """Return where it serves."""
-        return Address(self.host, self.port)
+        return Address(self.host.address, self.port)
 
     def bring(self, secret: Secret) -> None:
         """Swap the files in one step, as the kubelet does."""
@@ -103,13 +104,14 @@ class Replica:
         """Run the webhook until it is ready."""
         self.starts += 1
         log = self.folder.parent / f"{self.name}-{self.starts}.log"
+        status = f"{self.host.address}:{free_port()}"
         command = [
-            *(sys.executable, "-W", "error", str(Path(sys.executable).with_name("corepin")), "webhook"),
-            *("--listen", str(self.address), "--metrics-listen", f"127.0.0.1:{(status := free_port())}"),
+            *self.host.run(sys.executable, "-W", "error", str(Path(sys.executable).with_name("corepin"))),
+            *("webhook", "--listen", str(self.address), "--metrics-listen", status),
             *("--tls-cert", str(self.folder / "tls.crt"), "--tls-key", str(self.folder / "tls.key")),
         ]
         daemon = self.stack.enter_context(running("corepin webhook", command, log))
-        daemon.wait_until(lambda: _is_ready(f"http://127.0.0.1:{status}/readyz"))
+        daemon.wait_until(lambda: _is_ready(f"http://{status}/readyz"))
         self.stack.callback(_end_well, daemon.process)
 
     def stop(self) -> None:
@@ -165,7 +167,7 @@ class Live:
 
     def route_to(self, replica: Replica) -> None:
         """Let the Service send reviews to a replica."""
-        endpoint = {"addresses": [replica.host], "conditions": {"ready": True}}
+        endpoint = {"addresses": [replica.host.address], "conditions": {"ready": True}}
         slice_ = {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -224,17 +226,9 @@ def live(api: ApiServer, folder: Path) -> Iterator[Live]:
     """Prepare everything that the manifests would; the Secret is empty, and nothing serves yet."""
     api.create_namespace(NAMESPACE)
     api.kubectl("create", "-f", "-", input=text_of([*rights(), SERVICE_OBJECT, *registrations()]))
-    host = own_address()
-    made = Live(api, [Replica(name, folder / name, host) for name in ("replica-a", "replica-b")])
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def own_address() -> str:
-    """Return an address of this machine that endpoints may have: no loopback one. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        address: str = probe.getsockname()[0]
-    return address
+    with host_apart() as host:
+        made = Live(api, [Replica(name, folder / name, host) for name in ("replica-a", "replica-b")])
+        try:
+            yield made
+        finally:
+            made.close()
