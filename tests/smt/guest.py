@@ -49,10 +49,11 @@ class Report:
 def boot(scenario: str, directory: Path, *, kernel_options: str = "") -> Report:
     """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens."""
     kernel = install()
-    facts, console = directory / "facts.jsonl", directory / "console.log"
-    facts.touch()
-    command = _command(kernel, facts, f"{_kernel_options(scenario)} {kernel_options}")
-    with console.open("wb") as log:
+    facts, console, qemu = (directory / name for name in ("facts.jsonl", "console.log", "qemu.log"))
+    for file in (facts, console):
+        file.touch()
+    command = _command(kernel, facts, console, f"{_kernel_options(scenario)} {kernel_options}")
+    with qemu.open("wb") as log:
         guest = subprocess.Popen(
             command,
             env=plain_environment(),
@@ -65,7 +66,8 @@ def boot(scenario: str, directory: Path, *, kernel_options: str = "") -> Report:
             guest.wait(SECONDS + 30)
         finally:
             _end(guest)
-    return Report(read_facts(facts.read_text()), last_lines(console.read_text(errors="replace")))
+    said = "\n".join(file.read_text(errors="replace") for file in (qemu, console))
+    return Report(read_facts(facts.read_text()), last_lines(said))
 
 
 def read_facts(text: str) -> dict[str, list[dict[str, Any]]]:
@@ -96,14 +98,14 @@ def _end(guest: subprocess.Popen[bytes]) -> None:
         guest.wait()
 
 
-def _command(kernel: Path, facts: Path, kernel_options: str) -> list[str]:
+def _command(kernel: Path, facts: Path, console: Path, kernel_options: str) -> list[str]:
     """Return the command line: `timeout` ends the machine when it hangs, and when this process dies.
 
     virtme-run builds the initramfs and exports the host's root. Its own first program waits up to a minute for udev,
     which nothing here needs: the kernel's options name ours.
     """
     python = Path(sys.executable)
-    virtme = [str(python), str(virtme_run()), "--kimg", str(kernel), "--mods", "auto", "--verbose"]
+    virtme = [str(python), str(virtme_run()), "--kimg", str(kernel), "--mods", "auto"]
     machine = ["--disable-kvm", "--force-9p", "--memory", "3G", "--cpus", "16,sockets=2,cores=4,threads=2"]
     nodes = ["--numa", "1536M,cpus=0-7", "--numa", "1536M,cpus=8-15"]
     qemu = [
@@ -113,6 +115,7 @@ def _command(kernel: Path, facts: Path, kernel_options: str) -> list[str]:
         *("-device", "virtio-9p-pci,fsdev=cached,mount_tag=cached"),
         *("-chardev", f"file,id=facts,path={facts}"),
         *("-device", "virtio-serial-pci", "-device", f"virtserialport,name={PORT},chardev=facts"),
+        *("-chardev", f"file,id=log,path={console}", "-serial", "chardev:log"),  # ttyS1; ttyS0 is virtme's
         *("-append", kernel_options),
     ]
     run = [*virtme, *machine, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
@@ -135,5 +138,5 @@ def _kernel_options(scenario: str) -> str:
         "SEED": randrange(10**6),  # noqa: S311 other moments in each run; the guest reports it
     }
     return " ".join(
-        ["console=ttyS0 quiet panic=-1", _SPEED, *(f"{name}={value}" for name, value in ours.items())]
+        ["console=ttyS1 quiet panic=-1", _SPEED, *(f"{name}={value}" for name, value in ours.items())]
     )
