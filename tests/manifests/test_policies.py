@@ -433,16 +433,3 @@ def test_the_rotation_changes_no_other_policy_of_mutation(installed: Installed) 
     operation = {"op": "replace", "path": "/webhooks/0/reinvocationPolicy", "value": "Never"}
     answer = installed.rotation.patch(f"{ADMISSION}/{KINDS[0]}/zz-corepin", [operation], JSON_PATCH)
     assert_refused(answer, "corepin-certs", "only caBundle may change")
-
-
-def test_the_rotation_fills_its_secret(installed: Installed) -> None:
-    """The empty Secret of the manifests is enough, and applying them again does not empty it."""
-    path = "/api/v1/namespaces/corepin-system/secrets/corepin-webhook-tls"
-    assert installed.rotation.patch(path, {"data": {"tls.crt": "eA=="}}).is_success
-    installed.api.kubectl("apply", "--server-side", "-f", "manifests/base/certs.yaml")
-    assert installed.rotation.send("GET", path).json()["data"] == {"tls.crt": "eA=="}
-    event = {
-        "metadata": {"generateName": "e-", "namespace": "corepin-system"},
-        "involvedObject": {"kind": "Secret", "namespace": "corepin-system", "name": "corepin-webhook-tls"},
-    }
-    assert installed.rotation.send("POST", "/api/v1/namespaces/corepin-system/events", event).is_success

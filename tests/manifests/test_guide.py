@@ -1,0 +1,126 @@
+"""The operator guide is true: its commands work, its tables are complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pinning.node_config import KEYS, POOL_KEYS
+from tests.manifests.installed import HERE
+from tests.manifests.rendered import INSTALLS, one, text_of
+from tests.servers.catalog import KUBERNETES
+from tests.servers.start import require_servers, start_servers
+from webhook.config import Settings
+
+GUIDE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
+SECONDS = 20.0
+
+
+def blocks(language: str) -> list[str]:
+    """Return the code blocks of the guide in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def section(title: str) -> str:
+    """Return one section of the guide."""
+    return GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def cells(title: str) -> list[str]:
+    """Return the words in the first column of the tables of a section."""
+    rows = re.findall(r"^\| (`.*?) \|", section(title), re.MULTILINE)
+    return [word for row in rows for word in re.findall(r"`(.*?)`", row)]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("version", list(KUBERNETES))
+def test_commands_work(version: str, tmp_path: Path) -> None:
+    """Every `sh` block succeeds, in the order of the guide, on a fresh API server."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "kubectl").symlink_to(require_servers(version).kubectl)
+    (bin_folder / "corepin").symlink_to(Path(sys.executable).with_name("corepin"))
+    for name in ("manifests", "examples"):
+        (tmp_path / name).symlink_to(Path(name).absolute())
+    with start_servers(version) as api:
+        api.kubectl("create", "-f", str(HERE / "cert-manager-crds.yaml"))
+        env = {
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "KUBECONFIG": str(api.kubeconfig()),
+            "HOME": str(tmp_path),
+        }
+        assert len(blocks("sh")) >= 8
+        for block in blocks("sh"):
+            command = ["bash", "-euo", "pipefail", "-c", block]
+            done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        left = api.kubectl("get", "deployments,daemonsets,validatingadmissionpolicies", "-A").stdout
+        assert left == ""
+
+
+@pytest.mark.server
+def test_the_folder_of_your_own(tmp_path: Path) -> None:
+    """The kustomization in the guide renders, with its component and its image."""
+    (folder,) = [block for block in blocks("yaml") if "kind: Kustomization" in block]
+    (tmp_path / "my-corepin").mkdir()
+    (tmp_path / "my-corepin/kustomization.yaml").write_text(folder)
+    (tmp_path / "manifests").symlink_to(Path("manifests").absolute())
+    rendered = text_of(tmp_path / "my-corepin")
+    assert rendered.count("image: registry.example/corepin:0.1.0") == 3
+    assert rendered.count("failurePolicy: Fail\n") == 3 + 5  # entries of webhooks, and policies
+
+
+def test_every_component_is_told() -> None:
+    """The table of components has every overlay."""
+    assert set(INSTALLS) - {"base"} <= set(cells("Install"))
+
+
+@pytest.mark.server
+def test_failure_policies_are_as_told() -> None:
+    """The table of failure policies is what the manifests say."""
+    for column, overlay in enumerate(("base", "hardened")):
+        rows = re.findall(
+            r"^\| `(\S+?)` \| (\w+) \| (\w+)", section("When the webhook does not answer"), re.MULTILINE
+        )
+        kinds = [f"{kind}WebhookConfiguration" for kind in ("Mutating", "Validating")]
+        entries = [entry for kind in kinds for entry in one(overlay, kind, "zz-corepin")["webhooks"]]
+        assert [(row[0], row[1 + column]) for row in rows] == [
+            (it["name"], it["failurePolicy"]) for it in entries
+        ]
+
+
+def test_every_key_of_the_configurations_is_told() -> None:
+    """No key is missing in the tables, and none is told that is not there."""
+    webhook = {str(name) for name in Settings.__struct_encode_fields__}
+    assert set(cells("Configuration of the webhook")) == webhook
+    agent = {*KEYS, *(f"pools.{key}" for key in POOL_KEYS)}
+    assert set(cells("Configuration of the agents")) == agent
+
+
+def test_the_end_of_an_agent(tmp_path: Path) -> None:
+    """The patch's command calls `corepin ... --reset`, says that it is done, and stays until it is told to go."""
+    (tmp_path / "corepin").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
+    (tmp_path / "corepin").chmod(0o755)
+    spec = yaml.safe_load(Path("manifests/reset.yaml").read_text())["spec"]["template"]["spec"]
+    _, flag, script = spec["containers"][0]["command"]
+    script = script.replace("/run/corepin", str(tmp_path))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    process = subprocess.Popen([sys.executable, flag, script, "agent"], env=env)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not (tmp_path / "reset").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert (tmp_path / "called").read_text() == "agent --reset\n"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
