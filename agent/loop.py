@@ -85,6 +85,7 @@ class Loop:
             group.create_task(self._seams.cgroups.watch(self._reconciler.foreign_write))
             group.create_task(self._poll_machine(self._hints.give))
             group.create_task(self._reconciler.background.run())
+            group.create_task(self._reconciler.observer.lookups.run())
             group.create_task(self._publisher.run())
             await self._passes()
 

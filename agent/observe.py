@@ -7,13 +7,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from agent.lookup import Lookups
 from agent.seams import Gone, Refused, Unavailable
 from agent.track import Track
 from pinning.cpuset import EMPTY, CPUSet
 from pinning.observed import Observed, SeenContainer, SeenPod, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agent.clock import Clock
     from agent.seams import Cgroups, Machine, PodSource, Runtime, RuntimeContainer
@@ -38,7 +39,8 @@ class Seams:
 class Observer:
     """Sees the node again and again, reading only what changed, and remembers its containers."""
 
-    def __init__(self, seams: Seams, clock: Clock) -> None:
+    def __init__(self, seams: Seams, clock: Clock, hint: Callable[[], None]) -> None:
+        self.lookups = Lookups(seams.pods, hint)
         self.tracks: dict[str, Track] = {}
         self.rewritten: list[Track] = []  # by somebody else, as seen this time
         self._seams = seams
@@ -63,14 +65,24 @@ class Observer:
         complete = await self._list()
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
-        return Observed(
+        observed = Observed(
             topology=topology,
             universe=universe,
-            pods=self._read_pods(self._seams.pods.pods()),
+            pods=self._read_pods(self.lookups.completed(self._seams.pods.pods())),
             containers=containers,
             pods_complete=self._seams.pods.complete,
             containers_complete=complete,
         )
+        if observed.pods_complete and complete:
+            self._look_up_unknown(observed)
+        return observed
+
+    def _look_up_unknown(self, observed: Observed) -> None:
+        """Let the pods of live containers be asked for by name where they were not shown (design rule 3)."""
+        known = {pod.uid for pod in observed.pods}
+        listed = {one.seen.pod_uid: one.seen for one in self.tracks.values()}
+        live = observed.live_uids - known
+        self.lookups.want({uid: (listed[uid].namespace, listed[uid].pod) for uid in live}, listed.keys())
 
     def _machine(self) -> tuple[Topology, CPUSet]:
         topology = self._seams.machine.topology()

@@ -65,6 +65,11 @@ class PodsDir:
         """Return the pods by uid."""
         return self._pods
 
+    async def look_up(self, namespace: str, name: str) -> Pod | None:
+        """Return the pod of a name, as the files have it."""
+        wanted = f"{namespace}/{name}"
+        return next((pod for pod in self._pods.values() if name_of(pod) == wanted), None)
+
     def finish(self, uid: str, phase: str) -> None:
         """Show a pod in a final phase from now on, as a kubelet reports it, until its manifest is gone."""
         self._phases[uid] = phase

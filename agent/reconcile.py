@@ -69,7 +69,7 @@ class Reconciler:
         clock: Clock,
         hint: Callable[[], None],
     ) -> None:
-        self.observer = Observer(seams, clock)
+        self.observer = Observer(seams, clock, hint)
         self.background = Background(seams.runtime, self._runtime_wrote)
         self.metrics = metrics
         self._seams = seams

@@ -157,6 +157,10 @@ class PodSource(Protocol):
         """Keep `pods` up to date and call `changed` after every change, until cancelled; reconnects by itself."""
         ...
 
+    async def look_up(self, namespace: str, name: str) -> Pod | None:
+        """Ask anew for one pod of this node by its name; return None when the node has none, and raise AgentError."""
+        ...
+
 
 class Machine(Protocol):
     """The CPUs of the node."""

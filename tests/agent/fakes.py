@@ -181,7 +181,17 @@ class FakePods:
 
     node: FakeNode
     complete: bool = True
+    missed: dict[str, Any] = field(default_factory=dict)  # what look_up finds, by namespace/name
+    failures: list[AgentError] = field(default_factory=list)  # of look_up
+    asked: list[str] = field(default_factory=list)
     changed: Callable[[], None] = lambda: None
+
+    async def look_up(self, namespace: str, name: str) -> Any:
+        """Return a pod that the watch missed."""
+        self.asked.append(f"{namespace}/{name}")
+        if self.failures:
+            raise self.failures.pop()
+        return self.missed.get(f"{namespace}/{name}")
 
     def pods(self) -> Mapping[str, Any]:
         """Return the pods by uid."""

@@ -58,6 +58,12 @@ class FilePods:
                 changed()
             await asyncio.sleep(POLL_SECONDS)
 
+    async def look_up(self, namespace: str, name: str) -> Any:
+        """Return what the file has under a name now."""
+        names = {"namespace": namespace, "name": name}
+        pods = json.loads(self._path.read_text()).values()
+        return next((pod for pod in pods if names.items() <= pod["metadata"].items()), None)
+
 
 class TreeMachine:
     """The CPUs of the simulated machine's sysfs tree, as `agent.seams.Machine`."""

@@ -254,3 +254,40 @@ def test_a_pod_finds_its_api_server() -> None:
     assert access == Access("https://[fd00::1]:443", Path("/account/ca.crt"), Path("/account/token"))
     with pytest.raises(Unavailable, match="this is no pod"):
         Access.in_cluster({})
+
+
+def looked_up(server: Server, namespace: str = "team", name: str = "web") -> Any:
+    """Ask a server for one pod of node-1."""
+
+    async def ask() -> Any:
+        api = Api(Access(URL), httpx.MockTransport(server))
+        try:
+            return await PodWatch(api, "node-1").look_up(namespace, name)
+        finally:
+            await api.close()
+
+    return asyncio.run(ask())
+
+
+def test_one_pod_is_asked_for_by_name_on_this_node_only() -> None:
+    """The server picks by name and node, and the answer is the pod or none."""
+    server = Server(listed(pod("a", "1")), listed())
+
+    assert looked_up(server)["metadata"]["uid"] == "a"
+    assert looked_up(server) is None
+    assert server.asked[0].url.path == "/api/v1/namespaces/team/pods"
+    assert dict(server.asked[0].url.params) == {"fieldSelector": "metadata.name=web,spec.nodeName=node-1"}
+
+
+def test_odd_name_asks_for_no_other_resource() -> None:
+    """A runtime's container may claim to be of any namespace; it stays one part of the path."""
+    server = Server(listed())
+    looked_up(server, namespace="../nodes?x")
+
+    assert server.asked[0].url.raw_path.startswith(b"/api/v1/namespaces/..%2Fnodes%3Fx/pods?")
+
+
+def test_outage_is_no_answer() -> None:
+    """Whether there is such a pod is not known then."""
+    with pytest.raises(Unavailable):
+        looked_up(Server(httpx.Response(503)))

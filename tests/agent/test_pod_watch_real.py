@@ -231,6 +231,20 @@ def test_every_change_of_this_node_arrives_by_one_watch(servers: Restartable) ->
     follow(servers, act)
 
 
+def test_one_pod_is_found_by_its_name(servers: Restartable) -> None:
+    """Of this node only; one that is not there, or whose namespace is not, is none."""
+
+    async def act(one: Follower) -> None:
+        await aside(servers.add, "a")
+        await aside(servers.add, "far", node="node-2")
+        await one.until("a")
+        assert await one.source.look_up("default", "a") in one.source.pods().values()
+        for namespace, name in (("default", "far"), ("default", "b"), ("nowhere", "a")):
+            assert await one.source.look_up(namespace, name) is None
+
+    follow(servers, act)
+
+
 @pytest.mark.parametrize("code", [500, 429])
 def test_a_server_that_fails_is_asked_seldom_and_missed_by_nothing(servers: Restartable, code: int) -> None:
     """While every request fails, waits grow and pods stay known; afterwards what happened meanwhile is there."""

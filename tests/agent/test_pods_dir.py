@@ -195,3 +195,11 @@ def test_changes_are_told_at_once(tmp_path: Path) -> None:
         await asyncio.wait([watching])
 
     asyncio.run(edit())
+
+
+def test_pod_is_found_by_its_name(source: PodsDir) -> None:
+    """As the files have it, or not at all."""
+    found = asyncio.run(source.look_up("default", "a"))
+
+    assert found is source.pods()[uid_for("default/a")]
+    assert asyncio.run(source.look_up("other", "a")) is None
