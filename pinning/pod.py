@@ -87,12 +87,13 @@ class Reading:
 
     @property
     def warnings(self) -> tuple[Cause, ...]:
-        """Everything that its owner should know."""
+        """Everything that its owner should know; of a wish that is refused, the refusal says enough."""
+        refused = {cause.field for cause in _nobody_eligible(self.members, self.wishes, self.claims)}
         return (
             *self.wishes.warnings,
             *(warning for member in self.members for warning in _uncounted(member)),
             *_neighbours(self.members, self.wishes, self.claims),
-            *_idle_words(self.wishes, self.claims),
+            *(idle for idle in _idle_words(self.wishes, self.claims) if idle.field not in refused),
         )
 
 

@@ -139,9 +139,11 @@ def test_a_pod_without_any_eligible_container_is_refused(key: str) -> None:
     """A wish for own CPUs that no container can follow is refused at admission, not on the node."""
     value = "exclusive" if key == CPU_MANAGER else "isolate"
     document = pod(container("main", "2", "1"), container("log"), annotations={key: value})
-    (cause,) = read_pod(document).causes
+    reading = read_pod(document)
+    (cause,) = reading.causes
     assert cause.field == f"metadata.annotations[{key}]"
     assert "main has limit 2, request 1" in cause.message
+    assert cause.field not in fields(reading.warnings)  # the refusal says enough
 
 
 def test_none_is_always_accepted() -> None:
