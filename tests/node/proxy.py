@@ -29,6 +29,7 @@ class Request:
     method: str
     path: str
     failed_with: int | None
+    body: bytes
 
 
 class Proxy(socketserver.ThreadingTCPServer):
@@ -99,7 +100,7 @@ class _Handler(socketserver.StreamRequestHandler):
             line, fields, body = self._read()
             failure = self.server.failure
             method, path, _ = line.decode().split(" ", 2)
-            self.server.requests.append(Request(time.monotonic(), method, path, failure))
+            self.server.requests.append(Request(time.monotonic(), method, path, failure, body))
             if failure is None:
                 self._pass_on(line, fields, body)
             elif failure != CUT:
