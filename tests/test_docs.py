@@ -13,7 +13,9 @@ DOCS = sorted(Path("docs").glob("*.md"))
 EXAMPLES = [
     pytest.param(text, id=f"{page.name}-{number}")
     for page in DOCS
-    for number, text in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    for number, text in enumerate(
+        re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    )
     if text.startswith("apiVersion:")
 ]
 
