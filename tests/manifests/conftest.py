@@ -18,7 +18,7 @@ from tests.servers.start import start_servers
 def installed(request: pytest.FixtureRequest) -> Iterator[Installed]:
     """Return an API server of each version with `manifests/base` applied and acting."""
     with start_servers(request.param) as api, client_of(api) as client:
-        api.kubectl("create", "-f", str(HERE / "cert-manager-crds.yaml"))
+        api.kubectl("create", "-f", str(HERE / "crds.yaml"))
         yield install(api, client)
 
 

@@ -51,7 +51,7 @@ def test_commands_work(version: str, tmp_path: Path) -> None:
     for name in ("manifests", "examples"):
         (tmp_path / name).symlink_to(Path(name).absolute())
     with start_servers(version) as api:
-        api.kubectl("create", "-f", str(HERE / "cert-manager-crds.yaml"))
+        api.kubectl("create", "-f", str(HERE / "crds.yaml"))
         env = {
             "PATH": f"{bin_folder}:{os.environ['PATH']}",
             "KUBECONFIG": str(api.kubeconfig()),
