@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -13,6 +14,7 @@ from pinning.node_config import DEFAULT, NodeConfig, read_node_config
 
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535
+CONFIGZ: Final = "/configz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class AgentConfig:
     cgroup_root: Path = Path("/sys/fs/cgroup")
     config: NodeConfig = DEFAULT
     kubelet_state: Path | None = None
+    kubelet_url: str | None = None  # whose /configz is asked at start; None: it is not
     listen: tuple[str, int] | None = None  # health and metrics; None: not served
     socket: Path | None = None  # the state as JSON; None: not served
     api: ApiFlags | None = None  # None: the account that every pod of a cluster has
@@ -59,6 +62,11 @@ class AgentConfig:
             raise BadContract(f"--runtime: {self.runtime!r} is unknown: write {' or '.join(RUNTIMES)}")
         if self.runtime == "local" and self.pods_dir is None:
             raise BadContract("--runtime local starts the pods of a directory: name it with --pods-dir")
+        if self.kubelet_url and self.pods_dir and not self.api:
+            raise BadContract(
+                "--kubelet-configz: without an API server the agent has no token for the kubelet: name one with"
+                " --api-server, --api-ca and --api-token"
+            )
 
 
 def parse_listen(text: str) -> tuple[str, int] | None:
@@ -69,6 +77,18 @@ def parse_listen(text: str) -> tuple[str, int] | None:
     if not colon or not port.isdecimal() or int(port) > MAX_PORT:
         raise BadContract(f"--metrics-listen: {text!r} is not HOST:PORT: write for example :8081, or off")
     return host.strip("[]"), int(port)
+
+
+def parse_configz(url: str | None) -> str | None:
+    """Return the server part of https://NODE:10250/configz; raise BadContract for any other address."""
+    if not url or url == "off":
+        return None
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname or (parts.path, parts.query) != (CONFIGZ, ""):
+        raise BadContract(
+            f"--kubelet-configz: {url!r} is not the kubelet of a node: write https://NODE:10250/configz, or off"
+        )
+    return f"https://{parts.netloc}"
 
 
 def read_config_file(path: Path) -> NodeConfig:

@@ -55,6 +55,7 @@ class Settings:
     node: str
     config: NodeConfig
     kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
+    kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # what it told at start, if its file tells nothing
 
 
 class Reconciler:
@@ -141,7 +142,8 @@ class Reconciler:
 
     def _kubelet(self) -> KubeletPolicy:
         path = self._settings.kubelet_state
-        return read_kubelet_policy(path) if path else KubeletPolicy.UNKNOWN
+        policy = read_kubelet_policy(path) if path else KubeletPolicy.UNKNOWN
+        return self._settings.kubelet_policy if policy is KubeletPolicy.UNKNOWN else policy
 
     def _config(self, kubelet: KubeletPolicy) -> NodeConfig:
         """Return the configuration; beside the kubelet's static policy the agent only observes (design rule 7)."""

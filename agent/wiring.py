@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from agent.affinity import AffinityCgroups
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
-    from agent.kubeapi import Api
+    from agent.kubeapi import Access, Api
     from agent.seams import Machine, PodSource, Runtime
     from agent.state import Reporter
 
@@ -54,8 +55,8 @@ async def build(config: AgentConfig) -> Agent:
     runtime, cgroups = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups, state_dir)
     check_machine(machine.topology(), machine.universe(), config.config)
+    settings = await _settings(config, machine)
     seams = Seams(runtime, cgroups, pods, machine)
-    settings = Settings(config.node, config.config, config.kubelet_state)
     metrics = Metrics()
     reporters = _reporters(config, api, seams.pods, metrics)
     return Agent(Parts(seams, settings, state_dir, saved, reporters, metrics))
@@ -79,6 +80,20 @@ def load(state_dir: StateDir, machine: Machine) -> Saved | None:
     except Unusable as error:
         logger.warning("checkpoint set aside", extra={"facts": {"reason": str(error)}})
         return None
+
+
+async def _settings(config: AgentConfig, machine: Machine) -> Settings:
+    """Return what the operator chose, and what the kubelet says where it is to be asked."""
+    if config.kubelet_url is None:
+        return Settings(config.node, config.config, config.kubelet_state)
+    from agent.configz import adopt, ask_kubelet
+
+    topology = machine.topology()
+    word = await ask_kubelet(replace(_access(config), url=config.kubelet_url), topology)
+    if word is None:
+        return Settings(config.node, config.config, config.kubelet_state)
+    chosen = adopt(config.config, word, topology, machine.universe())
+    return Settings(config.node, chosen, config.kubelet_state, word.policy)
 
 
 async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, KernelCgroups | AffinityCgroups]:
@@ -106,11 +121,17 @@ async def _cri(config: AgentConfig) -> Runtime:
 
 
 def _api(config: AgentConfig) -> Api:
-    from agent.kubeapi import Access, Api
+    from agent.kubeapi import Api
+
+    return Api(_access(config))
+
+
+def _access(config: AgentConfig) -> Access:
+    from agent.kubeapi import Access
 
     if config.api is None:
-        return Api(Access.in_cluster(os.environ))
-    return Api(Access(config.api.url, config.api.ca_file, config.api.token_file))
+        return Access.in_cluster(os.environ)
+    return Access(config.api.url, config.api.ca_file, config.api.token_file)
 
 
 def _pods(config: AgentConfig, api: Api | None) -> PodSource:

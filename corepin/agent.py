@@ -46,6 +46,12 @@ def add_parser(
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+    add_optional_flag(
+        parser,
+        "--kubelet-configz",
+        "https://NODE:10250/configz",
+        "ask the kubelet at start which CPUs it reserves, and its policy; needs `get` on nodes/configz; default: off",
+    )
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
     )
@@ -99,7 +105,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
-    from agent.config import AgentConfig, parse_listen, read_config_file
+    from agent.config import AgentConfig, parse_configz, parse_listen, read_config_file
     from pinning.errors import BadContract
     from pinning.node_config import DEFAULT
 
@@ -115,6 +121,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             cgroup_root=Path(args.cgroup_root),
             config=read_config_file(file) if args.config or file.exists() else DEFAULT,
             kubelet_state=Path(args.kubelet_state),
+            kubelet_url=parse_configz(args.kubelet_configz),
             listen=parse_listen(args.metrics_listen),
             socket=None if args.socket == "off" else Path(args.socket),
             api=_api(args),

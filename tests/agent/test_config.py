@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, parse_listen, read_config_file
+from agent.config import AgentConfig, ApiFlags, parse_listen, read_config_file
 from agent.kubelet import KubeletPolicy, read_kubelet_policy
 from pinning.cpuset import CPUSet
 from pinning.errors import BadContract
@@ -77,6 +77,14 @@ def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str,
     """The flag to mend is named."""
     with pytest.raises(BadContract, match=told):
         AgentConfig(node, tmp_path, runtime)
+
+
+def test_kubelet_is_asked_with_a_token_only(tmp_path: Path) -> None:
+    """Beside a folder of pods there is no account, unless it is named."""
+    with pytest.raises(BadContract, match="--api-token"):
+        AgentConfig("n", tmp_path, pods_dir=tmp_path, kubelet_url="https://n:10250")
+    api = ApiFlags("https://api")
+    assert AgentConfig("n", tmp_path, pods_dir=tmp_path, kubelet_url="https://n:10250", api=api).kubelet_url
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,14 @@ def test_config_that_does_not_fit_the_machine_is_told(
         *("--runtime", "local", "--pods-dir", str(pods), "--socket", "off", "--metrics-listen", "off"),
     )
     assert "CPUs 5000 do not exist" in told
+
+
+def test_kubelet_is_asked_only_when_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By flag or variable; an address that is not the kubelet's own is refused at start."""
+    assert config("--node", "n1").kubelet_url is None
+    monkeypatch.setenv(variable("--kubelet-configz"), "https://10.0.0.1:10250/configz")
+    assert config("--node", "n1").kubelet_url == "https://10.0.0.1:10250"
+    proxied = "https://api/api/v1/nodes/n1/proxy/configz"
+    assert "--kubelet-configz" in failure(capsys, "--node", "n1", "--kubelet-configz", proxied)
