@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 
-from agent.config import parse_configz
+from agent import wiring
+from agent.config import AgentConfig, ApiFlags, parse_configz
 from agent.configz import TRIES, KubeletWord, adopt, ask_kubelet, read_configz
 from agent.kubeapi import Access
 from agent.kubelet import KubeletPolicy
@@ -228,3 +235,71 @@ def test_policy_of_configz_counts_where_the_file_says_nothing(
     found = node.run()
     assert found.kubelet is policy
     assert found.observes is (policy is STATIC)
+
+
+@contextmanager
+def kubelet(authority: trustme.CA, document: bytes) -> Iterator[tuple[str, list[str | None]]]:
+    """Run an HTTPS server with a certificate of a CA; yield its address and the credentials it was sent."""
+    credentials: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """Answer."""
+            credentials.append(self.headers["authorization"])
+            self.send_response(200 if self.path == "/configz" else 404)
+            self.send_header("content-length", str(len(document)))
+            self.end_headers()
+            self.wfile.write(document)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_address[1]}", credentials
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def settings(node: FakeNode, folder: Path, url: str, trusted: trustme.CA) -> Settings:
+    """Return what an agent starts with that may ask a kubelet."""
+    trusted.cert_pem.write_to_path(folder / "ca.crt")
+    (folder / "token").write_text("secret")
+    api = ApiFlags("https://api.test", folder / "ca.crt", folder / "token")
+    config = AgentConfig("node-1", folder, kubelet_url=url, api=api)
+    return asyncio.run(wiring._settings(config, node.machine))
+
+
+def test_agent_starts_with_what_a_kubelet_says(node: FakeNode, tmp_path: Path) -> None:
+    """Over TLS, with the token and the CA of the agent's account: reserved CPUs and policy are the kubelet's."""
+    authority = trustme.CA()
+    with kubelet(authority, document(cpuManagerPolicy="none", reservedSystemCPUs="1,5")) as (
+        url,
+        credentials,
+    ):
+        found = settings(node, tmp_path, url, authority)
+
+    assert (found.config.reserved, found.kubelet_policy) == (CPUSet.parse("1,5"), NONE)
+    assert credentials == ["Bearer secret"]
+
+
+def test_token_is_sent_to_no_stranger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A kubelet whose certificate the CA did not sign gets nothing, and the default stays."""
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.crt")
+    (tmp_path / "token").write_text("secret")
+
+    async def at_once(_: float) -> None:
+        await asyncio.sleep(0)
+
+    with kubelet(trustme.CA(), document(reservedSystemCPUs="1,5")) as (url, credentials):
+        access = Access(url, tmp_path / "ca.crt", tmp_path / "token")
+        word = asyncio.run(ask_kubelet(access, FLAT, sleep=at_once))
+
+    assert (word, credentials) == (None, [])
+    assert "certificate" in caplog.records[-1].__dict__["facts"]["reason"]
