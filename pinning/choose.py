@@ -86,7 +86,18 @@ class Chooser:
                 return self._placed(terms, among, count, reusable, keep, held)
             except NotEnoughCPUs as problem:
                 refused = problem
-        raise refused
+        raise refused.or_else(self._hope(claim, terms, count))
+
+    def _hope(self, claim: Claim, terms: Terms, count: int) -> str:
+        """Say whether waiting helps: not when the node could not give as much even with nobody on it."""
+        source = self.sets.source(claim) & self.sets.topology.online
+        nodes = self.sets.topology.numa_nodes.values()
+        parts = [source & node for node in nodes] if terms.numa is NUMAPolicy.SINGLE else [source]
+        whole = claim.origin is Origin.CMK or terms.smt is SMTPolicy.ISOLATE
+        most = max(len(self.sets.topology.cores_of(part)) if whole else len(part) for part in parts)
+        if count <= most:
+            return "wait until a container frees some"
+        return f"find a larger node: this one has {most} at the very most"
 
     def _tiers(self, terms: Terms, free: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones."""

@@ -35,7 +35,7 @@ def take_cores(
     new = [core for core in _wholly_free(topology, free | keep) if core not in kept]
     found = len(kept) + len(new)
     if found < count:
-        raise NotEnoughCPUs(count, found, _refusal(topology, free, count, found))
+        raise _refusal(topology, free, count, found)
     lost = keep - topology.online
     order = _orders(topology, new, mode, prefer_isolated=prefer_isolated)
     new.sort(key=lambda core: (order[core.id][0], *_apart(topology, core, lost or keep), *order[core.id]))
@@ -70,8 +70,8 @@ def _apart(topology: Topology, core: Core, anchor: CPUSet) -> Order:
     return tuple(int(group.isdisjoint(anchor)) for group in groups)
 
 
-def _refusal(topology: Topology, free: CPUSet, count: int, found: int) -> str:
+def _refusal(topology: Topology, free: CPUSet, count: int, found: int) -> NotEnoughCPUs:
     touched = len(topology.cores_of(free & topology.online)) - len(_wholly_free(topology, free))
     shared = f" ({touched} more have a free CPU, but also a busy one)" if touched else ""
-    fits = f"ask for at most {found} or " if found else ""
-    return f"wanted {count} whole cores, {found} are wholly free{shared}: {fits}wait until a container frees some"
+    detail = f"wanted {count} whole cores, {found} are wholly free{shared}"
+    return NotEnoughCPUs(count, found, detail, (f"ask for at most {found}",) if found else ())

@@ -37,12 +37,19 @@ class UnknownCPU(PinningError):
 
 
 class NotEnoughCPUs(PinningError):
-    """The free CPUs cannot satisfy a claim."""
+    """The free CPUs cannot satisfy a claim; `remedies` are the ones that would help, in words."""
 
-    def __init__(self, wanted: int, found: int, detail: str = "") -> None:
-        super().__init__(detail or f"wanted {wanted} CPUs, {found} can be given")
+    def __init__(self, wanted: int, found: int, detail: str = "", remedies: tuple[str, ...] = ()) -> None:
+        self.detail = detail or f"wanted {wanted} CPUs, {found} can be given"
+        remedy = " or ".join(filter(None, (", ".join(remedies[:-1]), *remedies[-1:])))
+        super().__init__(f"{self.detail}: {remedy}" if remedy else self.detail)
         self.wanted = wanted
         self.found = found
+        self.remedies = remedies
+
+    def or_else(self, remedy: str) -> NotEnoughCPUs:
+        """Return the same refusal with one more remedy."""
+        return NotEnoughCPUs(self.wanted, self.found, self.detail, (*self.remedies, remedy))
 
 
 class IllegalTransition(PinningError):

@@ -192,7 +192,7 @@ class _Claim:
         """Return the tiers, under `single` those of the best NUMA node; raise NotEnoughCPUs when too few."""
         found = self._most(sum(tiers))
         if found < self.count:
-            raise NotEnoughCPUs(self.count, found, self._refusal(found))
+            raise self._refusal(found)
         if self.policy is not NUMAPolicy.SINGLE:
             return tiers
         region = self._narrowest(tiers)
@@ -236,8 +236,8 @@ class _Claim:
         """Return the online CPUs of a core in the order in which they shall run."""
         return sorted(self.topology.online_cpus_of(core), key=lambda cpu: cpu not in first)
 
-    def _refusal(self, found: int) -> str:
-        """Say what was wanted, what was found, and everything that would help."""
+    def _refusal(self, found: int) -> NotEnoughCPUs:
+        """Say what was wanted, what was found, and what would help now."""
         where = " on one NUMA node" if self.policy is NUMAPolicy.SINGLE else ""
         beside = len(self.usable) - self._charged(self._pool()).bit_count()
         busy = f", and {beside} beside busy siblings" if beside > 0 else ""
@@ -246,9 +246,8 @@ class _Claim:
             remedies.append(f"choose numa-policy {NUMAPolicy.PACKED}")
         if self.smt is not SMTPolicy.PREFER and self._most(self.usable.mask) >= self.count:
             remedies.append(f"choose smt-policy {SMTPolicy.PREFER}")
-        remedies.append("wait until a container frees some")
-        remedy = " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))
-        return f"wanted {self.count} {_WANTED[self.smt]}{where}, found {found}{busy}: {remedy}"
+        detail = f"wanted {self.count} {_WANTED[self.smt]}{where}, found {found}{busy}"
+        return NotEnoughCPUs(self.count, found, detail, tuple(remedies))
 
 
 def _filled(picker: Picker, tiers: list[int], count: int, anchor: int = 0) -> int:

@@ -50,6 +50,34 @@ def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wish", "remedy"),
+    [
+        pytest.param(
+            Wish("12", policy="exclusive"), "wait until a container frees some", id="fits when empty"
+        ),
+        pytest.param(Wish("15", policy="exclusive"), "this one has 14 at the very most", id="CPUs"),
+        pytest.param(Wish("8", smt="isolate"), "this one has 7 at the very most", id="cores of isolate"),
+        pytest.param(Wish(cores=8), "this one has 7 at the very most", id="cores of CMK"),
+        pytest.param(
+            Wish("9", smt="require", numa="single"), "this one has 8 at the very most", id="one NUMA node"
+        ),
+        pytest.param(
+            Wish("8", smt="require", numa="single"), "wait until a container frees some", id="a whole one"
+        ),
+    ],
+)
+def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None:
+    """What the node could not give with nobody on it needs a larger node; 8 cores on 2 sockets, one core reserved."""
+    node = world(8, 2)
+    for uid, cpu in (("far", "5"), ("near", "2")):
+        node.add(uid, [Wish(cpu, policy="exclusive")])
+    node.run_all()
+    node.add("wants", [wish])
+    (refusal,) = node.plan().refusals
+    assert remedy in refusal.message
+
+
+@pytest.mark.parametrize(
     ("wish", "vm"),
     [
         pytest.param(Wish("9", smt="require"), False, id="require"),
