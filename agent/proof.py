@@ -49,7 +49,7 @@ def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
     if track.proof is None or track.cgroup is None or not track.is_running:
         return False
     try:
-        if track.is_newborn and track.proof.cpus <= cpus:
+        if track.is_newborn and track.seen.pid and track.proof.cpus <= cpus:
             _widen(track, track.cgroup, cgroups)
         stray = cgroups.stray_tasks(track.cgroup, cpus)
     except AgentError:  # it ends just now, or will be read again by the next sweep
@@ -62,6 +62,6 @@ def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
 
 def _widen(track: Track, cgroup: str, cgroups: Cgroups) -> None:
     track.is_newborn = False
-    count = cgroups.widen_tasks(cgroup, track.seen.pid) if track.seen.pid else 0
+    count = cgroups.widen_tasks(cgroup, track.seen.pid)
     if count:
         logger.info("born narrower, widened", extra={"facts": {"container": track.name, "tasks": count}})

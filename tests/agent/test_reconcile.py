@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -498,6 +499,22 @@ def test_nobody_is_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
 
     node.cgroups.errors.clear()
     node.time.now += 60
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == [(node.cgroup(number), 1)]
+
+
+def test_nobody_is_widened_before_its_first_process_is_known(node: FakeNode) -> None:
+    """A runtime that does not tell the process yet is waited for."""
+    node.run()
+    number = node.start("b")
+    one = node.containers[number]
+    node.containers[number] = replace(one, pid=0)
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == []
+
+    node.containers[number] = one
     node.run()
     sweep(node)
     assert node.cgroups.widened == [(node.cgroup(number), 1)]
