@@ -29,8 +29,8 @@ test: check ## every check and every test; builds kube-apiserver and etcd the fi
 	@$(BIN)/pytest --cov --cov-report=
 	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 
-unit: setup ## the tests that need no server and no emulated machine
-	@$(BIN)/pytest -q -m 'not server and not smt'
+unit: setup ## the tests that need no server, no container runtime and no emulated machine
+	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -m 'not server and not runtime and not node and not smt'
 
 check: setup ## formatting, lint, types
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
