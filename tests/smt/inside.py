@@ -260,8 +260,10 @@ def running_node() -> Iterator[Node]:
         containerd = stack.enter_context(start_containerd(containers.VERSIONS[0], _folder("containerd")))
         containerd.cgroup = POD_ROOT
         node = Node(containerd, Agent(_arguments(containerd.socket), starter))
-        yield node
-        report("log", crashes=_crashes(), end=_log_lines()[-5:])
+        try:
+            yield node
+        finally:
+            report("log", crashes=_crashes(), end=_log_lines()[-5:])
         if node.agent.pid:
             node.agent.kill()
 
@@ -295,7 +297,8 @@ def _make_pod_root() -> None:
 
 
 def _log_lines() -> list[str]:
-    return (WORK / "agent.log").read_text().splitlines()
+    log = WORK / "agent.log"
+    return log.read_text().splitlines() if log.exists() else []
 
 
 def _crashes() -> list[str]:
