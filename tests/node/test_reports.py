@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def events(node: Node, name: str) -> dict[str, str]:
-    """Return the agent's events about a pod: reason and message."""
-    found = node.get("events", f"--field-selector=involvedObject.name={name}")["items"]
+    """Return the agent's events about a pod, not about earlier ones of its name: reason and message."""
+    uid = node.get("pod", name)["metadata"]["uid"]
+    found = node.get("events", f"--field-selector=involvedObject.uid={uid}")["items"]
     return {one["reason"]: one["message"] for one in found if one["source"].get("component") == "corepin"}
 
 
