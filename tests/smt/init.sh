@@ -13,8 +13,15 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
-for folder in /dev/shm /run /tmp; do mount -t tmpfs tmpfs "$folder"; done
-mkdir -p "$HOME" /run/lock
+for folder in /dev/shm /run; do mount -t tmpfs tmpfs "$folder"; done
+mkdir -p "$HOME" /run/lock /run/host-tmp
+mount --bind /tmp /run/host-tmp # checkout and caches may be there: they stay visible beside what is written
+mount -t tmpfs tmpfs /tmp
+for folder in "$CHECKOUT" "${COREPIN_CACHE:-}"; do
+    case "$folder" in
+    /tmp/*) mkdir -p "$folder" && mount --bind "/run/host-tmp/${folder#/tmp/}" "$folder" ;;
+    esac
+done
 mount -t cgroup2 cgroup /sys/fs/cgroup
 exec </dev/null >/dev/console 2>&1
 echo "booted"  # the harness waits for it
