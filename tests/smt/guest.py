@@ -18,7 +18,7 @@ from tests.smt.setup import install, virtme_run
 
 CHECKOUT = Path(__file__).parents[2]
 SECONDS = 1200.0  # four times what it takes while everything else is tested too
-START_SECONDS = 180.0  # until the first program speaks: 15 to 30
+START_SECONDS = 120.0  # until the first program speaks: 10 to 30
 BOOTS = 3
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
 _SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"  # nobody attacks it
@@ -51,7 +51,8 @@ class Report:
 def boot(scenario: str, directory: Path, *, kernel_options: str = "") -> Report:
     """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens.
 
-    About one kernel in ten hangs while QEMU emulates its start, before our first program; it is started again.
+    Two of some forty starts on a busy machine never reached our first program, with nothing on the console; why is
+    not known. Such a machine is started again; what comes after the first program is never repeated.
     """
     kernel = install()
     options = f"{_kernel_options(scenario)} {kernel_options}"

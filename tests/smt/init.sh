@@ -30,4 +30,4 @@ cd "$CHECKOUT"
 "$PYTHON" -m "$SCENARIO" || echo "$SCENARIO ended with status $?"
 sync
 echo o >/proc/sysrq-trigger
-sleep 60
+read -r _ </dev/console # wait in the shell itself: programs cannot be read any more
