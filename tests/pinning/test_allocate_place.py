@@ -520,5 +520,5 @@ def test_too_few_cores_say_why() -> None:
         "wanted 2 whole cores, 1 are wholly free (3 more have a free CPU, but also a busy one):"
         " ask for at most 1"
     )
-    with pytest.raises(NotEnoughCPUs, match="0 are wholly free$"):
+    with pytest.raises(NotEnoughCPUs, match=r"0 are wholly free$"):
         take_cores(FLAT, cpus(""), 1)
