@@ -74,9 +74,7 @@ class Container:
     @property
     def allowed(self) -> CPUSet:
         """All CPUs that its processes may run on."""
-        found = [Path(f"/proc/{pid}/status").read_text().splitlines() for pid in self.pids]
-        lines = [line for lines in found for line in lines if line.startswith("Cpus_allowed_list:")]
-        return union(CPUSet.parse(line.split()[1]) for line in lines)
+        return union(allowed_cpus(pid) for pid in self.pids)
 
     @property
     def is_gone(self) -> bool:
@@ -85,6 +83,15 @@ class Container:
             return not self.pids
         except OSError:
             return True
+
+
+def allowed_cpus(pid: int) -> CPUSet:
+    """Return the CPUs that a process may run on: none if it ended meanwhile, as those that a shell starts do."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return CPUSet()
+    return CPUSet.parse(next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")))
 
 
 @dataclass
