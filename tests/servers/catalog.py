@@ -96,6 +96,8 @@ KUBE_APISERVER = {
     version: Server("kube-apiserver", module, "cmd/kube-apiserver") for version, module in KUBERNETES.items()
 }
 
+HELM = Server("helm", Module(HERE / "helm", "helm.sh/helm/v4"), "cmd/helm")
+
 _CONTAINERD = Module(
     HERE / "containerd", "github.com/containerd/containerd/v2", tags=("no_btrfs", "no_devmapper", "no_zfs")
 )
@@ -110,6 +112,7 @@ API_SERVERS = (
     KUBE_APISERVER[NEWEST],
     KUBECTL,
     KUBE_APISERVER[OLDEST],
+    HELM,
 )
 NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER)
 SERVERS = API_SERVERS + NODE_SERVERS

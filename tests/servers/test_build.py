@@ -59,6 +59,7 @@ def test_catalog_versions_come_from_go_mod() -> None:
         "kube-apiserver 1.37.1",
         "kubectl 1.37.1",
         "kube-apiserver 1.30.14",
+        "helm 4.3.1",
         "containerd 2.4.2",
         "containerd-shim-runc-v2 2.4.2",
         "ctr 2.4.2",
