@@ -106,6 +106,7 @@ CONTAINERD_SHIM = Server("containerd-shim-runc-v2", _CONTAINERD, "cmd/containerd
 CTR = Server("ctr", _CONTAINERD, "cmd/ctr")
 KUBELET = Server("kubelet", KUBERNETES[NEWEST], "cmd/kubelet")
 KUBE_SCHEDULER = Server("kube-scheduler", KUBERNETES[NEWEST], "cmd/kube-scheduler")
+KUBE_CONTROLLER_MANAGER = Server("kube-controller-manager", KUBERNETES[NEWEST], "cmd/kube-controller-manager")
 
 API_SERVERS = (
     ETCD,
@@ -114,5 +115,5 @@ API_SERVERS = (
     KUBE_APISERVER[OLDEST],
     HELM,
 )
-NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER)
+NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER, KUBE_CONTROLLER_MANAGER)
 SERVERS = API_SERVERS + NODE_SERVERS
