@@ -48,6 +48,7 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=dict)
     decides: bool = True  # answers with a patch of its own making, not with a constant
     pods: str = SIBLINGS  # what it is asked about
+    keeps_connections: bool = True
 
     @property
     def url(self) -> str:
@@ -129,4 +130,5 @@ def cmk(pair: Pair, checkout: Path, folder: Path) -> Contender:
         f"  cert: {pair.certificate}\n  key: {pair.key}\n  mutations: {mutations}\n"
     )
     program = str(checkout / "cmk.py")
-    return Contender(CMK, (python, program, "webhook", f"--conf-file={conf}", "--insecure=True"), port)
+    command = (python, program, "webhook", f"--conf-file={conf}", "--insecure=True")
+    return Contender(CMK, command, port, keeps_connections=False)  # HTTP/1.0

@@ -1,17 +1,20 @@
-"""Put load on one server with wrk and read off the kernel what it cost."""
+"""Put load on one server, with wrk if it keeps connections, and read off the kernel what it cost."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import statistics
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SCRIPT = Path(__file__).parent / "post.lua"
 CONNECTIONS = 8  # an API server has a few to each webhook
@@ -44,8 +47,17 @@ def require_tools(cpus: Sequence[int]) -> None:
 
 def put(pid: int, url: str, body: Path, *, pods: str, seconds: int, cpu: int) -> Sample:
     """Send reviews of `pods` (siblings or strangers) to `url`, served by process `pid`, from one CPU for a while."""
+    return _sample(pid, url, lambda: _wrk(url, (str(body), pods), seconds, cpu))
+
+
+def put_one_by_one(pid: int, url: str, ask: Callable[[], object], *, seconds: int, cpu: int) -> Sample:
+    """Put load on a server that closes its connections, which wrk counts as errors: `ask` opens one and asks once."""
+    return _sample(pid, url, lambda: _threads(ask, seconds, cpu))
+
+
+def _sample(pid: int, url: str, load: Callable[[], dict[str, float]]) -> Sample:
     before = _cpu_seconds(pid)
-    told = _wrk(url, (str(body), pods), seconds, cpu)
+    told = load()
     spent = _cpu_seconds(pid) - before
     if told["refused"] or not told["requests"]:
         raise LoadFailed(f"{url}: {told['refused']} of {told['requests']} answers were no success")
@@ -66,6 +78,25 @@ def _wrk(url: str, words: Sequence[str], seconds: int, cpu: int) -> dict[str, fl
         raise LoadFailed(f"wrk failed: {run.stderr or run.stdout}")
     figures: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
     return figures
+
+
+def _threads(ask: Callable[[], object], seconds: int, cpu: int) -> dict[str, float]:
+    begun = time.perf_counter()
+
+    def ask_on() -> list[float]:
+        os.sched_setaffinity(0, {cpu})  # of this thread
+        took = []
+        while (at := time.perf_counter()) < begun + seconds:
+            ask()
+            took.append(time.perf_counter() - at)
+        return took
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        spells = [future.result() for future in [pool.submit(ask_on) for _ in range(CONNECTIONS)]]
+    took = [one for spell in spells for one in spell]
+    cuts = statistics.quantiles(took, n=100)
+    figures = {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "refused": 0.0}
+    return figures | {"requests": float(len(took)), "seconds": time.perf_counter() - begun}
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from bench import contenders, load, report
-from bench.answers import WrongAnswer, ask, changed_pod, client
+from bench.answers import WrongAnswer, ask, ask_once, changed_pod, client, trusting
 from bench.contenders import ALONE, BARE, CMK, FASTAPI, GO, OURS, STRANGERS, Contender, Pair
 from bench.go_peer import CONTROLLER_RUNTIME, program
 from bench.sample import review
@@ -71,10 +71,12 @@ class Arena:
 
     def measure(self, contender: Contender, seconds: int) -> load.Sample:
         """Put load on a webhook and return what it cost."""
-        pid = self._processes[contender.name]
-        return load.put(
-            pid, contender.url, self.body, pods=contender.pods, seconds=seconds, cpu=self._client_cpu
-        )
+        pid, url, cpu = self._processes[contender.name], contender.url, self._client_cpu
+        if contender.keeps_connections:
+            return load.put(pid, url, self.body, pods=contender.pods, seconds=seconds, cpu=cpu)
+        body = self.body.read_bytes()
+        context = trusting(self.pair.ca)
+        return load.put_one_by_one(pid, url, lambda: ask_once(url, body, context), seconds=seconds, cpu=cpu)
 
     def ask_strangers(self, contender: Contender) -> Contender:
         """Return a contender that is the same process, asked about other pods."""
