@@ -22,7 +22,17 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.quantity import rounded_up, whole
-from pinning.resources import Member, Role, is_quantity, members, stated, unreadable, whole_cpus
+from pinning.resources import (
+    MOST_CPUS,
+    TOLD,
+    Member,
+    Role,
+    is_quantity,
+    members,
+    stated,
+    unreadable,
+    whole_cpus,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +77,7 @@ class Reading:
     claims: tuple[Claim, ...]
     members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
     wishes: Wishes
+    beyond: tuple[Claim, ...] = ()  # claims of more than any machine has: refused, and never acted on
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -82,19 +93,27 @@ class Reading:
             *unreadable(self.members),
             *self.wishes.causes,
             *(cause for member in self.members for cause in _causes(member, self.wishes)),
-            *_nobody_eligible(self.members, self.wishes, self.claims),
+            *(_beyond_any_machine(self._member_of(claim), claim) for claim in self.beyond),
+            *_nobody_eligible(self.members, self.wishes, self._asked),
         )
 
     @property
     def warnings(self) -> tuple[Cause, ...]:
         """Everything that its owner should know; of a wish that is refused, the refusal says enough."""
-        refused = {cause.field for cause in _nobody_eligible(self.members, self.wishes, self.claims)}
+        refused = {cause.field for cause in _nobody_eligible(self.members, self.wishes, self._asked)}
         return (
             *self.wishes.warnings,
             *(warning for member in self.members for warning in _uncounted(member)),
-            *_neighbours(self.members, self.wishes, self.claims),
-            *(idle for idle in _idle_words(self.wishes, self.claims) if idle.field not in refused),
+            *_neighbours(self.members, self.wishes, self._asked),
+            *(idle for idle in _idle_words(self.wishes, self._asked) if idle.field not in refused),
         )
+
+    @property
+    def _asked(self) -> tuple[Claim, ...]:
+        return (*self.claims, *self.beyond)
+
+    def _member_of(self, claim: Claim) -> Member:
+        return next(member for member in self.members if member.name == claim.container)
 
 
 def is_launcher(pod: Pod) -> bool:
@@ -115,8 +134,10 @@ def read_pod(pod: Pod) -> Reading:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     wishes = read_wishes(annotations, frozenset([member.name for member in listed]))
     dedicated = is_dedicated_launcher(pod)
-    claims = [_claim_of(member, wishes, dedicated) for member in listed]
-    return Reading(tuple([claim for claim in claims if claim]), listed, wishes)
+    asked = [claim for claim in [_claim_of(member, wishes, dedicated) for member in listed] if claim]
+    claims = tuple([claim for claim in asked if claim.count <= MOST_CPUS])
+    beyond = () if len(claims) == len(asked) else tuple([one for one in asked if one.count > MOST_CPUS])
+    return Reading(claims, listed, wishes, beyond)
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
@@ -172,6 +193,17 @@ def _causes(member: Member, wishes: Wishes) -> Iterator[Cause]:
         yield Cause(field, told)
 
 
+def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
+    """Refuse a count that no machine has, where its user wrote it."""
+    resource, what = (claim.resource, "cores") if claim.resource else ("cpu", "CPUs")
+    request, limit = member.requests[resource], member.limits.get(resource)
+    part, given = ("requests", request) if claim.resource and request != limit else ("limits", limit)
+    told = f"{str(given)[:TOLD]} {what} are more than any machine has"
+    return Cause(
+        f"{member.path}.resources.{part}[{resource}]", f"{told}: write a whole number from 1 to {MOST_CPUS}"
+    )
+
+
 def _policy_of(container: str, wishes: Wishes) -> tuple[CPUPolicy | None, str | None]:
     """Return the policy that annotations give a container, and the annotation's field.
 
@@ -224,7 +256,7 @@ def _bad_count(member: Member) -> Iterator[Cause]:
         where = "limits" if request == limit else "requests"
         told = f"{request} is no number of cores: write a whole number of 1 or more"
         yield Cause(f"{member.path}.resources.{where}[{resource}]", told)
-    elif limit is None or whole(limit) != count:
+    elif count <= MOST_CPUS and (limit is None or whole(limit) != count):
         told = f"is {'absent' if limit is None else limit} but the request is {request}: set both to {count}"
         yield Cause(f"{member.path}.resources.limits[{resource}]", told)
 
@@ -241,7 +273,7 @@ def _advice(member: Member) -> str:
     given = member.limits.get("cpu", member.requests.get("cpu"))
     if given is None:
         return ", e.g. limits.cpu: 2"
-    return f", e.g. {max(1, rounded_up(given))} for both"
+    return f", e.g. {min(max(1, rounded_up(given)), MOST_CPUS)} for both"
 
 
 def _nobody_eligible(

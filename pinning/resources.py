@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
 from pinning.errors import BadQuantity, Cause
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COMPUTE = ("cpu", "memory")
 READ = frozenset({*COMPUTE, *CMK_RESOURCES, ISOLATED_CORES})
+MOST_CPUS: Final = 8192  # NR_CPUS of the largest Linux there is (x86 with MAXSMP)
+TOLD: Final = 40  # characters of a value that are repeated to its user
 
 
 class Role(StrEnum):
@@ -126,7 +128,9 @@ def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
 def _unreadable(field: str, given: ResourceList) -> Iterator[Cause]:
     for name, value in given.items():
         if name in READ and not is_quantity(value):
-            yield Cause(f"{field}[{name}]", f"{value!r} is not a quantity: write e.g. 2, 1500m or 64M")
+            yield Cause(
+                f"{field}[{name}]", f"{str(value)[:TOLD]!r} is not a quantity: write e.g. 2, 1500m or 64M"
+            )
 
 
 def whole_cpus(member: Member) -> int | None:
