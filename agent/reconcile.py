@@ -260,7 +260,8 @@ class Reconciler:
             ledger=made.ledger,
             refusals=made.refusals,
             sets=sets,
-            proofs={key: one.proof for key, one in tracks.items() if one.proof},
+            # a created container runs nothing yet: its CPUs prove nothing, and it is nobody's intruder
+            proofs={key: one.proof for key, one in tracks.items() if one.proof and one.is_running},
             names=names,
             fights=tuple(
                 Fight(names.get(owner, owner.container), owner, len(self._fights.rewrites[owner]))

@@ -1,8 +1,9 @@
 """Tell each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
 
-Only pods that hold or were refused CPUs are told. What changes without them (the shared set, tasks that come and go)
-is left out, so that one change of a pod is one PATCH. Times, and what was found when a claim was refused, stay those
-of the moment at which the content became what it is.
+Only pods that hold or were refused CPUs are told, and who holds some not before a container of the pod runs: a moment
+earlier there is less to tell, and all of it would be told again. What changes without the pods (the shared set, tasks
+that come and go) is left out, so that one change of a pod is one PATCH. Times, and what was found when a claim was
+refused, stay those of the moment at which the content became what it is.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
 
     What was told before stays where only times differ, or what is free beside a claim that is still refused.
     """
-    if not pod.is_told:
+    if not pod.is_told or (before is None and _is_waiting(pod)):
         return None
     old = _members(_read(before), "containers")
     told: dict[str, Any] = {"version": VERSION}
@@ -66,6 +67,11 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
         one.name: _container(one, _members(old, one.name)) for one in pod.containers if one.is_told
     }
     return msgspec.json.encode(told).decode()
+
+
+def _is_waiting(pod: PodState) -> bool:
+    """Say whether none of its containers runs yet, and none was refused anything."""
+    return not pod.refusal and not any(one.proof or one.refusal for one in pod.containers)
 
 
 def _container(one: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,8 @@ async def build(config: AgentConfig) -> Agent:
     settings = await _settings(config, machine)
     seams = Seams(runtime, cgroups, pods, machine)
     metrics = Metrics()
-    reporters = _reporters(config, api, seams.pods, metrics)
-    return Agent(Parts(seams, settings, state_dir, saved, reporters, metrics))
+    told = reporters(config, api, seams.pods, metrics)
+    return Agent(Parts(seams, settings, state_dir, saved, told, metrics))
 
 
 def _machine(
@@ -144,9 +144,10 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
     return PodWatch(api, config.node)
 
 
-def _reporters(
+def reporters(
     config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
 ) -> tuple[Reporter, ...]:
+    """Return everybody who is told what the agent knows; without an API server that is nobody."""
     if api is None:
         return ()
     from agent.node_words import NodeOptions

@@ -368,6 +368,24 @@ def test_third_foreign_write_is_a_fight_and_ten_quiet_minutes_end_it(node: FakeN
     assert node.cpus(other) == "0,2-4,6-7"
 
 
+def test_created_container_is_nobodys_intruder(node: FakeNode) -> None:
+    """Some runtimes make its cgroup, on every CPU, before it runs: nothing of it can run there, so nothing is told."""
+    pinned_pair(node)
+    node.add("late", Wish("1", policy="exclusive"))
+    number = node.start("late", state=State.CREATED)
+    node.cpusets[node.cgroup(number)] = node.topology.online
+    node.runtime.gate = asyncio.Event()  # what it is sent does not arrive yet
+    state = node.runner.run(node.agent.reconciler.round())
+
+    assert state is not None
+    assert node.cpus(number) == str(node.topology.online)
+    assert container(state, "a").intruders == ()
+    assert container(state, "late").proof is None
+    node.runtime.gate.set()
+    node.begin(number)
+    assert container(node.run(), "late").is_pinned
+
+
 def test_writes_in_a_fight_make_it_longer_without_a_pass(node: FakeNode) -> None:
     """A writer that goes on is only counted: it must not keep the agent busy."""
     _, other = pinned_pair(node)

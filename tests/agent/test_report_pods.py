@@ -75,10 +75,17 @@ def test_a_pod_without_claims_is_told_nothing() -> None:
 
 
 def test_what_is_not_yet_proven_is_not_called_pinned() -> None:
-    """Without a reading of the kernel there is no `applied`."""
-    main = told(state_of(bound("a", annotations=EXCLUSIVE), proven=False))["containers"]["main"]
+    """Without a reading of the kernel there is no `applied`, whatever was told before."""
+    main = told(state_of(bound("a", annotations=EXCLUSIVE), proven=False), before="{}")["containers"]["main"]
     assert main["pinned"] is False
     assert "applied" not in main
+
+
+def test_nothing_is_told_before_a_container_runs() -> None:
+    """What is held by containers that do not run yet is told with the first that does; a refusal is told at once."""
+    assert told(state_of(bound("a", annotations=EXCLUSIVE), proven=False)) is None
+    two = bound("a", container("main", 2), container("big", 99), annotations=EXCLUSIVE)
+    assert told(state_of(two, proven=False))["containers"].keys() == {"main", "big"}
 
 
 def test_drift_and_the_window_are_told() -> None:
