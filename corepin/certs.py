@@ -93,7 +93,8 @@ def _write(directory: Path, files: dict[str, bytes], force: bool) -> None:  # no
             write(directory / name, content, PRIVATE if name.endswith(".key") else PUBLIC)
             print(directory / name)
     except OSError as error:
-        raise CommandFailed(f"{error.filename2 or error.filename or directory}: {error.strerror}") from error
+        told = f"{error.filename2 or error.filename or directory}: {error.strerror}"
+        raise CommandFailed(f"{told}: name a directory that can be written with --dir") from error
 
 
 def _refuse_overwriting(directory: Path, names: tuple[str, ...]) -> None:
@@ -109,10 +110,10 @@ def _addresses(texts: list[str]) -> tuple[IPAddress, ...]:
     try:
         return tuple(ipaddress.ip_address(text) for text in texts)
     except ValueError as error:
-        raise CommandFailed(f"--ip: {error}") from error
+        raise CommandFailed(f"--ip: {error}: write for example 127.0.0.1") from error
 
 
 def _days(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days from 1 to {MOST_DAYS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days: write 1 to {MOST_DAYS}")
     return int(text)

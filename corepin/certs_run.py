@@ -204,7 +204,7 @@ def _replicas(given: list[str] | None, namespace: str) -> tuple[Address, ...]:
     try:
         found = [Address.parse(text) for text in sorted(listed("--replicas", given) or {REPLICAS})]
     except ValueError as error:
-        raise CommandFailed(f"--replicas: {error}") from error
+        raise CommandFailed(f"--replicas: {error}: write for example {REPLICAS}") from error
     return tuple(Address(_host(host, namespace), port) for host, port in found)
 
 
@@ -217,8 +217,8 @@ def _listen(text: str) -> tuple[str, int] | None:
     if text == "off":
         return None
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise CommandFailed(f"--metrics-listen: {text!r} is not HOST:PORT")
+    if not colon or not port.isdecimal() or int(port[:6]) > 65535:
+        raise CommandFailed(f"--metrics-listen: {text!r} is not HOST:PORT: write for example :8082, or off")
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as the flag says
     return host.removeprefix("[").removesuffix("]") or everywhere, int(port)
 
@@ -229,5 +229,5 @@ def _seconds(flag: str, text: str) -> timedelta:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < timedelta(days=1).total_seconds():
-        raise CommandFailed(f"{flag}: {text!r} is no number of seconds")
+        raise CommandFailed(f"{flag}: {text!r} is no number of seconds up to a day: write for example 60")
     return timedelta(seconds=seconds)

@@ -49,17 +49,19 @@ class Document:
         for at, entry in enumerate(entries):
             below = f"{pointer}/items/{at}"
             if not isinstance(entry, dict):
-                raise self.failed(f"{_dotted(below)} is no object, but {_what(entry)}")
+                raise self.failed(
+                    f"{_dotted(below)} is no object, but {_what(entry)}: write an object, or remove the entry"
+                )
             yield from self._items(below, entry, item.kind.removesuffix(_LIST))
 
     def _item(self, pointer: str, content: dict[str, Any], kind: str) -> Item:
         """Return an object with its kind; the entries of a typed list (PodList) need not state theirs."""
         api_version = content.get("apiVersion") or (self.content.get("apiVersion") if kind else None)
         stated = content.get("kind") or kind
-        for name, value in (("apiVersion", api_version), ("kind", stated)):
+        for name, value, example in (("apiVersion", api_version, "v1"), ("kind", stated, "Pod")):
             if not isinstance(value, str) or not value:
                 where = f"{_dotted(pointer)}." if pointer else ""
-                raise self.failed(f"{where}{name} is missing: every Kubernetes object states it")
+                raise self.failed(f"{where}{name} is missing: add it, for example {name}: {example}")
         metadata = content.get("metadata")
         return Item(
             self,
@@ -119,16 +121,24 @@ def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 
 def read_documents(source: str) -> list[Document]:
     """Return the documents of a file that are not empty; raise CommandFailed naming file and line."""
-    shown = "standard input" if source == STDIN else source
-    text = _decoded(_read(source, shown), shown)
+    shown = _shown(source)
     documents = [
-        Document(shown, line, _object(content, shown, line))
-        for line, content in _parsed(text, shown)
-        if content is not None
+        Document(shown, line, _object(content, shown, line)) for line, content in read_values(source)
     ]
     if not documents:
-        raise CommandFailed(f"{shown}: holds no document")
+        raise CommandFailed(f"{shown}: holds no document: write an object with apiVersion and kind")
     return documents
+
+
+def read_values(source: str) -> list[tuple[int, Any]]:
+    """Return what the documents of a file hold, with their lines, but for empty ones; else raise CommandFailed."""
+    shown = _shown(source)
+    parsed = _parsed(_decoded(_read(source, shown), shown), shown)
+    return [(line, content) for line, content in parsed if content is not None]
+
+
+def _shown(source: str) -> str:
+    return "standard input" if source == STDIN else source
 
 
 def plain(text: str) -> str:
@@ -158,17 +168,25 @@ def write_out(text: str) -> None:
 def _read(source: str, shown: str) -> bytes:
     try:
         if source == STDIN and sys.stdin is None:  # `<&-`
-            raise CommandFailed(f"{shown}: is closed")
+            raise CommandFailed(f"{shown}: is closed: name a file")
         if source == STDIN:
             data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
         else:
             with Path(source).open("rb") as file:
                 data = file.read(SIZE_LIMIT + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise CommandFailed(f"{shown}: {getattr(error, 'strerror', None) or error}") from error
+        raise CommandFailed(f"{shown}: {_unreadable(error)}") from error
     if len(data) > SIZE_LIMIT:
         raise CommandFailed(f"{shown}: is larger than {SIZE_LIMIT >> 20} MB: split it")
     return data
+
+
+def _unreadable(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file: check the path, or write - for standard input"
+    if isinstance(error, IsADirectoryError):
+        return "is a directory: name a file in it"
+    return f"{getattr(error, 'strerror', None) or error}: name a file that can be read"
 
 
 def _decoded(data: bytes, shown: str) -> str:
@@ -176,7 +194,7 @@ def _decoded(data: bytes, shown: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise CommandFailed(f"{shown}:{line}: is not UTF-8 text") from error
+        raise CommandFailed(f"{shown}:{line}: is not UTF-8 text: save it as UTF-8") from error
 
 
 def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:
@@ -201,7 +219,9 @@ def _plain_json(text: str) -> str:
 
 def _object(content: Any, shown: str, line: int) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise CommandFailed(f"{shown}:{line}: expected a Kubernetes object, found {_what(content)}")
+        expected = "expected a Kubernetes object"
+        remedy = "write a mapping with apiVersion and kind"
+        raise CommandFailed(f"{shown}:{line}: {expected}, found {_what(content)}: {remedy}")
     return content
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from corepin.errors import CommandFailed
+from corepin.misshapen import misshapen
 from pinning.kube import Pod
 from pinning.ledger import Ledger
 from pinning.observed import Observed, SeenPod
 from pinning.plan import plan
 from pinning.pools import node_sets
+from webhook.wire import malformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -77,9 +78,7 @@ def _pod(item: Item) -> Pod:
     try:
         return msgspec.convert(item.content, Pod)
     except msgspec.ValidationError as problem:
-        raise CommandFailed(
-            f"{item.document.source}:{item.document.line}: {item.title} is not shaped as a pod: {problem}"
-        ) from problem
+        raise misshapen(item, malformed(problem)) from problem
 
 
 def _name(item: Item, number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ import jsonpatch
 import msgspec
 
 from corepin.errors import CommandFailed
+from corepin.misshapen import misshapen
 from corepin.webhook import CONFIG, MUTATIONS
 from webhook.answer import Denied, Patched, encode
 from webhook.decide import POD
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from webhook.decide import Decider
 
 OFFLINE_UID: Final = "offline"
-_UNQUOTED: Final = re.compile(
-    r"Expected `str(?: \| null)?`, got `(?:bool|int|float)`"
-)  # YAML's true, 1 and 1.5
-_OBJECT: Final = "$.request.object"
 _POD_KIND: Final = GroupVersionKind(kind="Pod", version="v1")
 
 
@@ -81,7 +77,7 @@ def judge(decider: Decider, item: Item) -> Judged:
     try:
         answer = decider.validate(_request(item, kind, seen.content))
     except Malformed as error:
-        raise _misshapen(item, error, ()) from error
+        raise misshapen(item, error) from error
     response = msgspec.json.decode(encode(OFFLINE_UID, answer))["response"]
     causes = response["status"]["details"]["causes"] if isinstance(answer, Denied) else ()
     return Judged(response["allowed"], tuple(causes), _once((*seen.warnings, *answer.warnings)))
@@ -93,7 +89,7 @@ def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
     try:
         answer = decider.mutate(_request(item, _POD_KIND, pod))
     except Malformed as error:
-        raise _misshapen(item, error, path) from error
+        raise misshapen(item, error, path) from error
     if not isinstance(answer, Patched):
         return Injected(item.content, answer.warnings)
     prefix = "".join(f"/{key}" for key in path)
@@ -111,25 +107,6 @@ def _request(item: Item, kind: GroupVersionKind, content: dict[str, Any]) -> Req
         namespace=item.namespace or None,
         object=msgspec.Raw(msgspec.json.encode(content)),
     )
-
-
-def _misshapen(item: Item, error: Malformed, path: tuple[str, ...]) -> CommandFailed:
-    """Translate what the webhook would answer with HTTP 400."""
-    below_object = error.path.removeprefix(_OBJECT).removeprefix(".")
-    field = _named(item.content, ".".join((*path, below_object)).removesuffix("."))
-    why = f"{error.why}: put the value in quotes" if _UNQUOTED.match(error.why) else error.why
-    told = f"{field}: {why}" if field else why
-    return item.document.failed(f"{item.title}: {told}")
-
-
-def _named(content: dict[str, Any], field: str) -> str:
-    """Return the field with the key that msgspec leaves out of `annotations[...]`: the first that holds no text."""
-    parent = field.removesuffix("[...]")
-    entries = below(content, tuple(parent.split(".")))
-    if parent == field or not isinstance(entries, dict):
-        return field
-    key = next((key for key, value in entries.items() if not isinstance(value, str)), "...")
-    return f"{parent}[{key}]"
 
 
 def _under(path: Sequence[str], warnings: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, read_documents, write_out
+from corepin.documents import add_file_flag, read_documents, read_values, write_out
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -112,10 +112,11 @@ def _read_machine(given: str) -> Topology:
         return Topology.from_lscpu(path.read_text("utf-8"))
     except PinningError as problem:
         raise CommandFailed(f"{given}: {problem}") from problem
-    except (OSError, ValueError) as problem:
-        raise CommandFailed(
-            f"{given}: {getattr(problem, 'strerror', None) or 'is not UTF-8 text'}"
-        ) from problem
+    except OSError as problem:
+        told = "name a file of lscpu's, or a directory that holds a sysfs tree"
+        raise CommandFailed(f"{given}: {problem.strerror}: {told}") from problem
+    except ValueError as problem:
+        raise CommandFailed(f"{given}: is not UTF-8 text: name a file of lscpu's") from problem
 
 
 def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
@@ -123,21 +124,25 @@ def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
     from dataclasses import replace
 
     from pinning.cpuset import CPUSet
-    from pinning.errors import BadCPUList
+    from pinning.errors import BadContract, BadCPUList
     from pinning.node_config import DEFAULT, read_node_config
 
     config = DEFAULT
     if given is not None:
-        documents = read_documents(given)
+        documents = read_values(given)
         if len(documents) > 1:
-            raise documents[1].failed("the configuration is one document: remove the others")
-        config = read_node_config(documents[0].content)
+            line, _ = documents[1]
+            raise CommandFailed(f"{given}:{line}: the configuration is one document: remove the others")
+        try:
+            config = read_node_config(documents[0][1] if documents else {})
+        except BadContract as problem:
+            raise CommandFailed(f"{given}: {problem}") from problem
     if reserved is None:
         return config
     try:
         cpus = CPUSet.parse(reserved)
     except BadCPUList as problem:
-        raise CommandFailed(f"--reserved: {problem}") from problem
+        raise CommandFailed(f'--reserved: {problem}: write for example "0-1,8"') from problem
     if not cpus:
         raise CommandFailed('--reserved: the list is empty: name CPUs such as "0,8", or leave the flag out')
     return replace(config, reserved=cpus)

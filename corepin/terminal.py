@@ -21,7 +21,7 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
     """Return the columns to use, 40 to 200: $COLUMNS, else the terminal's, else 80."""
     wanted = environ.get("COLUMNS", "")
-    width = int(wanted) if wanted.isascii() and wanted.isdigit() else _terminal_columns(stream)
+    width = int(wanted[:6]) if wanted.isascii() and wanted.isdigit() else _terminal_columns(stream)
     return min(max(width or DEFAULT, NARROWEST), WIDEST)
 
 

@@ -101,7 +101,9 @@ def _options(args: argparse.Namespace) -> Options:
     config, mutations = _config_files(args)
     names = listed("--client-name", args.client_name)
     if names and not args.client_ca:
-        raise CommandFailed("--client-name needs --client-ca, else no client certificate is asked for")
+        raise CommandFailed(
+            "--client-name needs --client-ca, or no client certificate is asked for: give both"
+        )
     client_ca = Path(args.client_ca) if args.client_ca else None
     return Options(
         listen=_address("--listen", args.listen),
@@ -128,7 +130,7 @@ def _address(flag: str, text: str) -> Address:
     try:
         return Address.parse(text)
     except ValueError as error:
-        raise CommandFailed(f"{flag}: {error}") from error
+        raise CommandFailed(f"{flag}: {error}: write for example :8443") from error
 
 
 def _told(args: argparse.Namespace) -> dict[str, object]:

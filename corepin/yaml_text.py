@@ -48,9 +48,11 @@ def read_yaml(text: str) -> Iterator[tuple[int, Any]]:
         raise _explained(error, text) from error
     except yaml.reader.ReaderError as error:
         line = text.encode(errors="replace")[: error.position].count(b"\n") + 1
-        raise BadYAML(line, f"{error.reason}: character {error.character!r}") from error
+        raise BadYAML(line, f"{error.reason}: remove character {error.character!r}") from error
     except UnicodeEncodeError as error:
-        raise BadYAML(text.count("\n", 0, error.start) + 1, "a text is not Unicode") from error
+        raise BadYAML(
+            text.count("\n", 0, error.start) + 1, "a text is not Unicode: remove the lone surrogate"
+        ) from error
 
 
 def write_yaml(documents: Iterable[Any]) -> str:
@@ -82,7 +84,9 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
         if depth > DEPTH_LIMIT:
-            raise BadYAML(_line(event), f"nested more than {DEPTH_LIMIT} deep")
+            raise BadYAML(
+                _line(event), f"nested more than {DEPTH_LIMIT} deep, and no Kubernetes object is: flatten it"
+            )
         before = self.size
         self.size += NODE_SIZE
         value: Any
@@ -99,11 +103,14 @@ class _Reader:
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self.anchors:
-            raise BadYAML(_line(event), f"alias *{event.anchor} names no anchor that stands before it")
+            raise BadYAML(
+                _line(event),
+                f"alias *{event.anchor} names no anchor that stands before it: write &{event.anchor} first",
+            )
         value, size = self.anchors[event.anchor]
         self.size += size
         if self.size > SIZE_LIMIT:
-            raise BadYAML(_line(event), f"aliases make it more than {SIZE_LIMIT >> 20} MB")
+            raise BadYAML(_line(event), f"aliases make it more than {SIZE_LIMIT >> 20} MB: use fewer")
         return _copied(value)
 
     def _entries(self, start: Any, depth: int) -> Iterator[Any]:
@@ -123,7 +130,8 @@ class _Reader:
                 merged |= _merged(value, event)
                 continue
             if key in own:
-                raise BadYAML(_line(event), f"key {key!r} stands there twice (first on line {lines[key]})")
+                first = f"first on line {lines[key]}"
+                raise BadYAML(_line(event), f"key {key!r} stands there twice ({first}): remove one")
             own[key], lines[key] = value, _line(event)
         return {**merged, **own}
 
@@ -141,14 +149,14 @@ def _line(event: Any) -> int:
 def _key(event: Any) -> str:
     """Return a key as its text: Kubernetes knows no others, and `1` and `on` are meant as they are written."""
     if not isinstance(event, yaml.ScalarEvent):
-        raise BadYAML(_line(event), "a key must be a text, not an alias, a list or a mapping")
+        raise BadYAML(_line(event), "a key is an alias, a list or a mapping: write a text")
     return str(event.value)
 
 
 def _merged(value: Any, event: Any) -> dict[str, Any]:
     sources = value if isinstance(value, list) else [value]
     if not all(isinstance(source, dict) for source in sources):
-        raise BadYAML(_line(event), "<< merges mappings only")
+        raise BadYAML(_line(event), "<< merges something else than mappings: name mappings")
     whole: dict[str, Any] = {}
     for source in sources:
         whole = {**source, **whole}
@@ -157,7 +165,7 @@ def _merged(value: Any, event: Any) -> dict[str, Any]:
 
 def _expect_tag(event: Any, kind: str) -> None:
     if event.tag not in {None, "!", _TAG + kind}:
-        raise BadYAML(_line(event), f"tag {event.tag} means nothing to Kubernetes")
+        raise BadYAML(_line(event), f"tag {event.tag} means nothing to Kubernetes: remove it")
 
 
 def _scalar(event: Any) -> Any:
@@ -170,7 +178,7 @@ def _scalar(event: Any) -> Any:
     kinds: dict[str, Any] = {"int": int, "float": (int, float), "bool": bool, "null": type(None)}
     wanted = kinds.get(event.tag.removeprefix(_TAG))
     if wanted is None or not isinstance(value, wanted):
-        raise BadYAML(_line(event), f"tag {event.tag} does not fit {text[:40]!r}")
+        raise BadYAML(_line(event), f"tag {event.tag} does not fit {text[:40]!r}: remove the tag")
     return value
 
 
@@ -214,9 +222,8 @@ def _explained(error: yaml.MarkedYAMLError, text: str) -> BadYAML:
     line = lines[number] if number < len(lines) else ""
     indent = line[: len(line) - len(line.lstrip())]
     why = str(error.problem or error.context)
-    return BadYAML(
-        number + 1, why + (" (YAML is indented by spaces, and here is a tab)" if "\t" in indent else "")
-    )
+    remedy = "indent it by spaces, here is a tab" if "\t" in indent else "mend the YAML here or just above"
+    return BadYAML(number + 1, f"{why}: {remedy}")
 
 
 class _Dumper(yaml.CSafeDumper):

@@ -96,6 +96,7 @@ def load_settings(document: bytes) -> Settings:
         ("kubevirt.cpuRequest", settings.kube_virt.cpu_request),
     ):
         _require_amount(name, value)
+    _require_unlike(settings.node_shapes)
     for shape in settings.node_shapes:
         if shape.free_cores < 1:
             told = f"reservedCores {shape.reserved_cores} of {shape.cores} cores leave none: reserve fewer"
@@ -123,7 +124,17 @@ def parse_yaml(document: bytes, what: str) -> object:
     """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
     try:
         return yaml.load(document, _Loader)  # noqa: S506 (a safe loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except yaml.reader.ReaderError as error:
+        told = f"{error.reason} at byte {error.position}"
+        raise BadContract(
+            f"{what} is no YAML: {told}: save it as UTF-8 without control characters"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        told = " ".join(str(error.problem or error.context).split())[:200]
+        raise BadContract(f"{what} is no YAML: {where}{told}: mend it there or just above") from error
+    except (yaml.YAMLError, RecursionError) as error:
         raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -135,6 +146,16 @@ def _convert(parsed: object) -> Settings:
         return msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
         raise BadContract(f"configuration: {explain(error, given, Settings)}") from error
+
+
+def _require_unlike(shapes: tuple[NodeShape, ...]) -> None:
+    """Refuse two node shapes of one name: refusals tell the name, and nobody would know which is meant."""
+    first: dict[str, int] = {}
+    for at, shape in enumerate(shapes):
+        if shape.name in first:
+            told = f"{shape.name!r} is the name of nodeShapes[{first[shape.name]}] too"
+            raise BadContract(f"nodeShapes[{at}].name: {told}: give each kind of node a name of its own")
+        first[shape.name] = at
 
 
 def _require_amount(name: str, value: RawQuantity) -> None:

@@ -27,7 +27,7 @@ def explain(error: msgspec.ValidationError, parsed: object, kind: object, prefix
     shown = "" if value is _NOTHING else f"{_short(value)} is not allowed: "
     if isinstance(expected, inspect.LiteralType):
         return f"{_joined(path)}: {shown}write one of {', '.join(sorted(map(str, expected.values)))}"
-    return f"{_joined(path) or 'the file'}: {shown}{_remedy(why, value)}"
+    return f"{_joined(path) or 'the file'}: {shown}{_remedy(why, value, expected)}"
 
 
 def _unknown(path: str, key: str, value: object, expected: inspect.Type | None) -> str:
@@ -41,10 +41,12 @@ def _unknown(path: str, key: str, value: object, expected: inspect.Type | None) 
     return f"{_joined(path, key)}: the key is unknown{shown}: {remedy}"
 
 
-def _remedy(why: str, value: object) -> str:
+def _remedy(why: str, value: object, expected: inspect.Type | None) -> str:
     """Return what is expected; text that YAML takes for something else needs quotes."""
     told = why.replace("`", "")
     told = told[:1].lower() + told[1:]
+    if isinstance(expected, inspect.StructType) and told.startswith("expected object"):
+        return f"write a mapping of {', '.join(field.encode_name for field in expected.fields)}"
     quotes = isinstance(value, bool | int | float) and told.startswith("expected str")
     return f'{told}: put it in quotes, e.g. "{str(value).lower()}"' if quotes else told
 

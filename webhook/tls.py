@@ -70,7 +70,9 @@ class Identities:
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            raise Unusable(f"{files.certificate} and {files.key} are no pair: {_why(error)}") from error
+            told = f"{files.certificate} and {files.key} are no pair: {_why(error)}"
+            remedy = "give a certificate and its own private key, both in PEM"
+            raise Unusable(f"{told}: {remedy}") from error
         if files.client_ca is not None:
             _trust(context, files.client_ca, contents[2])
         return context
@@ -123,7 +125,7 @@ def _trust(context: ssl.SSLContext, path: Path, pem: bytes | None) -> None:
     try:
         context.load_verify_locations(cadata=(pem or b"").decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise Unusable(f"{path} holds no CA certificates: {_why(error)}") from error
+        raise Unusable(f"{path} holds no CA certificates: {_why(error)}: give certificates in PEM") from error
 
 
 def _no_password() -> str:

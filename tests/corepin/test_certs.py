@@ -93,7 +93,8 @@ def test_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.C
 
     assert issue(tmp_path / "f") == 2
 
-    assert capsys.readouterr().err == f"corepin certs: {tmp_path / 'f'}: File exists\n"
+    told = f"corepin certs: {tmp_path / 'f'}: File exists: name a directory that can be written with --dir\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "x", "36501", "1000000000"])

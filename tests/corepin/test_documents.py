@@ -31,22 +31,37 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", ": holds no document"),
-        ("---\n# nothing\n---\n", ": holds no document"),
-        (f"{POD}---\n- a\n", ":13: expected a Kubernetes object, found a list"),
-        (f"{POD}---\nword\n", ":13: expected a Kubernetes object, found a text"),
-        ("42\n", ":1: expected a Kubernetes object, found a number"),
-        ('{"a": 1,\n"a": 2}', ":2: key 'a' stands there twice (first on line 1)"),
-        ("a: 1\na: 2\n", ":2: key 'a' stands there twice (first on line 1)"),
-        ("kind: Pod\n", ":1: apiVersion is missing: every Kubernetes object states it"),
-        ("\n\napiVersion: v1\n", ":3: kind is missing: every Kubernetes object states it"),
-        ("apiVersion: v1\nkind: [Pod]\n", ":1: kind is missing: every Kubernetes object states it"),
-        ("apiVersion: v1\nkind: List\nitems: [1]\n", ":1: items[0] is no object, but a number"),
+        ("", ": holds no document: write an object with apiVersion and kind"),
+        ("---\n# nothing\n---\n", ": holds no document: write an object with apiVersion and kind"),
+        (
+            f"{POD}---\n- a\n",
+            ":13: expected a Kubernetes object, found a list: write a mapping with apiVersion and kind",
+        ),
+        (
+            f"{POD}---\nword\n",
+            ":13: expected a Kubernetes object, found a text: write a mapping with apiVersion and kind",
+        ),
+        (
+            "42\n",
+            ":1: expected a Kubernetes object, found a number: write a mapping with apiVersion and kind",
+        ),
+        ('{"a": 1,\n"a": 2}', ":2: key 'a' stands there twice (first on line 1): remove one"),
+        ("a: 1\na: 2\n", ":2: key 'a' stands there twice (first on line 1): remove one"),
+        ("kind: Pod\n", ":1: apiVersion is missing: add it, for example apiVersion: v1"),
+        ("\n\napiVersion: v1\n", ":3: kind is missing: add it, for example kind: Pod"),
+        ("apiVersion: v1\nkind: [Pod]\n", ":1: kind is missing: add it, for example kind: Pod"),
+        (
+            "apiVersion: v1\nkind: List\nitems: [1]\n",
+            ":1: items[0] is no object, but a number: write an object, or remove the entry",
+        ),
         (
             "apiVersion: v1\nkind: List\nitems: [{}]\n",
-            ":1: items[0].apiVersion is missing: every Kubernetes object states it",
+            ":1: items[0].apiVersion is missing: add it, for example apiVersion: v1",
         ),
-        ('{"apiVersion": "v1",\n "kind" "Pod"}', ":2: did not find expected ',' or '}'"),
+        (
+            '{"apiVersion": "v1",\n "kind" "Pod"}',
+            ":2: did not find expected ',' or '}': mend the YAML here or just above",
+        ),
     ],
     ids=lambda value: repr(value)[-30:],
 )
@@ -63,10 +78,13 @@ def test_unreadable_document(
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        (POD.replace("spec:", "spec: 1\nx:"), "spec: Expected `object | null`, got `int`"),
+        (
+            POD.replace("spec:", "spec: 1\nx:"),
+            "spec: expected a mapping, found a number: write its keys below it",
+        ),
         (
             POD.replace("  name: fast", "  annotations: {b: x, cmk.intel.com/mutate: true}"),
-            "metadata.annotations[cmk.intel.com/mutate]: Expected `str`, got `bool`: put the value in quotes",
+            "metadata.annotations[cmk.intel.com/mutate]: expected a text, found true or false: put the value in quotes",
         ),
     ],
     ids=["spec", "annotation"],
@@ -81,6 +99,34 @@ def test_misshapen_object(
     assert failure(capsys, verb, source).startswith(f"corepin {verb}: {source}:13: Pod team/")
     assert main([verb, "-f", source]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (
+            "{containers: [{name: a, resources: {limits: {cpu: [1]}}}]}",
+            "limits[cpu]: expected an amount, found a list: write for",
+        ),
+        (
+            "{containers: [{name: [a]}]}",
+            "spec.containers[0].name: expected a text, found a list: write one text",
+        ),
+        (
+            "{containers: {name: a}}",
+            "spec.containers: expected a list, found a mapping: begin each entry with a dash",
+        ),
+    ],
+    ids=["amount", "name", "containers"],
+)
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_what_was_expected_is_told_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, spec: str, told: str
+) -> None:
+    """Each shape that a field may have is named as people name it, with what to write."""
+    source = written(tmp_path, f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {spec}\n")
+
+    assert told in failure(capsys, verb, source)
 
 
 def test_template_field_is_told_from_the_whole_object(
@@ -143,7 +189,10 @@ def test_deep_json_is_told(
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"a: 1\nb: \xff\n", ":2: is not UTF-8 text"), (b"\xff\xfea\x00", ":1: is not UTF-8 text")],
+    [
+        (b"a: 1\nb: \xff\n", ":2: is not UTF-8 text: save it as UTF-8"),
+        (b"\xff\xfea\x00", ":1: is not UTF-8 text: save it as UTF-8"),
+    ],
     ids=["latin-1", "utf-16"],
 )
 def test_other_encodings_are_told(
@@ -166,10 +215,12 @@ def test_byte_order_mark_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_places_that_are_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory, an absent file and an endless one are told with the system's words."""
-    assert failure(capsys, "inject", str(tmp_path)).endswith(f"{tmp_path}: Is a directory")
-    assert failure(capsys, "inject", str(tmp_path / "x")).endswith("x: No such file or directory")
-    assert failure(capsys, "inject", "a\0b").endswith("embedded null byte")
+    """A directory, an absent file and an endless one are told, each with what to do."""
+    assert failure(capsys, "inject", str(tmp_path)).endswith(f"{tmp_path}: is a directory: name a file in it")
+    assert failure(capsys, "inject", str(tmp_path / "x")).endswith(
+        "check the path, or write - for standard input"
+    )
+    assert failure(capsys, "inject", "a\0b").endswith("embedded null byte: name a file that can be read")
     assert failure(capsys, "inject", "/dev/zero").endswith(f"is larger than {SIZE_LIMIT >> 20} MB: split it")
 
 
@@ -243,7 +294,10 @@ def test_closed_output_is_one_line(tmp_path: Path, verb: str) -> None:
 
     last = no_output.stderr.splitlines()[-1]  # after the warnings of inject
     assert (no_output.returncode, last) == (2, f"corepin {verb}: standard output is closed")
-    assert (no_input.returncode, no_input.stderr) == (2, f"corepin {verb}: standard input: is closed\n")
+    assert (no_input.returncode, no_input.stderr) == (
+        2,
+        f"corepin {verb}: standard input: is closed: name a file\n",
+    )
 
 
 @pytest.mark.parametrize("verb", ["inject", "validate"])

@@ -208,7 +208,7 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
         pytest.param(
             ("kind: Pod\napiVersion: v1\nmetadata: {name: x}\nspec: {containers: 3}\n",),
             (),
-            "Pod x is not shaped as a pod: Expected `array",
+            "Pod x: spec.containers: expected a list, found a number: begin each entry with a dash",
             id="no pod's shape",
         ),
         pytest.param(("kind: [",), (), "documents.yaml:", id="bad YAML"),
@@ -226,7 +226,10 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
         pytest.param((pod("name: x"),), ("--topology", "/dev/null"), "lscpu", id="empty topology"),
         pytest.param((pod("name: x"),), ("--topology", "."), "online: missing: mount sysfs", id="no sysfs"),
         pytest.param(
-            (pod("name: x"),), ("--config", "/nowhere"), "/nowhere: No such file", id="no configuration"
+            (pod("name: x"),),
+            ("--config", "/nowhere"),
+            "/nowhere: there is no such file",
+            id="no configuration",
         ),
         pytest.param((pod("name: x"),), ("--config", "CONFIG"), "srt: the key is unknown", id="wrong key"),
         pytest.param(

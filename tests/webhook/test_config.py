@@ -63,8 +63,12 @@ kubevirt:
         ),
         (b"nodeShapes: [{name: a, cores: 0}]", "nodeShapes[0].cores: 0 is not allowed: expected int >= 1"),
         (b"nodeShapes: [{name: a, cores: 2, reservedCores: 2}]", "nodeShapes[a]: reservedCores 2 of 2 cores"),
+        (
+            b"nodeShapes: [{name: a, cores: 2}, {name: b, cores: 2}, {name: a, cores: 4}]",
+            "nodeShapes[2].name: 'a' is the name of nodeShapes[0] too: give each kind of node a name of its own",
+        ),
         (b"nodeShapes: [{cores: 2}]", "nodeShapes[0].name is missing: add it"),
-        (b"[1, 2]", "the file: [1, 2] is not allowed: expected object, got array"),
+        (b"[1, 2]", "the file: [1, 2] is not allowed: write a mapping of feature-gates, sidecarLimits"),
         (
             b"kubevirt: {serviceAccounts: [a, 1]}",
             "kubevirt.serviceAccounts[1]: 1 is not allowed: expected str, got int",

@@ -1,0 +1,63 @@
+"""Say in a user's words what has the wrong shape in an object: the field, what was expected, what to write there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from corepin.documents import Item
+    from corepin.errors import CommandFailed
+    from webhook.wire import Malformed
+
+_OBJECT: Final = "$.request.object"
+_SOME_KEY: Final = "[...]"  # msgspec does not tell which
+_TYPES: Final = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`")  # as msgspec tells them
+_NUMBER: Final = ((int, float), "a number")  # a number of more than 64 bits is a float to msgspec
+_FOUND: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "object": ((dict,), "a mapping"),
+    "array": ((list,), "a list"),
+    "str": ((str,), "a text"),
+    "int": _NUMBER,
+    "float": _NUMBER,
+    "bool": ((bool,), "true or false"),
+    "null": ((type(None),), "nothing"),
+}
+_EXPECTED: Final = {
+    "object": ("a mapping", "write its keys below it"),
+    "array": ("a list", "begin each entry with a dash"),
+    "str": ("a text", "put the value in quotes"),
+    "int": ("a whole number", "write digits only, without quotes and point"),
+    "bool": ("true or false", "write one of them without quotes"),
+    "float | int | str": ("an amount", "write for example 2, 500m or 64M"),
+}
+
+
+def misshapen(item: Item, error: Malformed, path: tuple[str, ...] = ()) -> CommandFailed:
+    """Return the failure of an object that the webhook would answer with HTTP 400; `path` leads to what was read."""
+    below = error.path.removeprefix(_OBJECT).removeprefix("$").removeprefix(".")
+    field, why = ".".join((*path, below)).removesuffix("."), error.why
+    types = _TYPES.fullmatch(why)
+    if types:
+        field, why = _named(item.content, field, types["found"]), _in_words(types["expected"], types["found"])
+    return item.document.failed(f"{item.title}: {field}: {why}" if field else f"{item.title}: {why}")
+
+
+def _in_words(expected: str, found: str) -> str:
+    kinds = " | ".join(sorted(set(expected.split(" | ")) - {"null"}))
+    told, remedy = _EXPECTED[kinds]
+    if kinds == "str" and found in {"object", "array"}:
+        remedy = "write one text"
+    return f"expected {told}, found {_FOUND[found][1]}: {remedy}"
+
+
+def _named(content: dict[str, Any], field: str, found: str) -> str:
+    """Return the field with the key that msgspec leaves out of `limits[...]`: the first whose value is of that type."""
+    parent = field.removesuffix(_SOME_KEY)
+    if parent == field:
+        return field
+    value: Any = content
+    for step in re.findall(r"[^.\[\]]+", parent):
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    wrong = next(key for key, one in value.items() if type(one) in _FOUND[found][0])
+    return f"{parent}[{wrong}]"
