@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from corepin.errors import CommandFailed
+from pinning.contract import CPUPolicy
 from pinning.cpuset import CPUSet
 from pinning.errors import PinningError
-from pinning.picture import Owner, Picture
+from pinning.picture import Owner, Picture, reading_order
 from pinning.topology import Topology
 
 if TYPE_CHECKING:
@@ -64,11 +65,15 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
 
 def _of_annotations(node: str, topology: Mapping[str, Any], pools: Mapping[str, Any]) -> NodeView:
     owners = pools["owners"]
-    containers = tuple(f"{name}: {one['policy']}, CPUs {one['cpus']}" for name, one in owners.items())
+    containers = tuple(f"{name}: {one['policy']}, CPUs {one['cpus']}" for name, one in _ordered(owners))
     troubles = (_OBSERVES,) if pools["observes"] else ()
     return NodeView(
         f"node {node}, as it was published", _picture(topology, pools, owners), containers, troubles
     )
+
+
+def _ordered(owners: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(owners.items(), key=lambda owner: reading_order(owner[0]))
 
 
 _OBSERVES = (
@@ -79,12 +84,17 @@ _OBSERVES = (
 def _picture(topology: Mapping[str, Any], sets: Mapping[str, str], owners: Mapping[str, Any]) -> Picture:
     set_aside = CPUSet.parse(sets["setAside"])
     drawn = (
-        Owner(name, CPUSet.parse(one["cpus"]), CPUSet.parse(one.get("idle", "")))
+        Owner(
+            name,
+            CPUSet.parse(one["cpus"]),
+            CPUSet.parse(one.get("idle", "")),
+            shares=one["policy"] == CPUPolicy.SHARE,
+        )
         for name, one in owners.items()
     )
     return Picture(
         Topology.from_dict(topology),
-        tuple(sorted(drawn, key=lambda owner: owner.name)),
+        tuple(sorted(drawn, key=lambda owner: reading_order(owner.name))),
         reserved=CPUSet.parse(sets["reserved"]),
         shared=CPUSet.parse(sets["shared"]),
         pools=(("shared (set aside)", set_aside),) if set_aside else (),

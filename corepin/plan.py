@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, read_documents, read_values, write_out
+from corepin.documents import add_file_flag, read_documents, write_out
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -123,20 +123,12 @@ def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
     """Return the node's configuration; the flag for reserved CPUs wins over the file."""
     from dataclasses import replace
 
+    from corepin.node_file import read_node_file
     from pinning.cpuset import CPUSet
-    from pinning.errors import BadContract, BadCPUList
-    from pinning.node_config import DEFAULT, read_node_config
+    from pinning.errors import BadCPUList
+    from pinning.node_config import DEFAULT
 
-    config = DEFAULT
-    if given is not None:
-        documents = read_values(given)
-        if len(documents) > 1:
-            line, _ = documents[1]
-            raise CommandFailed(f"{given}:{line}: the configuration is one document: remove the others")
-        try:
-            config = read_node_config(documents[0][1] if documents else {})
-        except BadContract as problem:
-            raise CommandFailed(f"{given}: {problem}") from problem
+    config = DEFAULT if given is None else read_node_file(given)
     if reserved is None:
         return config
     try:
@@ -149,10 +141,13 @@ def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
 
 
 def _json(node: Node, step: Step) -> str:
+    from pinning.picture import reading_order
+
     line = {
         "pod": step.pod,
         "assignments": {
-            one.name: _assignment(node, one) for one in sorted(step.ledger, key=lambda one: one.name)
+            one.name: _assignment(node, one)
+            for one in sorted(step.ledger, key=lambda one: reading_order(one.name))
         },
         "shared": str(node.sets.shared(step.ledger)),
         "refused": [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from corepin.documents import plain
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
-from pinning.picture import Owner, Picture, draw
+from pinning.picture import Owner, Picture, draw, reading_order
 from pinning.pod import Origin
 from pinning.quantity import millicores
 from pinning.resources import members
@@ -33,11 +33,13 @@ NUMA_WORDS = {
 
 def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
     """Return the node after its last event."""
-    sets, held = node.sets, sorted(step.ledger, key=lambda one: one.name)
+    sets, held = node.sets, sorted(step.ledger, key=lambda one: reading_order(one.name))
     pool = sets.pools.set_aside & sets.universe
     picture = Picture(
         node.topology,
-        tuple(Owner(plain(one.name), one.cpus, one.idle) for one in held),
+        tuple(
+            Owner(plain(one.name), one.cpus, one.idle, shares=one.policy is CPUPolicy.SHARE) for one in held
+        ),
         reserved=sets.reserved,
         shared=sets.shared(step.ledger),
         pools=(("shared (set aside)", pool),) if pool else (),
@@ -98,7 +100,7 @@ def _sidecar_cost(step: Step) -> Iterator[str]:
     """Tell the CPU of containers that only come along with owners: the scheduler charges it, they run shared."""
     owners = {(f"{one.namespace}/{one.pod}", one.owner.container) for one in step.ledger}
     with_owners = {pod for pod, _ in owners}
-    for key in sorted(with_owners & step.pods.keys()):
+    for key in sorted(with_owners & step.pods.keys(), key=reading_order):
         for member in members(step.pods[key]):
             cpu = millicores(member.requests.get("cpu", 0))
             if cpu and (key, member.name) not in owners:

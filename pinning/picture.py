@@ -1,12 +1,14 @@
 """Draw a machine and who owns each of its CPUs, for a terminal.
 
-The letter of an owner stands for its CPU, lower case for a sibling that it keeps idle; signs stand for the rest.
+The letter of an owner stands for its CPU, lower case for a sibling that it keeps idle; signs stand for the rest. The
+legend names the whole shared set: the CPUs of the reserved cores, and of owners that share theirs, are in it too.
 Colour only repeats what the letters say. ASCII only: it has to survive serial consoles and `kubectl logs`. Whether
 there is a terminal, and how wide, the caller knows; what is drawn is given, nothing is decided here.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, product
@@ -27,7 +29,6 @@ _TABLE: Final = 60  # columns from which name and CPUs stand on one line of the 
 _COLOURS: Final = (
     "32",
     "33",
-    "34",
     "35",
     "36",
     "92",
@@ -35,8 +36,9 @@ _COLOURS: Final = (
     "94",
     "95",
     "96",
-)  # red is left for what is wrong
+)  # red is left for what is wrong; 34, dark blue, cannot be read on black
 _POOLS: Final = "=%*@"
+_SHARED: Final = "shared"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ class Owner:
     name: str
     cpus: CPUSet
     idle: CPUSet = EMPTY
+    shares: bool = False  # containers without CPUs of their own may run there too
+
+    @property
+    def meaning(self) -> str:
+        """What the legend says of it."""
+        return f"{self.name} (share)" if self.shares else self.name
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,18 @@ class Key:
         return Span(self.sign.text.lower(), self.sign.style.removeprefix("1;"))
 
 
+def reading_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Return the key by which people look names up: p2 before p10."""
+    parts = re.split("([0-9]+)", name)
+    return tuple((len(part) if at % 2 else 0, part) for at, part in enumerate(parts))
+
+
 def draw(picture: Picture, width: int, *, colour: bool) -> str:
     """Return headline, machine and legend; no line is wider than `width`, which is taken as 40 at least."""
     width = max(width, NARROWEST)
     owners, signs = _owners(picture), _signs(picture)
     cells = _cells(owners, signs)
-    seen = [replace(key, cpus=drawn) for key in signs if (drawn := _drawn(cells, key))]
+    seen = [replace(key, cpus=told) for key in signs if (told := _told(cells, key, picture.shared))]
     lines = [*wrapped(_headline(picture.topology), width), ()]
     lines += [*floorplan(picture.topology, cells, width), ()]
     lines += _legend([*owners, *seen], width)
@@ -89,7 +103,8 @@ def draw(picture: Picture, width: int, *, colour: bool) -> str:
 def _owners(picture: Picture) -> list[Key]:
     labels = zip(picture.owners, _labels(len(picture.owners)), cycle(_COLOURS), strict=False)
     return [
-        Key(Span(label, f"1;{colour}"), owner.name, owner.cpus, owner.idle) for owner, label, colour in labels
+        Key(Span(label, colour if owner.shares else f"1;{colour}"), owner.meaning, owner.cpus, owner.idle)
+        for owner, label, colour in labels
     ]
 
 
@@ -113,7 +128,7 @@ def _signs(picture: Picture) -> list[Key]:
             (sign, "4", f"pool {name}", cpus)
             for (name, cpus), sign in zip(picture.pools, cycle(_POOLS), strict=False)
         ),
-        (".", "2", "shared", picture.shared),
+        (".", "2", _SHARED, picture.shared),
         ("+", "4", "isolated, free", topology.isolated),
         ("?", "31", "not for pods", topology.cpus),
     ]
@@ -131,7 +146,10 @@ def _cells(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, Span]:
     return cells
 
 
-def _drawn(cells: Mapping[int, Span], key: Key) -> CPUSet:
+def _told(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
+    """Return the CPUs of a sign in the legend: those that show it, and every shared one."""
+    if key.meaning == _SHARED:
+        return shared & CPUSet(cells)
     return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)
 
 

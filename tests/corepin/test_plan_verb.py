@@ -102,6 +102,20 @@ def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """p2 stands before p10, who shares its CPUs is called so, and the text's shared set is that of the JSON."""
+    pods = (pod("name: p10", policy="share"), pod("name: p2", policy="exclusive"))
+    *_, last = lines(capsys, tmp_path, *pods)
+    assert list(last["assignments"]) == ["default/p2/main", "default/p10/main"]
+
+    assert main(["plan", "-f", written(tmp_path, *pods), "--topology", machine(tmp_path)]) == 0
+    legend = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "CPUs  " in line]
+
+    told = {name: cpus for _, name, *_, cpus in legend}
+    assert list(told) == ["default/p2/main", "default/p10/main (share)", "reserved", "shared"]
+    assert told["shared"] == last["shared"]
+
+
 def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stated time of creation decides who is older, and pods that the API server names are all different."""
     told = lines(

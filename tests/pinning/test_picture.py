@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pinning.cpuset import EMPTY, CPUSet
 from pinning.floorplan import LAYOUTS, Drawing, Layout
-from pinning.picture import Owner, Picture, draw
+from pinning.picture import Owner, Picture, draw, reading_order
 from pinning.spans import Span, paint, width_of
 from pinning.topology import EFFICIENCY, PERFORMANCE, Topology
 from tests.machines import lscpu_text
@@ -146,9 +146,37 @@ def test_what_a_cell_shows() -> None:
         "-  offline         1 CPU   7",
         "#  reserved        2 CPUs  0,8",
         "=  pool rt         2 CPUs  4,12",
-        ".  shared          2 CPUs  3,11",
+        ".  shared          3 CPUs  0,3,11",
         "+  isolated, free  2 CPUs  5-6",
         "?  not for pods    3 CPUs  13-15",
+    ]
+
+
+def test_who_shares_is_told() -> None:
+    """An owner that shares its CPUs is called so, has no bold letter, and its CPUs are in the shared set."""
+    owners = (Owner("ns/a/c", CPUSet([1])), Owner("ns/b/c", CPUSet([2]), shares=True))
+    picture = Picture(machine("xeon-d-1541"), owners, shared=CPUSet.parse("2-15"))
+
+    drawn = draw(picture, 80, colour=True)
+
+    assert "\033[1;32mA\033[0m  ns/a/c           1 CPU   1\n" in drawn
+    assert "\033[33mB\033[0m  ns/b/c (share)   1 CPU   2\n" in drawn
+    assert "shared          14 CPUs  2-15\n" in drawn
+
+
+def test_names_are_in_reading_order() -> None:
+    """Numbers in names count as numbers, whatever their length."""
+    names = ["ns/p10/c", "ns/p2/c", "ns/p2/b", "10", "9" * 5000, "2", "a"]
+
+    assert sorted(names, key=reading_order) == [
+        "2",
+        "10",
+        "9" * 5000,
+        "a",
+        "ns/p/c",
+        "ns/p2/b",
+        "ns/p2/c",
+        "ns/p10/c",
     ]
 
 
