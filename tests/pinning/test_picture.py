@@ -173,7 +173,6 @@ def test_names_are_in_reading_order() -> None:
         "10",
         "9" * 5000,
         "a",
-        "ns/p/c",
         "ns/p2/b",
         "ns/p2/c",
         "ns/p10/c",
