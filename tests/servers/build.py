@@ -74,7 +74,7 @@ def build_missing(out: TextIO, servers: Iterable[Server] = SERVERS) -> None:
     if not missing:
         return
     go = find_go(server.module for server in missing)
-    with _locked(cache, out):
+    with locked(cache, out):
         for server in missing:
             if find(server, cache) is None:  # nobody built it while we waited for the lock
                 build(server, cache, go, out)
@@ -153,14 +153,14 @@ def _show(out: TextIO, server: Server, started: float, state: str, end: str = ""
 
 
 @contextmanager
-def _locked(cache: Path, out: TextIO) -> Iterator[None]:
+def locked(cache: Path, out: TextIO) -> Iterator[None]:
     """Hold the build lock of `cache`, and sweep away what killed builds left."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            out.write("waiting for another build of the test servers\n")
+            out.write(f"waiting for another build in {cache}\n")
             out.flush()
             fcntl.flock(lock, fcntl.LOCK_EX)
         for left_over in cache.glob(f"{_PARTIAL}*"):
