@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import yaml
-
 from pinning.errors import BadContract
-from pinning.node_config import DEFAULT, NodeConfig, read_node_config
+from pinning.node_config import DEFAULT, NodeConfig
 
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535
@@ -46,7 +44,8 @@ class AgentConfig:
     runtime_endpoint: Path | None = None  # None: the first of the usual sockets that is there
     pods_dir: Path | None = None  # None: the API server
     root: Path = Path("/")
-    cgroup_root: Path = Path("/sys/fs/cgroup")
+    cgroup_root: Path = Path("/sys/fs/cgroup")  # the mount
+    kubelet_cgroup_root: str = "/"  # its `cgroupRoot`, above the cgroup of all pods
     config: NodeConfig = DEFAULT
     kubelet_state: Path | None = None
     kubelet_url: str | None = None  # whose /configz is asked at start; None: it is not
@@ -89,17 +88,3 @@ def parse_configz(url: str | None) -> str | None:
             f"--kubelet-configz: {url!r} is not the kubelet of a node: write https://NODE:10250/configz, or off"
         )
     return f"https://{parts.netloc}"
-
-
-def read_config_file(path: Path) -> NodeConfig:
-    """Return the node's configuration in a YAML file; raise BadContract naming file, key and remedy."""
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadContract(f"{path}: {error.strerror}: mount it, or name another file") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise BadContract(f"{path}: this is no YAML: {str(error).splitlines()[0]}") from error
-    try:
-        return read_node_config(given or {})
-    except BadContract as problem:
-        raise BadContract(f"{path}: {problem}") from problem

@@ -10,6 +10,7 @@ import msgspec
 from cri_api.v1 import api_pb2
 
 from agent.seams import RuntimeContainer
+from agent.slices import SLICE, slice_path
 from pinning.observed import State
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _STATES: Final = {
 }
 _VM_WORDS: Final = ("kata",)  # in a handler's or a shim's name: "kata-qemu", "io.containerd.kata.v2"
 _VM_ANNOTATIONS: Final = ("io.katacontainers.", "io.kubernetes.cri-o.kata")
-_SLICE: Final = ".slice"
 _SYSTEMD_PARTS: Final = 3  # slice:prefix:name
 
 
@@ -91,18 +91,9 @@ def cgroup_path(told: str) -> str | None:
     parts = told.split(":")
     if len(parts) == _SYSTEMD_PARTS and "/" not in told:
         slice_name, prefix, name = parts
-        scope = name if name.endswith(_SLICE) else f"{prefix}-{name}.scope".removeprefix("-")
+        scope = name if name.endswith(SLICE) else f"{prefix}-{name}.scope".removeprefix("-")
         return f"{slice_path(slice_name or 'system.slice')}/{scope}"
     return f"/{told.strip('/')}" if told.strip("/") else None
-
-
-def slice_path(name: str) -> str:
-    """Return where systemd puts a slice: a-b.slice is in a.slice; "-.slice" is the root (systemd.slice(5))."""
-    stem = name.removesuffix(_SLICE)
-    if stem == "-":
-        return ""
-    parts = stem.split("-")
-    return "".join(f"/{'-'.join(parts[:depth])}{_SLICE}" for depth in range(1, len(parts) + 1))
 
 
 def state_of(container: api_pb2.Container) -> State:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.kubelet import KubeletPolicy
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterator, Mapping
 
     from pinning.cpuset import CPUSet
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
 _LISTED: Final = 8  # of many, so that the answer stays readable
+_NAMED: Final = 3  # programs of one cgroup
 
 
 class Verdict(StrEnum):
@@ -43,6 +45,11 @@ class AgentFacts:
     allocatable: CPUSet
     reserved: CPUSet
     exclusive: CPUSet  # with the siblings kept idle
+    runtime: str = ""  # name and version, as it was when it answered last
+    kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
+    observes: bool = False
+    pods_complete: bool = True
+    containers_complete: bool = True
     fights: tuple[str, ...] = ()  # namespace/pod/container
     failures: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
@@ -52,7 +59,7 @@ class AgentFacts:
 class Strangers:
     """Threads seen running on exclusive CPUs that are not of their owners."""
 
-    by_cgroup: Mapping[str, int]
+    by_cgroup: Mapping[str, Counter[str]]  # the names of the threads
     kernel: int = 0  # threads of the kernel; they cannot be moved
 
 
@@ -60,7 +67,7 @@ class Strangers:
 class Facts:
     """What was found on a machine; None where it could not be read, and `missing` says why."""
 
-    kubelet: KubeletPolicy
+    kubelet: KubeletPolicy  # by its file
     kubelet_runs: bool
     topology: Topology | None = None
     agent: AgentFacts | None = None
@@ -69,6 +76,8 @@ class Facts:
     nri: bool = False  # its socket is there
     cgroup_version: int | None = None
     cgroup_writable: bool = False
+    pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
+    pod_root: str | None = None  # the one that is there
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
     strangers: Strangers | None = None
     missing: Mapping[str, str] | None = None  # why, by field
@@ -77,6 +86,18 @@ class Facts:
         """Return why a fact is missing."""
         return (self.missing or {}).get(name, "it could not be read")
 
+    @property
+    def policy(self) -> KubeletPolicy:
+        """The kubelet's policy by its file, else as the agent knows it from the kubelet itself."""
+        if self.kubelet is KubeletPolicy.UNKNOWN and self.agent:
+            return self.agent.kubelet
+        return self.kubelet
+
+    @property
+    def is_local(self) -> bool:
+        """Say whether the agent starts the containers itself."""
+        return self.agent is not None and self.agent.runtime.startswith("local")
+
 
 def examine(facts: Facts) -> tuple[Check, ...]:
     """Return every check, in the order in which one mends things."""
@@ -84,6 +105,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
         check
         for examined in (
             _cgroups(facts),
+            _pod_root(facts),
             _runtime(facts),
             _nri(facts),
             _kubelet(facts),
@@ -121,25 +143,36 @@ def _cgroups(facts: Facts) -> Iterator[Check]:
         yield _ok("cgroups", f"version {facts.cgroup_version}, writable")
 
 
+def _pod_root(facts: Facts) -> Iterator[Check]:
+    subject = "pods' cgroup"
+    if facts.pod_root:
+        yield _ok(subject, facts.pod_root)
+    elif facts.kubelet_runs and facts.cgroup_version is not None:
+        told = f"the kubelet's is not found: neither {' nor '.join(facts.pod_roots)}"
+        remedy = "name the kubelet's cgroupRoot with --kubelet-cgroup-root, here and for the agent"
+        yield _finding(subject, f"{told}; CPUs that pods may not use could be given out", remedy)
+
+
 def _runtime(facts: Facts) -> Iterator[Check]:
-    if facts.runtime:
+    if facts.is_local and facts.agent:
+        yield _ok("runtime", facts.agent.runtime)
+    elif facts.runtime:
         yield _ok("runtime", facts.runtime)
+    elif facts.agent:
+        remedy = "start it, or name its socket with --runtime-endpoint, here and for the agent"
+        yield _finding("runtime", f"it does not answer: {facts.why('runtime')}", remedy)
     else:
-        remedy = "name its socket with --runtime-endpoint, or start it; `--runtime local` needs none"
+        remedy = "name its socket with --runtime-endpoint, or start it (containerd 1.6 or later, CRI-O)"
         yield _unknown("runtime", f"no container runtime: {facts.why('runtime')}", remedy)
 
 
 def _nri(facts: Facts) -> Iterator[Check]:
-    if not facts.runtime or facts.runtime.startswith("local"):
+    """Tell whether it is there. Nothing is to be mended: the agent does not use it yet."""
+    if not facts.runtime or facts.is_local:
         return
-    if facts.nri:
-        yield _ok("NRI", "its socket is there: containers can be born with their CPUs")
-        return
-    told = "no NRI socket: a container's first milliseconds may be unpinned"
-    since = _nri_since(facts.runtime)
-    yield _finding(
-        "NRI", told, since or "enable NRI in the runtime's configuration (containerd 2: on by default)"
-    )
+    seen = "its socket is there" if facts.nri else _nri_since(facts.runtime) or "its socket is not to be seen"
+    told = "this corepin sets CPUs over CRI when a container is created, and measures the time until then"
+    yield _ok("NRI", f"{seen}; {told}")
 
 
 def _nri_since(runtime: str) -> str:
@@ -149,16 +182,16 @@ def _nri_since(runtime: str) -> str:
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if since is None or not numbers or numbers >= since:
         return ""
-    return f"{name} {version} is too old for NRI: it has it since {since[0]}.{since[1]}"
+    return f"{name} {version} has none, it came with {since[0]}.{since[1]}"
 
 
 def _kubelet(facts: Facts) -> Iterator[Check]:
-    if facts.kubelet is KubeletPolicy.STATIC:
+    if facts.policy is KubeletPolicy.STATIC:
         remedy = (
             "drain the node, set cpuManagerPolicy: none, remove cpu_manager_state, start the kubelet again"
         )
         yield _finding("kubelet", "its static policy gives the CPUs out; corepin only observes", remedy)
-    elif facts.kubelet is KubeletPolicy.NONE:
+    elif facts.policy is KubeletPolicy.NONE:
         yield _ok("kubelet", "policy none: the CPUs are corepin's to give")
     elif facts.kubelet_runs:
         remedy = "name its file with --kubelet-state (ROOT_DIR/cpu_manager_state of the kubelet)"
@@ -169,10 +202,15 @@ def _kubelet(facts: Facts) -> Iterator[Check]:
 
 def _kubelet_amount(facts: Facts) -> Iterator[Check]:
     subject = "kubelet's CPUs"
-    if facts.kubelet_millicores is None or facts.agent is None:
-        remedy = "start the agent, and let KUBECONFIG reach the cluster"
-        name = "agent" if facts.agent is None else "kubelet_millicores"
-        yield _unknown(subject, f"not compared with corepin's: {facts.why(name)}", remedy)
+    if facts.agent is None:
+        yield _unknown(subject, "not compared with corepin's: the agent does not answer", "start the agent")
+        return
+    if facts.agent.observes:
+        yield _ok(subject, "not compared with corepin's, which gives none out here")
+        return
+    if facts.kubelet_millicores is None:
+        remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
+        yield _unknown(subject, f"not compared with corepin's: {facts.why('kubelet_millicores')}", remedy)
         return
     ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
     told = f"the scheduler may place {theirs}m, corepin can give out {ours}m"
@@ -194,11 +232,10 @@ def _writers(facts: Facts) -> Iterator[Check]:
 
 def _agent(facts: Facts) -> Iterator[Check]:
     if facts.agent is None:
-        yield _unknown(
-            "agent",
-            f"it does not answer: {facts.why('agent')}",
-            "start `corepin agent`, or name its --socket",
-        )
+        remedy = "start `corepin agent`, name its --socket, or ask as root"
+        yield _unknown("agent", f"it does not answer: {facts.why('agent')}", remedy)
+    elif facts.agent.observes:
+        yield _ok("agent", "it only observes, and gives no CPUs out")
     else:
         yield _ok("agent", f"gives out CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
 
@@ -206,13 +243,16 @@ def _agent(facts: Facts) -> Iterator[Check]:
 def _troubles(facts: Facts) -> Iterator[Check]:
     if facts.agent is None:
         return
+    log = "see the agent's log for the reason; it tries again"
+    if not facts.agent.pods_complete:
+        yield _finding("pods", "the agent has no list of this node's pods, and takes from nobody", log)
+    if not facts.agent.containers_complete:
+        yield _finding("containers", "the runtime does not list them to the agent", log)
     for name in facts.agent.fights:
         remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs after 10 quiet minutes"
         yield _finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
     for name in facts.agent.failures:
-        yield _finding(
-            "failures", f"the CPUs of {name} could not be set", "see the agent's log; it tries again"
-        )
+        yield _finding("failures", f"the CPUs of {name} could not be set", log)
     for told in facts.agent.refusals:
         yield _finding("refusals", told, "see the message; it is tried again whenever CPUs come free")
 
@@ -224,21 +264,32 @@ def _strangers(facts: Facts) -> Iterator[Check]:
             subject, "not looked for: exclusive CPUs are known to the agent only", "start the agent"
         )
         return
-    if not facts.agent.exclusive:
+    cpus, by_cgroup = facts.agent.exclusive, facts.strangers.by_cgroup
+    if not cpus:
         yield _ok(subject, "no CPU is exclusive now")
         return
-    by_count = sorted(facts.strangers.by_cgroup.items(), key=lambda found: (-found[1], found[0]))
-    for cgroup, count in by_count[:_LISTED]:
-        remedy = (
-            "move its service off these CPUs (systemd: AllowedCPUs= of the slice), or boot with isolcpus="
+    by_count = sorted(by_cgroup, key=lambda cgroup: (-by_cgroup[cgroup].total(), cgroup))
+    remedy = (
+        "a service: keep it off with AllowedCPUs= of its slice (systemd), or boot with isolcpus=; a container: see"
+        " corepin map"
+    )
+    for cgroup in by_count[:_LISTED]:
+        yield _finding(
+            subject, f"{_threads(by_cgroup[cgroup])} of {cgroup} ran on exclusive CPUs {cpus}", remedy
         )
-        threads = f"{count} thread{'s' * (count > 1)} of {cgroup}"
-        yield _finding(subject, f"{threads} ran on exclusive CPUs {facts.agent.exclusive}", remedy)
     if len(by_count) > _LISTED:
-        yield _finding(subject, f"and threads of {len(by_count) - _LISTED} more cgroups", "see -o json")
-    kernel = f"; {facts.strangers.kernel} threads of the kernel ran there, which is normal"
+        told = f"and threads of {len(by_count) - _LISTED} more cgroups"
+        yield _finding(subject, told, "move the first ones, and look again")
     if not by_count:
-        yield _ok(subject, f"no thread of others ran on CPUs {facts.agent.exclusive}{kernel}")
+        yield _ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
+    yield _ok("kernel", f"{facts.strangers.kernel} of its threads ran on exclusive CPUs, which is normal")
+
+
+def _threads(names: Counter[str]) -> str:
+    """Return the number of threads and the most frequent of their names."""
+    often = sorted(names, key=lambda name: (-names[name], name))
+    shown = ", ".join(often[:_NAMED]) + (", ..." if len(often) > _NAMED else "")
+    return f"{names.total()} thread{'s' * (names.total() > 1)} ({shown})"
 
 
 def _l2(facts: Facts) -> Iterator[Check]:

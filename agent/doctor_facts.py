@@ -9,12 +9,13 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.doctor import AgentFacts, Facts, Strangers
 from agent.hierarchy import find_hierarchy
-from agent.kubelet import read_kubelet_policy
+from agent.kubelet import KubeletPolicy, read_kubelet_policy
 from agent.seams import AgentError
+from agent.slices import pod_roots
 from agent.sysfs import read_topology
 from pinning.cpuset import CPUSet, union
 from pinning.errors import PinningError
@@ -22,6 +23,7 @@ from pinning.errors import PinningError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.hierarchy import Hierarchy
     from pinning.topology import Topology
 
 NRI_SOCKET: Final = Path("/var/run/nri/nri.sock")
@@ -46,29 +48,34 @@ class Places:
 
     root: Path = Path("/")
     cgroups: Path = Path("/sys/fs/cgroup")
+    pod_roots: tuple[str, ...] = pod_roots()
     kubelet_state: Path = Path("/var/lib/kubelet/cpu_manager_state")
     runtime: Path | None = None  # None: the first of the usual sockets
+    nri: Path = NRI_SOCKET
 
 
 def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) -> Facts:
     """Return what is found; `state` is what the agent's socket says, threads are watched for some seconds."""
     missing: dict[str, str] = {}
-    running = dict(_processes())
-    version, writable = _cgroups(places.cgroups, missing)
+    proc = places.root / "proc"
+    running = dict(_processes(proc))
+    hierarchy = _hierarchy(places.cgroups, missing)
     agent = agent_facts(state) if state is not None else None
     return Facts(
         kubelet=read_kubelet_policy(places.kubelet_state),
         kubelet_runs="kubelet" in running.values(),
         topology=_topology(places.root, missing),
         agent=agent,
-        runtime=_runtime(places.runtime, missing) or (state or {}).get("runtime"),
-        nri=NRI_SOCKET.exists(),
-        cgroup_version=version,
-        cgroup_writable=writable,
+        runtime=_runtime(places.runtime, missing),
+        nri=_is_there(places.nri),
+        cgroup_version=hierarchy.version if hierarchy else None,
+        cgroup_writable=hierarchy is not None and os.access(hierarchy.cpuset / "cgroup.procs", os.W_OK),
+        pod_roots=places.pod_roots,
+        pod_root=_first_there(places.pod_roots, hierarchy),
         writers=tuple(
             f"{WRITERS[name]} (pid {pid})" for pid, name in sorted(running.items()) if name in WRITERS
         ),
-        strangers=_strangers(state, agent.exclusive, seconds) if state is not None and agent else None,
+        strangers=_strangers(proc, state, agent.exclusive, seconds) if state is not None and agent else None,
         missing=missing,
     )
 
@@ -81,25 +88,40 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         allocatable=CPUSet.parse(state["sets"]["allocatable"]),
         reserved=CPUSet.parse(state["sets"]["reserved"]),
         exclusive=union(footprints),
+        runtime=state["runtime"],
+        kubelet=KubeletPolicy(state["kubelet"]),
+        observes=state["observes"],
+        pods_complete=state["podsComplete"],
+        containers_complete=state["containersComplete"],
         fights=tuple(one["container"] for one in state["fights"]),
         failures=tuple(state["failures"]),
         refusals=tuple(f"{one['name']}: {one['message']}" for one in state["refusals"]),
     )
 
 
-def _processes() -> Iterator[tuple[int, str]]:
-    for folder in Path("/proc").glob("[0-9]*"):
+def _processes(proc: Path) -> Iterator[tuple[int, str]]:
+    for folder in proc.glob("[0-9]*"):
         with suppress(OSError):
             yield int(folder.name), (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
 
 
-def _cgroups(root: Path, missing: dict[str, str]) -> tuple[int | None, bool]:
+def _hierarchy(root: Path, missing: dict[str, str]) -> Hierarchy | None:
     try:
-        hierarchy = find_hierarchy(root)
+        return find_hierarchy(root)
     except AgentError as error:
         missing["cgroup_version"] = str(error)
-        return None, False
-    return hierarchy.version, os.access(hierarchy.cpuset / "cgroup.procs", os.W_OK)
+        return None
+
+
+def _first_there(pod_roots: tuple[str, ...], hierarchy: Hierarchy | None) -> str | None:
+    there = (root for root in pod_roots if hierarchy and hierarchy.folder(root).is_dir())
+    return next(there, None)
+
+
+def _is_there(path: Path) -> bool:
+    with suppress(OSError):  # no right to look into its folder
+        return path.exists()
+    return False
 
 
 def _topology(root: Path, missing: dict[str, str]) -> Topology | None:
@@ -113,15 +135,17 @@ def _topology(root: Path, missing: dict[str, str]) -> Topology | None:
 def _runtime(socket: Path | None, missing: dict[str, str]) -> str | None:
     from agent.cri_facts import find_socket
 
-    socket = socket or find_socket()
-    if socket is None:
-        missing["runtime"] = "none of the usual CRI sockets is there"
-        return None
     try:
-        return asyncio.run(_identify(socket))
-    except AgentError as error:
+        socket = socket or find_socket()
+        if socket is None:
+            missing["runtime"] = "none of the usual CRI sockets is there"
+        elif not socket.exists():
+            missing["runtime"] = f"{socket} is not there"
+        else:
+            return asyncio.run(_identify(socket))
+    except (AgentError, OSError) as error:  # OSError: no right to look into its folder
         missing["runtime"] = str(error)
-        return None
+    return None
 
 
 async def _identify(socket: Path) -> str:
@@ -134,7 +158,7 @@ async def _identify(socket: Path) -> str:
         await runtime.close()
 
 
-def _strangers(state: Mapping[str, Any], exclusive: CPUSet, seconds: float) -> Strangers:
+def _strangers(proc: Path, state: Mapping[str, Any], exclusive: CPUSet, seconds: float) -> Strangers:
     """Watch all threads for a while; return those that ran on exclusive CPUs and are not of the pods that own some.
 
     Threads of an owning pod count as the owner's: which of its containers they are of, only the runtime knows.
@@ -142,33 +166,69 @@ def _strangers(state: Mapping[str, Any], exclusive: CPUSet, seconds: float) -> S
     if not exclusive:
         return Strangers({})
     owners = {one["podUID"] for one in state["ledger"]["assignments"] if one["policy"] == "exclusive"}
-    before = {task: ran for task, ran, _, _ in _threads(exclusive)}
+    before = {one.id: one.ran for one in _threads(proc, exclusive)}
     time.sleep(seconds)
-    found: Counter[str] = Counter()
+    by_cgroup: dict[str, Counter[str]] = {}
     kernel = 0
-    for task, ran, is_kernel, cgroup in _threads(exclusive):
-        if before.get(task) == ran or task == os.getpid():
+    for one in _threads(proc, exclusive):
+        if before.get(one.id) == one.ran:
             continue
-        if is_kernel:
+        if one.is_kernel:
             kernel += 1
-        elif not any(uid in cgroup or uid.replace("-", "_") in cgroup for uid in owners):
-            found[cgroup] += 1
-    return Strangers(dict(found), kernel)
+        elif not any(uid in one.cgroup or uid.replace("-", "_") in one.cgroup for uid in owners):
+            by_cgroup.setdefault(one.cgroup, Counter())[one.name] += 1
+    return Strangers(by_cgroup, kernel)
 
 
-def _threads(cpus: CPUSet) -> Iterator[tuple[int, str, bool, str]]:
-    """Yield each thread that ran on one of the CPUs last: id, how often it ran, whether it is the kernel's, cgroup."""
+class _Thread(NamedTuple):
+    """A thread, with what tells whether it ran since it was seen before."""
+
+    id: int
+    name: str
+    ran: str  # how often
+    is_kernel: bool
+    cgroup: str
+
+
+def _threads(proc: Path, cpus: CPUSet) -> Iterator[_Thread]:
+    """Yield each thread of other processes that ran on one of the CPUs last."""
     wanted = {str(cpu) for cpu in cpus}
-    for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
-        with suppress(OSError, IndexError):
-            fields = (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-            if fields[_PROCESSOR] in wanted:
-                ran = (task / "schedstat").read_text(encoding="ascii").split()[2]
-                yield int(task.name), ran, bool(int(fields[_FLAGS]) & _KTHREAD), _cgroup(task)
+    for pid, _ in _processes(proc):
+        for task in _tasks(proc / str(pid)):
+            with suppress(OSError, IndexError):  # it ended
+                if thread := _read_thread(task, wanted):
+                    yield thread
+
+
+def _tasks(process: Path) -> list[Path]:
+    if process.name == str(os.getpid()):
+        return []
+    try:
+        return list((process / "task").iterdir())
+    except OSError:  # it ended
+        return []
+
+
+def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
+    """Return a thread if it ran on one of the CPUs last; raise OSError or IndexError for one that ended."""
+    named, _, told = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    fields = told.split()
+    if fields[_PROCESSOR] not in cpus:
+        return None
+    return _Thread(
+        id=int(task.name),
+        name=named.partition("(")[2],
+        ran=(task / "schedstat").read_text(encoding="ascii").split()[2],
+        is_kernel=bool(int(fields[_FLAGS]) & _KTHREAD),
+        cgroup=_cgroup(task),
+    )
 
 
 def _cgroup(task: Path) -> str:
     """Return the cgroup of a thread: that of cpuset on v1, else the one there is."""
-    lines = [line.split(":", 2) for line in (task / "cgroup").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line.split(":", 2)
+        for line in (task / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
     found = {controllers: path for _, controllers, path in lines}
     return next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))

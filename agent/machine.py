@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.hierarchy import V1
 from agent.seams import Gone, Refused
+from agent.slices import pod_roots
 from agent.sysfs import read_cpus, read_topology
 from pinning.cpuset import EMPTY
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POD_ROOTS: Final = ("/kubepods.slice", "/kubepods")  # the kubelet's, by cgroup driver: systemd, cgroupfs
-_ROOT: Final = "/"
+NO_POD_ROOT: Final = "/"  # where there is no kubelet every CPU counts
 _MACHINE_IDS: Final = ("etc/machine-id", "var/lib/dbus/machine-id", "sys/class/dmi/id/product_uuid")
 
 
@@ -51,7 +51,7 @@ class NodeMachine:
         root: Path,
         cgroups: PodRootCgroups,
         *,
-        pod_roots: Iterable[str] = POD_ROOTS,
+        pod_roots: Iterable[str] = pod_roots(),
         known: Topology | None = None,
         pod_cpus: CPUSet = EMPTY,
     ) -> None:
@@ -83,7 +83,7 @@ class NodeMachine:
             with suppress(Gone):
                 self._cgroups.read(cgroup)
                 return cgroup
-        return _ROOT
+        return NO_POD_ROOT
 
     def universe(self) -> CPUSet:
         """Return the online CPUs within the effective cpuset of the kubelet's pod root.
@@ -94,7 +94,7 @@ class NodeMachine:
         online, cgroup = self.topology().online, self.pod_root()
         had = self._cgroups.read(cgroup)
         back = (self._lost & online) - had
-        if back and self._cgroups.version == V1 and cgroup != _ROOT:
+        if back and self._cgroups.version == V1 and cgroup != NO_POD_ROOT:
             had = self._give_back(cgroup, back)
         self._lost = (self._lost | self._usable) - (online - (back - had))
         self._usable = had & online

@@ -13,12 +13,13 @@ from prometheus_client import disable_created_metrics
 
 from agent.cgroups import KernelCgroups
 from agent.checkpoint import StateDir, Unusable
-from agent.machine import NodeMachine
+from agent.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
 from agent.observe import Seams
 from agent.process import Agent, Listeners, Parts, run_until_told
 from agent.reconcile import Settings
 from agent.seams import Refused, Unavailable
+from agent.slices import pod_roots
 from pinning.pools import check_machine
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ async def build(config: AgentConfig) -> Agent:
     pods = _pods(config, api)
     runtime, cgroups = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups, state_dir)
+    if config.runtime == "cri":
+        _tell_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
     seams = Seams(runtime, cgroups, pods, machine)
@@ -64,13 +67,25 @@ async def build(config: AgentConfig) -> Agent:
 
 def _machine(
     config: AgentConfig, cgroups: KernelCgroups | AffinityCgroups, state_dir: StateDir
-) -> tuple[Machine, Saved | None]:
+) -> tuple[NodeMachine, Saved | None]:
     """Return the machine, with what the checkpoint remembers of its CPUs."""
-    machine = NodeMachine(config.root, cgroups)
+    roots = pod_roots(config.kubelet_cgroup_root)
+    machine = NodeMachine(config.root, cgroups, pod_roots=roots)
     saved = load(state_dir, machine)
     if saved is None or saved.boot_id != machine.boot_id():
         return machine, saved
-    return NodeMachine(config.root, cgroups, known=saved.topology, pod_cpus=saved.universe), saved
+    known = NodeMachine(config.root, cgroups, pod_roots=roots, known=saved.topology, pod_cpus=saved.universe)
+    return known, saved
+
+
+def _tell_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
+    """Warn where the kubelet's cgroup of all pods is not found: CPUs that it does not have would be given out."""
+    if machine.pod_root() == NO_POD_ROOT:
+        facts = {
+            "looked_for": pod_roots(config.kubelet_cgroup_root),
+            "remedy": "start the kubelet, or name its cgroupRoot with --kubelet-cgroup-root",
+        }
+        logger.warning("no cgroup of the kubelet, every CPU counts", extra={"facts": facts})
 
 
 def load(state_dir: StateDir, machine: Machine) -> Saved | None:

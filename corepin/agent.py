@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed
+from corepin.flags import add_flag, add_kubelet_root_flag, add_list_flag, add_optional_flag, listed
 
 if TYPE_CHECKING:
     import argparse
@@ -43,6 +43,7 @@ def add_parser(
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
     add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
+    add_kubelet_root_flag(parser)
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
@@ -105,7 +106,8 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
-    from agent.config import AgentConfig, parse_configz, parse_listen, read_config_file
+    from agent.config import AgentConfig, parse_configz, parse_listen
+    from corepin.node_file import read_node_file
     from pinning.errors import BadContract
     from pinning.node_config import DEFAULT
 
@@ -119,7 +121,8 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             pods_dir=_path(args.pods_dir),
             root=Path(args.sysfs_root),
             cgroup_root=Path(args.cgroup_root),
-            config=read_config_file(file) if args.config or file.exists() else DEFAULT,
+            kubelet_cgroup_root=args.kubelet_cgroup_root,
+            config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),
             listen=parse_listen(args.metrics_listen),

@@ -11,9 +11,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.agent_socket import add_socket_flag, read_state
-from corepin.documents import write_out
+from corepin.documents import plain, write_out
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_optional_flag
+from corepin.flags import add_flag, add_kubelet_root_flag, add_optional_flag
 
 if TYPE_CHECKING:
     import argparse
@@ -38,8 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_socket_flag(parser)
     add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
     add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
-    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys below", "/")
+    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
+    add_kubelet_root_flag(parser)
     add_flag(
         parser,
         "--kubelet-state",
@@ -65,10 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _facts(args: argparse.Namespace) -> Facts:
     from agent.doctor_facts import Places, read_facts
+    from agent.slices import pod_roots
 
     places = Places(
         root=Path(args.sysfs_root),
         cgroups=Path(args.cgroup_root),
+        pod_roots=pod_roots(args.kubelet_cgroup_root),
         kubelet_state=Path(args.kubelet_state),
         runtime=Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None,
     )
@@ -134,10 +137,11 @@ def _text(checks: tuple[Check, ...]) -> str:
 def _lines(check: Check, width: int) -> Iterator[str]:
     """Yield what was seen, and below it what to do."""
     yield from wrap(
-        f"{check.subject}: {check.told}",
+        plain(f"{check.subject}: {check.told}"),  # threads and cgroups have the names that their makers like
         width,
         initial_indent=f"{SIGNS[check.verdict]}  ",
         subsequent_indent=MARGIN,
+        break_on_hyphens=False,
     )
     if check.remedy:
         yield from wrap(f"-> {check.remedy}", width, initial_indent=MARGIN, subsequent_indent=f"{MARGIN}   ")

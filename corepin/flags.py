@@ -36,6 +36,11 @@ def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: st
     )
 
 
+def add_kubelet_root_flag(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that says where the kubelet keeps its pods."""
+    add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
+
+
 def add_list_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:
     """Add a flag that may be given often; its environment variable holds a list with commas."""
     parser.add_argument(

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, ApiFlags, parse_listen, read_config_file
+from agent.config import AgentConfig, ApiFlags, parse_listen
 from agent.kubelet import KubeletPolicy, read_kubelet_policy
-from pinning.cpuset import CPUSet
 from pinning.errors import BadContract
 
 
@@ -32,37 +31,6 @@ def test_other_listen_addresses_are_refused(text: str) -> None:
     """The flag and an example are named."""
     with pytest.raises(BadContract, match=r"--metrics-listen.*:8081"):
         parse_listen(text)
-
-
-def test_config_file_is_read(tmp_path: Path) -> None:
-    """The node's configuration is YAML; an empty file is all defaults."""
-    path = tmp_path / "config.yaml"
-    path.write_text('reserved: "0,4"\nquota: unset\n')
-    assert read_config_file(path).reserved == CPUSet.parse("0,4")
-    path.write_text("")
-    assert read_config_file(path).reserved is None
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        pytest.param("reserve: 0", "did you mean reserved", id="unknown key"),
-        pytest.param("a: [", "no YAML", id="no YAML"),
-        pytest.param("- 1", "no mapping", id="no mapping"),
-    ],
-)
-def test_bad_config_file_is_told(tmp_path: Path, text: str, told: str) -> None:
-    """The file, what is wrong and the remedy are named."""
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    with pytest.raises(BadContract, match=f"config.yaml: .*{told}"):
-        read_config_file(path)
-
-
-def test_missing_config_file_is_told(tmp_path: Path) -> None:
-    """A file that was named has to be there."""
-    with pytest.raises(BadContract, match="mount it"):
-        read_config_file(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,9 @@ from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
 from tests.machines import materialise
 from tests.pods import container
 
-AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]))
+AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]), "containerd 2.4.2")
+LOCAL = replace(AGENT, runtime="local processes in cgroups v1")
+PROC = Path("/proc")
 FINE = Facts(
     kubelet=KubeletPolicy.NONE,
     kubelet_runs=True,
@@ -29,6 +33,8 @@ FINE = Facts(
     nri=True,
     cgroup_version=2,
     cgroup_writable=True,
+    pod_roots=("/kubepods.slice", "/kubepods"),
+    pod_root="/kubepods",
     strangers=Strangers({}, 4),
 )
 BARE = Facts(KubeletPolicy.UNKNOWN, kubelet_runs=False, missing={"agent": "nobody listens"})
@@ -46,6 +52,7 @@ def test_fine_node_has_no_findings() -> None:
     assert {check.verdict for check in checks} == {Verdict.OK}
     assert [check.subject for check in checks] == [
         "cgroups",
+        "pods' cgroup",
         "runtime",
         "NRI",
         "kubelet",
@@ -53,6 +60,7 @@ def test_fine_node_has_no_findings() -> None:
         "other writers",
         "agent",
         "strangers",
+        "kernel",
         "L2 cache",
     ]
 
@@ -64,13 +72,19 @@ def test_fine_node_has_no_findings() -> None:
             {"cgroup_version": None}, "cgroups", "no cpuset controller", "cpuset controller", id="cgroups"
         ),
         pytest.param({"cgroup_writable": False}, "cgroups", "version 2, and", "root", id="read-only"),
-        pytest.param({"nri": False}, "NRI", "no NRI socket", "enable NRI", id="NRI off"),
         pytest.param(
-            {"nri": False, "runtime": "containerd 1.6.20"},
-            "NRI",
-            "no NRI socket",
-            "since 1.7",
-            id="NRI too old",
+            {"pod_root": None},
+            "pods' cgroup",
+            "neither /kubepods.slice nor /kubepods",
+            "--kubelet-cgroup-root",
+            id="kubelet's cgroup root",
+        ),
+        pytest.param(
+            {"runtime": None, "missing": {"runtime": "/x.sock is not there"}},
+            "runtime",
+            "/x.sock is not there",
+            "start it",
+            id="runtime away",
         ),
         pytest.param(
             {"kubelet": KubeletPolicy.STATIC},
@@ -78,6 +92,26 @@ def test_fine_node_has_no_findings() -> None:
             "only observes",
             "cpuManagerPolicy: none",
             id="static",
+        ),
+        pytest.param(
+            {
+                "kubelet": KubeletPolicy.UNKNOWN,
+                "agent": replace(AGENT, kubelet=KubeletPolicy.STATIC, observes=True),
+            },
+            "kubelet",
+            "only observes",
+            "cpuManagerPolicy: none",
+            id="static, as the agent knows from the kubelet",
+        ),
+        pytest.param(
+            {"agent": replace(AGENT, pods_complete=False)}, "pods", "takes from nobody", "log", id="no pods"
+        ),
+        pytest.param(
+            {"agent": replace(AGENT, containers_complete=False)},
+            "containers",
+            "does not list",
+            "log",
+            id="no containers",
         ),
         pytest.param(
             {"kubelet_millicores": 4000},
@@ -99,9 +133,9 @@ def test_fine_node_has_no_findings() -> None:
             {"agent": replace(AGENT, refusals=("a/b/c: no",))}, "refusals", "a/b/c: no", "again", id="refusal"
         ),
         pytest.param(
-            {"strangers": Strangers({"/system.slice": 2})},
+            {"strangers": Strangers({"/system.slice": Counter(b=1, a=1, d=1, c=2)})},
             "strangers",
-            "2 threads of /system.slice ran on exclusive CPUs 2",
+            "5 threads (c, a, b, ...) of /system.slice ran on exclusive CPUs 2",
             "AllowedCPUs=",
             id="stranger",
         ),
@@ -135,10 +169,10 @@ def test_kubelet_with_unknown_policy_is_said() -> None:
 
 def test_many_strangers_stay_readable() -> None:
     """The busiest cgroups are named, the rest is counted."""
-    strangers = Strangers({f"/s{number}": number for number in range(1, 12)})
+    strangers = Strangers({f"/s{number}": Counter(x=number) for number in range(1, 12)})
     told = [check.told for check in of(replace(FINE, strangers=strangers), Verdict.FINDING)]
 
-    assert told[0].startswith("11 threads of /s11 ")
+    assert told[0].startswith("11 threads (x) of /s11 ")
     assert told[-1] == "and threads of 3 more cgroups"
     assert len(told) == 9
 
@@ -161,9 +195,46 @@ def test_l2_shared_by_several_cores_is_told(tmp_path: Path) -> None:
 
 def test_local_runtime_has_no_nri() -> None:
     """Processes that the agent starts itself need no plugin."""
-    checks = examine(replace(FINE, runtime="local processes in cgroups v1", nri=False))
+    checks = {check.subject: check.told for check in examine(replace(FINE, agent=LOCAL, nri=False))}
 
-    assert "NRI" not in {check.subject for check in checks}
+    assert "NRI" not in checks
+    assert checks["runtime"] == LOCAL.runtime
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        pytest.param({}, "its socket is there;", id="on"),
+        pytest.param({"nri": False}, "its socket is not to be seen;", id="off"),
+        pytest.param({"nri": False, "runtime": "containerd 1.6.20"}, "it came with 1.7;", id="too old"),
+        pytest.param({"nri": False, "runtime": "cri-o 1.30.1"}, "not to be seen;", id="CRI-O"),
+    ],
+)
+def test_nri_is_told(facts: dict[str, object], told: str) -> None:
+    """Whether the runtime has it is told; nothing is to be mended, for this agent does not use it."""
+    (check,) = (one for one in examine(replace(FINE, **facts)) if one.subject == "NRI")  # type: ignore[arg-type]
+
+    assert (check.verdict, check.remedy) == (Verdict.OK, "")
+    assert told in check.told
+
+
+def test_agent_that_observes_is_told() -> None:
+    """What it gives out is nothing, so that there is nothing to compare with the kubelet."""
+    observing = replace(FINE, agent=replace(AGENT, observes=True), kubelet_millicores=4000)
+    checks = {check.subject: check for check in examine(observing)}
+
+    assert {check.verdict for check in checks.values()} == {Verdict.OK}
+    assert "only observes" in checks["agent"].told
+    assert "gives none out" in checks["kubelet's CPUs"].told
+
+
+def test_cluster_out_of_reach_is_said() -> None:
+    """Without the node's amounts they are not compared; how to reach it is told."""
+    facts = replace(FINE, kubelet_millicores=None, missing={"kubelet_millicores": "no cluster"})
+    (check,) = of(facts, Verdict.UNKNOWN)
+
+    assert "no cluster" in check.told
+    assert "KUBECONFIG" in check.remedy
 
 
 def test_facts_of_the_agents_state() -> None:
@@ -181,10 +252,14 @@ def test_facts_of_the_agents_state() -> None:
 
 def test_facts_of_this_machine(tmp_path: Path) -> None:
     """Reading survives a machine on which nothing of Kubernetes is there, and says why it does not know."""
-    facts = read_facts(Places(tmp_path, tmp_path, tmp_path / "none", tmp_path / "no.sock"), None, 0)
+    places = Places(
+        tmp_path, tmp_path, kubelet_state=tmp_path / "none", runtime=tmp_path / "no.sock", nri=tmp_path
+    )
+    facts = read_facts(places, None, 0)
 
     assert (facts.agent, facts.topology, facts.runtime, facts.cgroup_version) == (None, None, None, None)
     assert facts.kubelet is KubeletPolicy.UNKNOWN
+    assert (facts.pod_root, facts.nri) == (None, True)
     assert facts.missing
     assert facts.missing.keys() == {"topology", "runtime", "cgroup_version"}
 
@@ -194,11 +269,12 @@ def test_thread_that_runs_is_seen() -> None:
     state = to_dict(state_of(bound("a", annotations=EXCLUSIVE)))
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:
-            seen = _strangers(state, CPUSet(range(1024)), 0.2)
-            tasks = {task for task, *_ in _threads(CPUSet(range(1024)))}
+            seen = _strangers(PROC, state, CPUSet(range(1024)), 0.2)
+            threads = {one.id: one for one in _threads(PROC, CPUSet(range(1024)))}
         finally:
             process.kill()
 
-    assert seen.by_cgroup
-    assert process.pid in tasks
-    assert _strangers(state, EMPTY, 10) == Strangers({})
+    assert any("sh" in names for names in seen.by_cgroup.values())
+    assert threads[process.pid].name == "sh"
+    assert os.getpid() not in threads
+    assert _strangers(PROC, state, EMPTY, 10) == Strangers({})

@@ -16,9 +16,9 @@ import yaml
 import agent.metrics
 import certs.metrics
 import webhook.metrics
-from agent.config import read_config_file
 from agent.node_resources import RESOURCES
 from corepin.cli import build_parser
+from corepin.node_file import read_node_file
 from pinning.contract import (
     CMK_NODE_LABEL,
     CMK_TAINT_KEY,
@@ -190,7 +190,7 @@ def test_configuration_can_be_read(name: str, tmp_path: Path) -> None:
         load_mutations(data["mutations.yaml"].encode())
     file = tmp_path / "config.yaml"
     file.write_text(one(name, "ConfigMap", "corepin-agent")["data"]["config.yaml"])
-    read_config_file(file)
+    read_node_file(str(file))
 
 
 @pytest.mark.parametrize("name", INSTALLS)

@@ -1,0 +1,28 @@
+"""Names of cgroups that systemd and the kubelet derive from other names. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SLICE: Final = ".slice"
+_PODS: Final = "kubepods"
+
+
+def slice_path(name: str) -> str:
+    """Return where systemd puts a slice: a-b.slice is in a.slice; "-.slice" is the root (systemd.slice(5))."""
+    stem = name.removesuffix(SLICE)
+    if stem == "-":
+        return ""
+    parts = stem.split("-")
+    return "".join(f"/{'-'.join(parts[:depth])}{SLICE}" for depth in range(1, len(parts) + 1))
+
+
+def pod_roots(cgroup_root: str = "/") -> tuple[str, str]:
+    """Return where a kubelet with this `cgroupRoot` keeps its pods, by its cgroup driver: systemd, cgroupfs.
+
+    For systemd it writes the parts of a name as one, with "_" for a "-" that is in them
+    (https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/cgroup_manager_linux.go).
+    """
+    parts = [*(part for part in cgroup_root.split("/") if part), _PODS]
+    escaped = "-".join(part.replace("-", "_") for part in parts)
+    return slice_path(f"{escaped}{SLICE}"), f"/{'/'.join(parts)}"
