@@ -11,7 +11,7 @@ import httpx
 import trustme
 
 from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import KUBE_SCHEDULER, NEWEST
+from tests.servers.catalog import KUBE_CONTROLLER_MANAGER, KUBE_SCHEDULER, NEWEST
 from tests.servers.daemon import Daemon, free_port, running
 from tests.servers.start import (
     _answers,
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.servers.catalog import Server
+
 
 @dataclass
 class ControlPlane:
@@ -35,6 +37,7 @@ class ControlPlane:
     port: int
     etcd: str
     stack: ExitStack
+    flags: tuple[str, ...] = ()
     daemon: Daemon | None = None
 
     def start(self) -> None:
@@ -45,6 +48,7 @@ class ControlPlane:
             f"--etcd-servers={self.etcd}",
             "--watch-cache=true",
             *_flags(self.server.directory),
+            *self.flags,
         ]
         self.daemon = self.stack.enter_context(running("kube-apiserver", command, self.server.log_file))
         with self.server.client() as client:
@@ -71,17 +75,17 @@ class ControlPlane:
 
 
 @contextmanager
-def start_control_plane(directory: Path) -> Iterator[ControlPlane]:
-    """Run etcd and kube-apiserver until the block ends."""
-    etcd, port = f"http://127.0.0.1:{free_port()}", free_port()
-    binaries = require_servers(NEWEST)
-    server = ApiServer(
-        NEWEST, f"https://127.0.0.1:{port}", directory, binaries, trustme.CA(), secrets.token_urlsafe()
-    )
+def start_control_plane(
+    directory: Path, address: str = "127.0.0.1", port: int | None = None, flags: tuple[str, ...] = ()
+) -> Iterator[ControlPlane]:
+    """Run etcd and kube-apiserver until the block ends; `flags` are given to kube-apiserver last, so they win."""
+    etcd, port = f"http://127.0.0.1:{free_port()}", port or free_port()
+    url = f"https://{address}:{port}"
+    server = ApiServer(NEWEST, url, directory, require_servers(NEWEST), trustme.CA(), secrets.token_urlsafe())
     _write_credentials(server)
     with ExitStack() as stack:
         _start_etcd(stack, server, etcd)
-        plane = ControlPlane(server, port, etcd, stack)
+        plane = ControlPlane(server, port, etcd, stack, flags)
         plane.start()
         plane.make_default_account()
         yield plane
@@ -90,15 +94,30 @@ def start_control_plane(directory: Path) -> Iterator[ControlPlane]:
 @contextmanager
 def start_scheduler(program: Path, server: ApiServer) -> Iterator[Daemon]:
     """Run kube-scheduler until the block ends."""
-    config = server.add_user("scheduler", group="system:masters")
+    with _controller(KUBE_SCHEDULER, program, server) as daemon:
+        yield daemon
+
+
+@contextmanager
+def start_controllers(program: Path, server: ApiServer) -> Iterator[Daemon]:
+    """Run kube-controller-manager until the block ends."""
+    trusted = f"--root-ca-file={server.ca_file}"  # what every pod is given to know the API server by
+    with _controller(KUBE_CONTROLLER_MANAGER, program, server, trusted) as daemon:
+        yield daemon
+
+
+@contextmanager
+def _controller(kind: Server, program: Path, server: ApiServer, *flags: str) -> Iterator[Daemon]:
+    config = server.add_user(kind.name, group="system:masters")
     command = [
         str(program),
         *(f"--{name}={config}" for name in ("kubeconfig", "authentication-kubeconfig")),
         f"--authorization-kubeconfig={config}",
         "--bind-address=127.0.0.1",
         f"--secure-port={free_port()}",
-        f"--cert-dir={server.directory / 'scheduler'}",
+        f"--cert-dir={server.directory / kind.name}",
         "--leader-elect=false",
+        *flags,
     ]
-    with running(KUBE_SCHEDULER.label, command, server.directory / "kube-scheduler.log") as daemon:
+    with running(kind.label, command, server.directory / f"{kind.name}.log") as daemon:
         yield daemon

@@ -8,13 +8,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.agent.containerd import CGROUP_ROOT
 from tests.servers.daemon import Daemon, free_port, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.servers.apiserver import ApiServer
 
@@ -39,6 +40,7 @@ class Kubelet:
     directory: Path
     kubeconfig: Path
     node: str
+    host: tuple[str, ...] = ()  # the beginning of a command line that is run on a host apart
     stack: ExitStack = field(default_factory=ExitStack)
     daemon: Daemon | None = None
 
@@ -60,6 +62,7 @@ class Kubelet:
     def start(self) -> None:
         """Start it."""
         command = [
+            *self.host,
             str(self.program),
             f"--config={self.directory / 'config.json'}",
             f"--kubeconfig={self.kubeconfig}",
@@ -78,14 +81,22 @@ class Kubelet:
 
 @contextmanager
 def start_kubelet(
-    program: Path, server: ApiServer, node: str, directory: Path, runtime: Path, cgroup: str
+    program: Path,
+    server: ApiServer,
+    node: str,
+    directory: Path,
+    runtime: Path,
+    cgroup: str,
+    *,
+    host: tuple[str, ...] = (),
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Kubelet]:
-    """Run a kubelet until the block ends; its pods stay."""
+    """Run a kubelet until the block ends, with `settings` of its configuration besides; its pods stay."""
     kubeconfig = server.add_user(f"system:node:{node}", group="system:nodes")
-    kubelet = Kubelet(program, directory, kubeconfig, node)
+    kubelet = Kubelet(program, directory, kubeconfig, node, host)
     for folder in (kubelet.static_pods, kubelet.logs, directory / "root"):
-        folder.mkdir(parents=True)
-    config = _config(kubelet, runtime, cgroup)
+        folder.mkdir(parents=True, exist_ok=True)
+    config = _config(kubelet, runtime, cgroup) | settings
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     with _undone(), kubelet.stack:
         _make_cgroup(cgroup)

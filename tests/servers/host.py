@@ -10,13 +10,14 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 from unittest import SkipTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NEAR, FAR = "10.231.77.1", "10.231.77.2"
+_numbers = count(os.getpid())  # several runs of the tests at a time have hosts of different addresses
 
 
 class HostMissing(Exception):
@@ -33,6 +34,8 @@ class Host:
 
     name: str
     address: str
+    near: str  # this machine, as the host sees it
+    interface: str  # of this machine, towards the host
 
     def run(self, *command: str) -> tuple[str, ...]:
         """Return the command line that runs a command there."""
@@ -44,21 +47,24 @@ def host_apart() -> Iterator[Host]:
     """Make a test host, and take it away with all its interfaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise _missing("a network namespace needs root and iproute2")
-    name = f"corepin-{os.getpid()}"
-    _ip("netns", "add", name)
+    number = next(_numbers) % 256
+    name, interface = f"corepin-{os.getpid()}-{number}", f"cp{os.getpid()}x{number}"
+    near, far = f"10.231.{number}.1", f"10.231.{number}.2"
+    ip("netns", "add", name)
     try:
-        _ip("link", "add", f"cp{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("addr", "add", f"{NEAR}/30", "dev", f"cp{os.getpid()}")
-        _ip("link", "set", f"cp{os.getpid()}", "up")
-        _ip("-n", name, "addr", "add", f"{FAR}/30", "dev", "eth0")
-        _ip("-n", name, "link", "set", "eth0", "up")
-        _ip("-n", name, "link", "set", "lo", "up")
-        yield Host(name, FAR)
+        ip("link", "add", interface, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", f"{near}/30", "dev", interface)
+        ip("link", "set", interface, "up")
+        ip("-n", name, "addr", "add", f"{far}/30", "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        yield Host(name, far, near, interface)
     finally:
-        _ip("netns", "delete", name)
+        ip("netns", "delete", name)
 
 
-def _ip(*words: str) -> None:
+def ip(*words: str) -> None:
+    """Run a command of iproute2."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise _missing(f"ip {' '.join(words)}: {done.stderr.strip()}")

@@ -116,7 +116,8 @@ def _write_credentials(server: ApiServer) -> None:
     directory = server.directory
     directory.chmod(0o700)
     server.authority.cert_pem.write_to_path(server.ca_file)
-    serving = server.authority.issue_cert("127.0.0.1", "localhost", _SERVICE_IP, "kubernetes.default.svc")
+    names = {"127.0.0.1", "localhost", _SERVICE_IP, "kubernetes.default.svc", httpx.URL(server.url).host}
+    serving = server.authority.issue_cert(*sorted(names))
     serving.cert_chain_pems[0].write_to_path(directory / "serving.crt")
     serving.private_key_pem.write_to_path(directory / "serving.key")
     accounts = server.authority.issue_cert("localhost")  # only its key is used
