@@ -13,7 +13,7 @@ PURE := pinning/*,webhook/mutate.py,webhook/sidecars.py,webhook/pod_rules.py,web
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
 
-.PHONY: help setup demo test unit check image bench
+.PHONY: help setup demo test unit check image bench metrics
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,3 +43,6 @@ image: ## build the container image with docker, podman or buildah (IMAGE=corepi
 bench: ## measure allocation, planning and the webhook, each beside a baseline
 	@scripts/setup wrk
 	@for module in $(BENCHES); do echo "== $$module"; $(BIN)/python -m "$$module"; done
+
+metrics: setup ## write docs/metrics.md from the programs
+	@$(BIN)/python -m scripts.metrics_page

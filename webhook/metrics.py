@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -12,11 +12,18 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client import Metric
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
+
+# Gauges that somebody else reads, and what they mean.
+OBSERVED: Final[Mapping[str, str]] = {
+    "corepin_webhook_certificate_not_after_seconds": "When the certificate in service expires, in seconds since 1970.",
+    "corepin_webhook_connections": "Connections that stand on the listener for reviews.",
+    "corepin_webhook_ready": "1 while the webhook is ready.",
+}
 
 
 class Metrics:
@@ -46,9 +53,9 @@ class Metrics:
             registry=self.registry,
         )
 
-    def observe(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Add a gauge that is read whenever somebody asks."""
-        Gauge(name, description, registry=self.registry).set_function(read)
+    def observe(self, name: str, read: Callable[[], float]) -> None:
+        """Add the gauge of OBSERVED that is read whenever somebody asks."""
+        Gauge(name, OBSERVED[name], registry=self.registry).set_function(read)
 
 
 class ReviewMeter:

@@ -87,21 +87,10 @@ class Service:
         return self.identities.current().value.not_after
 
     def _observe(self) -> None:
-        self.metrics.observe(
-            "corepin_webhook_certificate_not_after_seconds",
-            "When the certificate in service expires, in seconds since 1970.",
-            lambda: self._not_after().timestamp(),
-        )
-        self.metrics.observe(
-            "corepin_webhook_connections",
-            "Connections that stand on the listener for reviews.",
-            lambda: len(self.reviews.connections),
-        )
-        self.metrics.observe(
-            "corepin_webhook_ready",
-            "1 while the webhook is ready.",
-            lambda: self.readiness.obstacle() is None,
-        )
+        observe = self.metrics.observe
+        observe("corepin_webhook_certificate_not_after_seconds", lambda: self._not_after().timestamp())
+        observe("corepin_webhook_connections", lambda: len(self.reviews.connections))
+        observe("corepin_webhook_ready", lambda: self.readiness.obstacle() is None)
 
     async def serve(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain and return."""

@@ -1,0 +1,133 @@
+"""Write docs/metrics.md: every metric of the three programs, with its type and labels, from the programs themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics import MetricWrapperBase
+
+import agent.metrics
+import certs.metrics
+import webhook.metrics
+from agent.kubeapi import Access, Api
+from agent.pods_dir import PodsDir
+from agent.report_metrics import MetricsReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client import Metric
+
+PAGE: Final = Path("docs/metrics.md")
+NOWHERE: Final = Path("/nonexistent")
+HEAD: Final = """\
+# Metrics
+
+Written by `make metrics` from the programs; do not edit. A test compares it with them.
+
+Each program serves `/metrics` in the text format of Prometheus over plain HTTP, and beside its own metrics those of
+its process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, ...). What to scrape, alerts and a dashboard
+are in [the component `monitoring`](operator-guide.md#install); what each alert means is in
+[troubleshooting.md](troubleshooting.md#alerts). A gauge with labels shows only the values that there are now.
+"""
+PROGRAMS: Final = {
+    "Webhook": "`corepin webhook`, port 8080; each replica counts for itself.",
+    "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `shared_millicores` are missing.",
+    "Certificates": "`corepin certs run`, port 8082.",
+}
+# What the values of a label are; one label may mean different things in different metrics.
+LABELS: Final = {
+    "files": "`configuration` or `certificate`",
+    "endpoint": "`mutate` or `validate`",
+    "outcome": "`allowed`, `patched`, `denied`, `rejected` (could not be read), `failed` (a bug)",
+    "reason": "of a review: the reason of the first cause, `malformed` or `bug`, or empty; of a refusal: see troubleshooting",
+    "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `idle`, `share`, `shared`, `free`",
+    "policy": "`exclusive` or `share`",
+    "state": "`proven`, `narrowed` (tasks use a part by their own choice), `drift`, `compromised`, `failing`, `fought`",
+    "kind": "of the load: `requested` and `there`; of the cost: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",
+    "namespace": "of the pod",
+    "pod": "the pod's name",
+    "container": "the container's name",
+    "result": "`done` or `not done` (tried again)",
+    "reporter": "the part of the agent that reports: `PodReport`, `EventReport`, `NodeReport`, `PoolReport`, `MetricsReport`",
+    "code": "the HTTP status, 0 for no answer",
+    "step": "the step of a rotation",
+    "certificate": "`leaf`, `ca`, `next-ca`",
+    "shows": "`current`, `another`, `nothing`",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """One metric as it is exposed."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def page() -> str:
+    """Return the whole page."""
+    rows = programs()
+    used = sorted({label for listed in rows.values() for row in listed for label in row.labels})
+    tables = [f"\n## {title}\n\n{PROGRAMS[title]}\n\n{_table(listed)}" for title, listed in rows.items()]
+    told = "".join(f"| `{label}` | {LABELS[label]} |\n" for label in used)
+    return f"{HEAD}{''.join(tables)}\n## Labels\n\n| label | values |\n|---|---|\n{told}"
+
+
+def programs() -> dict[str, list[Row]]:
+    """Return the metrics of each program."""
+    web, node, rotation = webhook.metrics.Metrics(), agent.metrics.Metrics(), certs.metrics.Metrics()
+    for name in webhook.metrics.OBSERVED:
+        web.observe(name, lambda: 0.0)
+    MetricsReport(node.registry, Api(Access("http://localhost")), PodsDir(NOWHERE))
+    registries = {"Webhook": web.registry, "Agent": node.registry, "Certificates": rotation.registry}
+    return {title: sorted(_rows(registry)) for title, registry in registries.items()}
+
+
+def exposed() -> frozenset[str]:
+    """Return every name that a query may ask for."""
+    return frozenset(name for rows in programs().values() for row in rows for name in _series(row))
+
+
+def _series(row: Row) -> Iterable[str]:
+    if row.kind == "histogram":
+        return (f"{row.name}_bucket", f"{row.name}_sum", f"{row.name}_count")
+    return (row.name,)
+
+
+def _rows(registry: CollectorRegistry) -> Iterator[Row]:
+    """Yield what a registry holds; what a process is like, every program tells."""
+    for collector in _private(registry, "collector_to_names"):
+        if isinstance(collector, MetricWrapperBase):
+            (family,) = collector.describe()
+            yield _row(family, _private(collector, "labelnames"))
+        elif not isinstance(collector, ProcessCollector):
+            for family in collector.collect():
+                yield _row(family, _private(family, "labelnames"))
+
+
+def _private(holder: object, name: str) -> Any:
+    """Return what prometheus-client does not tell: the names of labels that have no values yet."""
+    return getattr(holder, f"_{name}")
+
+
+def _row(family: Metric, labels: Iterable[str]) -> Row:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    return Row(name, family.type, tuple(labels), family.documentation)
+
+
+def _table(rows: list[Row]) -> str:
+    head = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {row.meaning} |\n"
+        for row in rows
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

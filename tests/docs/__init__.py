@@ -1,0 +1,1 @@
+"""What the pages of docs/, the README and the examples say is true."""

@@ -1,0 +1,55 @@
+"""docs/metrics.md is what the programs expose, and what they count is told by its labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+import agent.metrics
+from pinning.refusal import Reason
+from scripts import metrics_page
+from tests.agent.states import ISOLATE, bound, state_of
+from tests.pods import container
+
+
+def values(registry: CollectorRegistry, metric: str, label: str) -> set[str]:
+    """Return the values of a label that a metric shows now."""
+    families = [family for family in registry.collect() if family.name == metric]
+    return {sample.labels[label] for family in families for sample in family.samples}
+
+
+def told(label: str) -> set[str]:
+    """Return the values of a label that the page names."""
+    return set(re.findall(r"`([\w -]+)`", metrics_page.LABELS[label]))
+
+
+def test_the_page_is_written_from_the_programs() -> None:
+    """A metric that is new, gone or changed makes this fail until `make metrics` has been run."""
+    assert metrics_page.PAGE.read_text(encoding="utf-8") == metrics_page.page()
+
+
+def test_every_label_is_told() -> None:
+    """No label of a metric is without words, and none is told that no metric has."""
+    rows = [row for listed in metrics_page.programs().values() for row in listed]
+    assert {label for row in rows for label in row.labels} == set(metrics_page.LABELS)
+    assert all(row.meaning.endswith(".") and row.name.startswith("corepin_") for row in rows)
+
+
+def test_values_of_labels_are_those_of_the_agent() -> None:
+    """The sets of CPUs and the words about containers are spelled as the agent shows them."""
+    metrics = agent.metrics.Metrics()
+    metrics.show(state_of(bound("web", container("main", 1), container("big", 64), annotations=ISOLATE)))
+
+    assert values(metrics.registry, "corepin_agent_cpus", "set") == told("set")
+    assert values(metrics.registry, "corepin_agent_containers", "state") <= told("state")
+    assert values(metrics.registry, "corepin_agent_assignments", "policy") <= told("policy")
+    assert values(metrics.registry, "corepin_agent_refusals", "reason") == {Reason.NOT_ENOUGH}
+
+
+def test_words_about_containers_are_those_of_the_code() -> None:
+    """Every word that agent/metrics.py has for a container is in the page, and no other."""
+    code = Path(agent.metrics.__file__).read_text(encoding="utf-8")
+    words = re.findall(r'yield "(\w+)"|_containers\.labels\("(\w+)"\)', code)
+    assert {first or second for first, second in words} == told("state")
