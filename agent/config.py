@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pinning.errors import BadContract
 from pinning.node_config import DEFAULT, NodeConfig
@@ -13,6 +14,7 @@ from pinning.node_config import DEFAULT, NodeConfig
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535
 CONFIGZ: Final = "/configz"
+_BARE_IPV6: Final = re.compile(r"https://([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*):(?=[0-9]+/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,13 @@ class ApiFlags:
     url: str
     ca_file: Path | None = None
     token_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        parts = _split(self.url)
+        if parts is None or parts.scheme not in {"http", "https"}:
+            raise BadContract(
+                f"--api-server: {self.url!r} is no address: write for example https://HOST:6443"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +88,25 @@ def parse_listen(text: str) -> tuple[str, int] | None:
 
 
 def parse_configz(url: str | None) -> str | None:
-    """Return the server part of https://NODE:10250/configz; raise BadContract for any other address."""
+    """Return the server part of https://NODE:10250/configz; raise BadContract for any other address.
+
+    NODE may be an IPv6 address without brackets, as the downward API tells that of a node.
+    """
     if not url or url == "off":
         return None
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname or (parts.path, parts.query) != (CONFIGZ, ""):
+    parts = _split(_BARE_IPV6.sub(r"https://[\1]:", url))
+    if parts is None or (parts.scheme, parts.path, parts.query) != ("https", CONFIGZ, ""):
         raise BadContract(
             f"--kubelet-configz: {url!r} is not the kubelet of a node: write https://NODE:10250/configz, or off"
         )
     return f"https://{parts.netloc}"
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of a URL that names a host, and a port if any; None for another text."""
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0  # `port` raises ValueError
+    except ValueError:
+        return None
+    return parts if is_whole else None

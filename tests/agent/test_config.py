@@ -72,3 +72,12 @@ def test_policy_of_the_kubelet_is_read(tmp_path: Path, text: str | None, policy:
     if text is not None:
         path.write_text(text)
     assert read_kubelet_policy(path) is policy
+
+
+@pytest.mark.parametrize(
+    "url", ["", "host:6443", "https://", "ftp://host", "https://host:70000", "https://[::1"]
+)
+def test_other_api_servers_are_refused(url: str) -> None:
+    """The flag and an example are named."""
+    with pytest.raises(BadContract, match=r"--api-server: .*https://HOST:6443"):
+        ApiFlags(url)

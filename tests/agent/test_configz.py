@@ -190,6 +190,9 @@ def test_missing_ca_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         pytest.param("off", None, id="off"),
         pytest.param("https://10.0.0.1:10250/configz", "https://10.0.0.1:10250", id="address"),
         pytest.param("https://[fd00::1]:10250/configz", "https://[fd00::1]:10250", id="IPv6"),
+        pytest.param(
+            "https://fd00::1:10250/configz", "https://[fd00::1]:10250", id="IPv6 as pods are told it"
+        ),
     ],
 )
 def test_address_is_read(url: str | None, server: str | None) -> None:
@@ -205,6 +208,8 @@ def test_address_is_read(url: str | None, server: str | None) -> None:
         pytest.param("https://node:10250", id="no path"),
         pytest.param("node:10250", id="no URL"),
         pytest.param("https:///configz", id="no host"),
+        pytest.param("https://node:70000/configz", id="no such port"),
+        pytest.param("https://fd00::1]:10250/configz", id="half of an IPv6 address"),
     ],
 )
 def test_other_addresses_are_refused(url: str) -> None:
