@@ -96,7 +96,7 @@ def start_kubelet(
     kubelet = Kubelet(program, directory, kubeconfig, node, host)
     for folder in (kubelet.static_pods, kubelet.logs, directory / "root"):
         folder.mkdir(parents=True, exist_ok=True)
-    config = _config(kubelet, runtime, cgroup) | settings
+    config = {**_config(kubelet, runtime, cgroup), **settings}
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     with _undone(), kubelet.stack:
         _make_cgroup(cgroup)

@@ -157,15 +157,13 @@ class AgentProcess:
 
 
 @dataclass
-class Node:
+class KubeNode:
     """A node of a cluster, all real."""
 
     name: str
     plane: ControlPlane
     containerd: Containerd
     kubelet: Kubelet
-    proxy: Proxy
-    agent: AgentProcess
 
     @cached_property
     def all(self) -> CPUSet:
@@ -295,6 +293,14 @@ class Node:
         """Return capacity and allocatable of the extended resource."""
         status = self.document()["status"]
         return status["capacity"].get(CORES, ""), status["allocatable"].get(CORES, "")
+
+
+@dataclass
+class Node(KubeNode):
+    """The same with the agent as a process, which reaches the API server through a proxy."""
+
+    proxy: Proxy
+    agent: AgentProcess
 
 
 def pod(
