@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pinning.errors import BadContract
+from agent.pod_requests import SIDECAR, Amount
+from pinning.errors import BadContract, BadQuantity
 from pinning.node_config import DEFAULT, NodeConfig
+from pinning.quantity import parse_quantity
 
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535
@@ -41,6 +43,7 @@ class ReportFlags:
     feature_gates: frozenset[str] = frozenset()
     cmk_taint: bool = False
     overcommit_taint: bool = False
+    sidecar: Amount = SIDECAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,18 @@ def parse_listen(text: str) -> tuple[str, int] | None:
     if not colon or not port.isdecimal() or int(port) > MAX_PORT:
         raise BadContract(f"--metrics-listen: {text!r} is not HOST:PORT: write for example :8081, or off")
     return host.strip("[]"), int(port)
+
+
+def parse_sidecar(text: str) -> Amount:
+    """Read CPU,MEMORY: what the webhook's `sidecarResources` are."""
+    cpu, _, memory = (part.strip() for part in text.partition(","))
+    try:
+        is_amount = parse_quantity(cpu) > 0 and parse_quantity(memory) > 0
+    except BadQuantity:
+        is_amount = False
+    if not is_amount:
+        raise BadContract(f"--sidecar-resources: {text!r} is not CPU,MEMORY: write for example 200m,64M")
+    return cpu, memory
 
 
 def parse_configz(url: str | None) -> str | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.kubelet import KubeletPolicy
 from agent.node_resources import RESOURCES, node_resources
-from agent.pod_requests import Amount, Overcommit, overcommit, sidecars
+from agent.pod_requests import SIDECAR, Amount, Overcommit, overcommit, sidecars
 from pinning.contract import (
     CMK_NODE_LABEL,
     CMK_TAINT_KEY,
@@ -107,7 +107,7 @@ class NodeOptions:
     feature_gates: frozenset[str] = frozenset()  # CPUManager: label the node for KubeVirt
     cmk_taint: bool = False
     overcommit_taint: bool = False
-    sidecar: Amount = ("200m", "64M")  # what the webhook gives to sidecars that state nothing
+    sidecar: Amount = SIDECAR
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ containers and sidecars add up; an ordinary init container runs beside the sidec
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import MIRROR_POD
 from pinning.observed import CONFIG_HASH, FINAL_PHASES
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pinning.observed import SeenPod
 
 Amount = tuple[str, str]  # of CPU and memory
+SIDECAR: Final[Amount] = ("200m", "64M")  # what the webhook gives to sidecars that state nothing, by default
 
 
 class Overcommit(NamedTuple):

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from agent.affinity import AffinityCgroups
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
+    from agent.cri import CRI
     from agent.kubeapi import Access, Api
-    from agent.seams import Machine, PodSource, Runtime
+    from agent.seams import Machine, Nursery, PodSource, Runtime
     from agent.state import Reporter
 
 logger = logging.getLogger(__name__)
@@ -53,13 +54,13 @@ async def build(config: AgentConfig) -> Agent:
     state_dir = StateDir(config.state_dir)
     api = None if config.pods_dir else _api(config)
     pods = _pods(config, api)
-    runtime, cgroups = await _runtime(config, pods)
+    runtime, cgroups, nursery = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups, state_dir)
     if config.runtime == "cri":
         _tell_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
-    seams = Seams(runtime, cgroups, pods, machine)
+    seams = Seams(runtime, cgroups, pods, machine, nursery)
     metrics = Metrics()
     told = reporters(config, api, seams.pods, metrics)
     return Agent(Parts(seams, settings, state_dir, saved, told, metrics))
@@ -111,18 +112,24 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     return Settings(config.node, chosen, config.kubelet_state, word.policy)
 
 
-async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, KernelCgroups | AffinityCgroups]:
-    """Return who runs the containers, and the cgroups that these have."""
+async def _runtime(
+    config: AgentConfig, pods: PodSource
+) -> tuple[Runtime, KernelCgroups | AffinityCgroups, Nursery | None]:
+    """Return who runs the containers, the cgroups that these have, and where those are made by somebody else."""
     from agent.pods_dir import PodsDir
 
     if config.runtime == "local" and isinstance(pods, PodsDir):
         from agent.local import open_local
 
-        return open_local(pods, config.cgroup_root, config.state_dir)
-    return await _cri(config), KernelCgroups(config.cgroup_root)
+        return *open_local(pods, config.cgroup_root, config.state_dir), None
+    from agent.nursery import CgroupNursery
+
+    runtime = await _cri(config)
+    nursery = CgroupNursery(config.cgroup_root, runtime, pod_roots(config.kubelet_cgroup_root))
+    return runtime, KernelCgroups(config.cgroup_root), nursery
 
 
-async def _cri(config: AgentConfig) -> Runtime:
+async def _cri(config: AgentConfig) -> CRI:
     from agent.cri import CRI
     from agent.cri_facts import find_socket
 
@@ -173,7 +180,7 @@ def reporters(
     from agent.report_pool import PoolReport
 
     flags = config.reports
-    options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint)
+    options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint, flags.sidecar)
     return (
         PodReport(api, config.node, pods),
         EventReport(api, config.node, pods),

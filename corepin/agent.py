@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONFIG = Path("/etc/corepin/node/config.yaml")
 STATE_DIR = "/var/lib/corepin"
 SOCKET = "/run/corepin/agent.sock"
+SIDECAR = "200m,64M"
 TAINTS = frozenset({"cmk", "overcommit"})
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
@@ -79,6 +80,8 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         "cmk|overcommit",
         "taints to set: cmk=true:NoSchedule, and one while shared CPUs are overcommitted",
     )
+    text = "what the webhook's sidecarResources are, to tell what its sidecars cost"
+    add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, SIDECAR)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,14 +146,15 @@ def _api(args: argparse.Namespace) -> ApiFlags | None:
 
 
 def _reports(args: argparse.Namespace) -> ReportFlags:
-    from agent.config import ReportFlags
+    from agent.config import ReportFlags, parse_sidecar
 
     taints = listed("--taint", _split(args.taint))
     if not taints <= TAINTS:
         wrong = ", ".join(sorted(taints - TAINTS))
         raise CommandFailed(f"--taint: {wrong} is unknown: write {' or '.join(sorted(TAINTS))}")
     gates = listed("--feature-gates", _split(args.feature_gates))
-    return ReportFlags(args.namespace, gates, "cmk" in taints, "overcommit" in taints)
+    sidecar = parse_sidecar(args.sidecar_resources)
+    return ReportFlags(args.namespace, gates, "cmk" in taints, "overcommit" in taints, sidecar)
 
 
 def _split(given: list[str] | None) -> list[str] | None:

@@ -9,12 +9,13 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from agent.kubeapi import Access, Api
+from agent.node_words import NodeOptions
 from agent.report_metrics import MetricsReport
 from agent.seams import AgentError
 from tests.agent.states import ISOLATE, bound, source, state_of
 from tests.pods import container
 
-AMOUNT = {"cpu": "200m", "memory": "64M"}
+AMOUNT = {"cpu": "100m", "memory": "32M"}
 PODS = (
     bound("a", container("main", 1), container("side", AMOUNT), annotations=ISOLATE),
     bound("b", container("x", requests="9")),
@@ -32,7 +33,7 @@ def test_load_hidden_cost_and_requests_are_shown() -> None:
 
     async def main() -> None:
         api = Api(Access("https://api.test"), httpx.MockTransport(answer))
-        report = MetricsReport(registry, api, source(*PODS))
+        report = MetricsReport(registry, api, source(*PODS), NodeOptions(sidecar=("100m", "32M")))
         await report.publish(state_of(*PODS))
         with contextlib.suppress(AgentError):
             await api.get("/x")
@@ -46,11 +47,11 @@ def test_load_hidden_cost_and_requests_are_shown() -> None:
         for sample in metric.samples
     }
     assert shown == {
-        ("shared_millicores", "requested"): 9200,
+        ("shared_millicores", "requested"): 9100,
         ("shared_millicores", "there"): 6000,
         ("hidden_cost", "idle_cpus"): 1,
-        ("hidden_cost", "sidecar_millicores"): 200,
-        ("hidden_cost", "sidecar_bytes"): 64_000_000,
+        ("hidden_cost", "sidecar_millicores"): 100,
+        ("hidden_cost", "sidecar_bytes"): 32_000_000,
         ("api_requests_total",): 1,
         ("api_errors_total", "403"): 1,
     }

@@ -13,6 +13,7 @@ from agent.config import AgentConfig, ApiFlags
 from corepin import cli
 from corepin.agent import _config
 from corepin.flags import variable
+from webhook.config import SidecarResources
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,14 @@ def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
     assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))
     assert found.listen == ("", 8081)
     assert not found.reports.cmk_taint
+    assert found.kubelet_cgroup_root == "/"
+
+
+def test_sidecars_cost_what_the_webhook_gives_them() -> None:
+    """Without a flag that is what the webhook gives without a configuration; with one it may be as much as there."""
+    given = SidecarResources()
+    assert config("--node", "n1").reports.sidecar == (given.cpu, given.memory)
+    assert config("--node", "n1", "--sidecar-resources", "1, 1Gi").reports.sidecar == ("1", "1Gi")
 
 
 def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +94,10 @@ def test_sockets_and_servers_are_read() -> None:
         pytest.param(("--metrics-listen", "x"), "--metrics-listen", id="address"),
         pytest.param(("--taint", "other"), "write cmk or overcommit", id="taint"),
         pytest.param(("--config", "/none.yaml"), "/none.yaml", id="config"),
+        pytest.param(("--api-server", "host"), "https://HOST:6443", id="API server"),
+        pytest.param(("--sidecar-resources", "200m"), "for example 200m,64M", id="sidecar without memory"),
+        pytest.param(("--sidecar-resources", "0,1M"), "for example 200m,64M", id="sidecar of nothing"),
+        pytest.param(("--sidecar-resources", "1,2,3"), "for example 200m,64M", id="sidecar with more"),
     ],
 )
 def test_wrong_flags_are_told(
