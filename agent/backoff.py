@@ -6,7 +6,17 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+from agent.seams import AgentError, Unavailable
+
 LONGEST_ASKED: Final = 120.0  # seconds: a proxy that asks for a day is not believed
+
+
+class Busy(Unavailable):
+    """The other side asks for patience; `retry_seconds` is what it said, if it said anything."""
+
+    def __init__(self, told: str, retry_seconds: float | None = None) -> None:
+        super().__init__(told)
+        self.retry_seconds = retry_seconds
 
 
 @dataclass(slots=True)
@@ -23,6 +33,10 @@ class Backoff:
         self.tries += 1
         drawn = ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
         return max(drawn, min(asked or 0, LONGEST_ASKED) * random.uniform(1, 1.2))  # noqa: S311
+
+    def after(self, error: AgentError) -> float:
+        """Return the next wait after a failure, as long as was asked for with it."""
+        return self.next(error.retry_seconds if isinstance(error, Busy) else None)
 
     def reset(self) -> None:
         """Start again from the shortest wait: something worked."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import msgspec
 
+from agent.backoff import Busy
 from agent.seams import AgentError, Gone, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -26,14 +27,6 @@ BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 class Expired(AgentError):
     """The API server no longer has the history that was asked for (410): list again."""
-
-
-class Busy(Unavailable):
-    """The API server asks for patience; `retry_seconds` is what it said, if it said anything."""
-
-    def __init__(self, told: str, retry_seconds: float | None = None) -> None:
-        super().__init__(told)
-        self.retry_seconds = retry_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +179,7 @@ def _error(code: int, body: bytes, headers: Mapping[str, str]) -> AgentError:
         return Conflict(told)
     if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may just have been replaced
         after = headers.get("retry-after", "")
-        return Busy(told, float(after) if after.isdigit() else None)
+        return Busy(told, float(after) if after.isdecimal() else None)
     return Refused(told)
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from agent.backoff import Backoff
-from agent.kubeapi import Busy, Expired
+from agent.backoff import Backoff, Busy
+from agent.kubeapi import Expired
 from agent.seams import AgentError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ListWatch(Generic[Item]):
                 await self._sleep(backoff.next())
             except AgentError as error:
                 self.failures += 1
-                wait = backoff.next(error.retry_seconds if isinstance(error, Busy) else None)
+                wait = backoff.after(error)
                 facts = {"path": self._path, "error": str(error), "retry_seconds": round(wait, 1)}
                 logger.warning("watch interrupted", extra={"facts": facts})
                 await self._sleep(wait)

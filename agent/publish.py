@@ -10,7 +10,7 @@ from agent.backoff import Backoff
 from agent.seams import AgentError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from agent.metrics import Metrics
     from agent.state import NodeState, Reporter
@@ -21,10 +21,16 @@ logger = logging.getLogger(__name__)
 class Publisher:
     """Holds the newest state and the reporters who are to be told."""
 
-    def __init__(self, reporters: Sequence[Reporter], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        reporters: Sequence[Reporter],
+        metrics: Metrics,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.state: NodeState | None = None
         self._reporters = tuple(reporters)
         self._metrics = metrics
+        self._sleep = sleep
         self._news = tuple(asyncio.Event() for _ in self._reporters)
 
     def tell(self, state: NodeState) -> None:
@@ -46,26 +52,29 @@ class Publisher:
         while True:
             await news.wait()
             news.clear()
-            if await self._publish(reporter):
-                backoff.reset()
-            else:
+            wait = await self._publish(reporter, backoff)
+            if wait:
                 news.set()
-                await asyncio.sleep(backoff.next())
+                await self._sleep(wait)
 
-    async def _publish(self, reporter: Reporter) -> bool:
+    async def _publish(self, reporter: Reporter, backoff: Backoff) -> float:
+        """Tell the newest state; return the seconds until it is to be tried again, 0 when it is told."""
         if self.state is None:
-            return True
+            return 0.0
         facts = {"reporter": type(reporter).__name__}
         try:
             await reporter.publish(self.state)
         except AgentError as error:
+            wait = backoff.after(error)
             logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})
         except Exception:  # the loop's edge: a report must not end the agent
+            wait = backoff.next()
             logger.exception("report crashed", extra={"facts": facts})
         else:
-            return True
+            backoff.reset()
+            return 0.0
         self._metrics.report_failed(facts["reporter"])
-        return False
+        return wait
 
     async def reset(self) -> None:
         """Remove everything that was told; raise what the reporters raise, after all were asked."""

@@ -65,7 +65,7 @@ class NodeReport:
         if not state.is_synchronised:
             return  # while the runtime is away, what was told before is kept as it is
         self._state = state
-        if self._following is None:
+        if self._following is None or self._following.done():  # done: it crashed
             self._following = asyncio.create_task(self._follow())
         await self._bring()
 
@@ -92,13 +92,15 @@ class NodeReport:
                 await self._bring()
             except AgentError as error:
                 logger.warning("node not mended", extra={"facts": {"reason": str(error)}})
+                wait = backoff.after(error)
             except Exception:  # the loop's edge: mending goes on with the next change
                 logger.exception("mending the node crashed")
+                wait = backoff.next()
             else:
                 backoff.reset()
                 continue
             self._changed.set()
-            await asyncio.sleep(backoff.next())
+            await asyncio.sleep(wait)
 
     async def _bring(self) -> None:
         """Write what differs, then hold the turn for the interval, so that what comes meanwhile is one write."""

@@ -1,0 +1,85 @@
+"""Reporters that fail are told again, no sooner than the API server asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agent.backoff import LONGEST_ASKED, Busy
+from agent.metrics import Metrics
+from agent.publish import Publisher
+from agent.seams import Refused
+from agent.state import NodeState
+from tests.agent.states import state_of
+
+STATE = state_of()
+
+
+class Reporter:
+    """Fails as it is told to, and then no more."""
+
+    def __init__(self, failures: Sequence[Exception]) -> None:
+        self.failures = list(failures)
+        self.done = asyncio.Event()
+
+    async def publish(self, state: NodeState) -> None:
+        """Take a state."""
+        assert state is STATE
+        if self.failures:
+            raise self.failures.pop(0)
+        self.done.set()
+
+    async def reset(self) -> None:
+        """Do nothing."""
+
+
+def waits(*failures: Exception) -> list[float]:
+    """Return how long was waited after each failure of one reporter."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def main() -> None:
+        reporter = Reporter(failures)
+        publisher = Publisher([reporter], Metrics(), sleep)
+        publisher.tell(STATE)
+        running = asyncio.create_task(publisher.run())
+        try:
+            async with asyncio.timeout(60):
+                await reporter.done.wait()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(main())
+    return slept
+
+
+def test_told_state_is_not_told_again() -> None:
+    """Nothing is waited for where nothing failed."""
+    assert waits() == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "least", "most"),
+    [
+        pytest.param(Busy("429", 7), 7, 8.4, id="asked for 7 s"),
+        pytest.param(Busy("429", 86400), LONGEST_ASKED, 1.2 * LONGEST_ASKED, id="asked for a day"),
+        pytest.param(Busy("500"), 0.25, 0.5, id="asked for nothing"),
+        pytest.param(Refused("403"), 0.25, 0.5, id="refused"),
+        pytest.param(KeyError("bug"), 0.25, 0.5, id="crashed"),
+    ],
+)
+def test_failed_report_is_tried_again(failure: Exception, least: float, most: float) -> None:
+    """After the time that was asked for, up to two minutes; else after a short one."""
+    [wait] = waits(failure)
+    assert least <= wait <= most
+
+
+def test_waits_grow_while_it_fails() -> None:
+    """What fails again and again is tried less and less often."""
+    found = waits(*[Refused("no")] * 6)
+    assert found[-1] > 4 * found[0]
