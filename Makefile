@@ -13,7 +13,7 @@ PURE := pinning/*,webhook/mutate.py,webhook/sidecars.py,webhook/pod_rules.py,web
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
 
-.PHONY: help setup demo test unit check image bench metrics
+.PHONY: help setup demo test unit check image bench metrics chart
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,3 +46,6 @@ bench: ## measure allocation, planning and the webhook, each beside a baseline
 
 metrics: setup ## write docs/metrics.md from the programs
 	@$(BIN)/python -m scripts.metrics_page
+
+chart: setup ## write the generated files of the Helm chart from manifests/
+	@$(BIN)/python -m scripts.chart

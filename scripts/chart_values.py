@@ -1,0 +1,89 @@
+"""What the Helm chart lets an operator choose, and where in the rendered manifests each choice stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+BASE = "base"
+OVERLAYS = frozenset({BASE, "hardened", "cert-manager", "own-certificate", "cmk", "observe", "monitoring"})
+
+# Which overlays have something that others lack, and the condition under which the chart has it.
+WHEN = {
+    frozenset({"cert-manager"}): 'eq .Values.certificates "cert-manager"',
+    OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
+    frozenset({"monitoring"}): ".Values.monitoring.enabled",
+}
+# The values that make such a condition true. What else an overlay changes is found in its fields.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "cert-manager": {"certificates": "cert-manager"},
+    "own-certificate": {"certificates": "own-certificate"},
+    "monitoring": {"monitoring.enabled": True},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of an object that a value decides."""
+
+    kind: str
+    name: str
+    path: str  # steps as in a JSON Pointer; an item of a list is found by its name, or by its number
+    value: str = ""  # the value that stands there as it is
+    expression: str = ""  # or what is made of values
+    is_optional: bool = False  # left out while the value is empty
+
+    @property
+    def template(self) -> str:
+        """Return the expression of a Helm template."""
+        return self.expression or f".Values.{self.value}"
+
+
+def _workload(kind: str, part: str) -> tuple[Field, ...]:
+    """Return what operators set of any workload."""
+    name, pod = f"corepin-{part}", "spec/template/spec"
+    container = f"{pod}/containers/{part}"
+    return (
+        Field(kind, name, f"{container}/image", expression='include "corepin.image" .'),
+        Field(kind, name, f"{container}/imagePullPolicy", "image.pullPolicy"),
+        Field(kind, name, f"{pod}/imagePullSecrets", "imagePullSecrets", is_optional=True),
+        Field(kind, name, f"{container}/resources", f"{part}.resources"),
+        Field(kind, name, f"{pod}/nodeSelector", f"{part}.nodeSelector", is_optional=True),
+        Field(kind, name, f"{pod}/tolerations", f"{part}.tolerations"),
+    )
+
+
+def _agent(path: str, value: str = "", expression: str = "") -> Field:
+    return Field("DaemonSet", "corepin-agent", f"spec/template/spec/{path}", value, expression)
+
+
+def _fails(kind: str, entry: str) -> Field:
+    path = f"webhooks/{entry}/failurePolicy"
+    return Field(f"{kind}WebhookConfiguration", "zz-corepin", path, "failurePolicy")
+
+
+def _scraped(part: str, rule: int) -> Field:
+    path = f"spec/ingress/{rule}/from/0/namespaceSelector/matchLabels/kubernetes.io~1metadata.name"
+    return Field("NetworkPolicy", f"corepin-{part}", path, "monitoring.namespace")
+
+
+FIELDS = (
+    *_workload("Deployment", "webhook"),
+    *_workload("Deployment", "certs"),
+    *_workload("DaemonSet", "agent"),
+    Field("Deployment", "corepin-webhook", "spec/replicas", "webhook.replicas"),
+    Field("ConfigMap", "corepin-webhook", "data/config.yaml", "webhook.config"),
+    Field("ConfigMap", "corepin-webhook", "data/mutations.yaml", "webhook.mutations", is_optional=True),
+    Field("ConfigMap", "corepin-agent", "data/config.yaml", "agent.config"),
+    _agent("containers/agent/env/COREPIN_FEATURE_GATES/value", "agent.featureGates"),
+    _agent("containers/agent/env/COREPIN_TAINT/value", "agent.taint"),
+    _agent("containers/agent/env/COREPIN_RUNTIME_ENDPOINT/value", "agent.runtimeSocket"),
+    _agent("containers/agent/volumeMounts/runtime/mountPath", expression="dir .Values.agent.runtimeSocket"),
+    _agent("volumes/runtime/hostPath/path", expression="dir .Values.agent.runtimeSocket"),
+    _fails("Mutating", "pods.mutate.corepin.io"),
+    _fails("Validating", "pods.validate.corepin.io"),
+    _fails("Validating", "kubevirt.validate.corepin.io"),
+    _scraped("webhook", 1),
+    _scraped("certs", 0),
+    _scraped("agent", 0),
+)
