@@ -1,0 +1,63 @@
+"""What the programs say, read from their source: texts of messages, events and warnings in the log."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOUD: Final = frozenset({"warning", "error", "exception", "critical"})
+_DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def texts(*modules: str) -> set[str]:
+    """Return every text in modules that can reach somebody: no docstrings, nothing of a programmer's mistake."""
+    return {text for module in modules for text in _texts(_tree(Path(module)))}
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _called(node.exc) == "ValueError":
+        return
+    body = list(ast.iter_child_nodes(node))
+    if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+        body.remove(node.body[0])
+    for child in body:
+        yield from _texts(child)
+
+
+def first_arguments(folder: str, *functions: str) -> set[str]:
+    """Return the constant first arguments of calls of these functions or methods in a folder."""
+    return {
+        call.args[0].value
+        for path in sorted(Path(folder).glob("*.py"))
+        for call in ast.walk(_tree(path))
+        if isinstance(call, ast.Call) and _called(call) in functions and call.args
+        if isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    }
+
+
+def loud_logs(*folders: str) -> set[str]:
+    """Return what programs log as a warning or worse."""
+    return {event for folder in folders for event in first_arguments(folder, *LOUD)}
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    return (
+        function.attr
+        if isinstance(function, ast.Attribute)
+        else function.id
+        if isinstance(function, ast.Name)
+        else ""
+    )

@@ -1,0 +1,146 @@
+"""docs/troubleshooting.md knows everything that corepin tells of trouble, and nothing that it never tells."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent import events, node_words
+from pinning import contract, refusal
+from tests.docs import said
+
+PAGE = Path("docs/troubleshooting.md").read_text(encoding="utf-8")
+HOLE = "…"
+ENOUGH_WORDS = 3  # a text with fewer says nothing alone
+EDGES = " ,;:.()"
+# Where the texts of each section are made.
+PODS = (
+    "pinning/annotations.py",
+    "pinning/pod.py",
+    "pinning/resources.py",
+    "webhook/pod_rules.py",
+    "webhook/mutate.py",
+    "webhook/sidecars.py",
+)
+MACHINES = (
+    "pinning/realtime.py",
+    "pinning/vmi.py",
+    "pinning/vmi_rules.py",
+    "pinning/vmi_view.py",
+    "pinning/vmi_warnings.py",
+)
+NODES = (
+    "pinning/plan.py",
+    "pinning/settle.py",
+    "pinning/placement.py",
+    "pinning/cores.py",
+    "pinning/choose.py",
+    "pinning/errors.py",
+)
+SECTIONS = {
+    "Refusals and warnings about pods": PODS,
+    "Refusals and warnings about virtual machines": MACHINES,
+    "Why a claim is not fulfilled": NODES,
+}
+# Texts of those modules that are made elsewhere, or that nobody is shown.
+ELSEWHERE = {
+    "Refusals and warnings about pods": ("webhook/answer.py", "webhook/mutations.py"),
+    "Refusals and warnings about virtual machines": (),
+    "Why a claim is not fulfilled": ("pinning/refusal.py",),
+}
+NOT_SHOWN = {"dict[str, Any]", "a number of ", "another value"}
+
+
+def section(title: str) -> str:
+    """Return one section of the page."""
+    assert f"\n## {title}\n" in PAGE
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(title: str) -> list[str]:
+    """Return the code in the first column of a section's tables."""
+    rows = re.findall(r"^\| (.*?) \|", section(title), re.MULTILINE)
+    return [code for row in rows for code in re.findall(r"`(.+?)`(?=[,\s]|$)", row)]
+
+
+def pieces(title: str) -> set[str]:
+    """Return the parts of the messages of a section, between their holes."""
+    return {piece.strip(EDGES) for cell in first_cells(title) for piece in cell.split(HOLE)} - {""}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_every_message_is_told(title: str) -> None:
+    """No text of the rules is missing in its section."""
+    told = pieces(title)
+    texts = {text for text in said.texts(*SECTIONS[title]) - NOT_SHOWN if len(text.split()) >= ENOUGH_WORDS}
+    assert len(texts) > 10
+    missing = {text for text in texts if not any(text.strip(EDGES) in piece for piece in told)}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_every_told_message_exists(title: str) -> None:
+    """No part of a message of the page is without a text in the code."""
+    texts = said.texts(*SECTIONS[title], *ELSEWHERE[title])
+    assert {piece for piece in pieces(title) if not any(piece in text for text in texts)} == set()
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [
+        pytest.param("Events of pods", set(events.Reason), id="events"),
+        pytest.param(
+            "Events of certificates", said.first_arguments("certs", "Event", "_warning"), id="certs"
+        ),
+        pytest.param(
+            "Warnings in the logs", said.loud_logs("agent", "webhook", "certs", "corepin"), id="logs"
+        ),
+    ],
+)
+def test_names_are_told_and_exist(title: str, names: set[str]) -> None:
+    """The first column has each name, and no other."""
+    assert names
+    assert set(first_cells(title)) == names
+
+
+def test_reasons_of_refusals_are_told_and_exist() -> None:
+    """The first table of the section has each reason; the second has the messages."""
+    rows = section("Why a claim is not fulfilled").partition("| message |")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == set(refusal.Reason)
+
+
+def test_alerts_are_told_and_exist() -> None:
+    """The table has each alert of the monitoring component, and no other."""
+    document = yaml.safe_load(Path("manifests/components/monitoring/alerts.yaml").read_text(encoding="utf-8"))
+    rules = [rule["alert"] for group in document["spec"]["groups"] for rule in group["rules"]]
+    assert first_cells("Alerts") == rules
+
+
+def test_conditions_and_taints_are_told_and_exist() -> None:
+    """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
+    told = section("Conditions and taints of nodes")
+    code = said.texts(node_words.__file__)
+    conditions = {contract.KUBELET_CONDITION, contract.OVERCOMMIT_CONDITION}
+    taints = {
+        f"{one.key}={one.value}:{one.effect}" for one in (node_words.CMK_TAINT, node_words.OVERCOMMIT_TAINT)
+    }
+    assert set(re.findall(r"condition `(\w+)`", told)) == conditions
+    assert set(re.findall(r"taint `(.+?)`", told)) == taints | {contract.NOT_READY_TAINT_KEY}
+    reasons = set(re.findall(r"reason `(\w+)`", told))
+    assert reasons <= code
+    conditional = {text for text in code if re.fullmatch(r"([A-Z][a-zA-Z]+){2,}|Enough", text)}
+    assert conditional - {"NoSchedule"} == reasons
+
+
+def test_refusals_of_the_policies_are_told() -> None:
+    """Each message of a policy begins as one that the page has."""
+    documents = yaml.safe_load_all(Path("manifests/base/policies.yaml").read_text(encoding="utf-8"))
+    validations = [rule for one in documents for rule in one["spec"].get("validations", ())]
+    shown = {part for cell in first_cells("Refusals of the policies") for part in cell.split(HOLE) if part}
+    said_by = [rule.get("messageExpression") or rule["message"] for rule in validations]
+    assert len(said_by) > 10
+    assert [text for text in said_by if not any(part.strip() in text for part in shown)] == []
+    assert [part for part in shown if not any(part.strip() in text for text in said_by)] == []
