@@ -21,6 +21,7 @@ from agent.homes import ROOT, KernelHomes
 from agent.local_pod import LocalPod
 from agent.local_spec import read_run
 from agent.manifest import BadManifest, name_of
+from agent.pod_requests import is_final
 from agent.seams import AgentError, Gone
 
 if TYPE_CHECKING:
@@ -112,9 +113,16 @@ class LocalRuntime:
         """Begin what is new and end what is gone. A pod that is back waits until its old processes are gone."""
         for uid, pod in pods.items():
             known = self._seen.get(uid)
-            if known is not pod and not self._pod(uid).is_ending:
+            if is_final(pod):
+                self._end_leftover(uid)
+            elif known is not pod and not self._pod(uid).is_ending:
                 self._begin(uid, pod)
         for uid in self._pods.keys() - pods.keys():
+            self._pods[uid].end()
+
+    def _end_leftover(self, uid: str) -> None:
+        """End what runs of a pod that was over for an earlier agent."""
+        if uid in self._pods and self._pods[uid].run is None:
             self._pods[uid].end()
 
     def _begin(self, uid: str, pod: Pod) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, cast
 
+from agent.finished import read_finished, write_finished
 from agent.folder import FolderEvents
 from agent.manifest import BadManifest, name_of, read_manifest
 
@@ -43,15 +44,18 @@ class _File:
 
 
 class PodsDir:
-    """The pods of every `*.yaml`, `*.yml` and `*.json` in a folder."""
+    """The pods of every `*.yaml`, `*.yml` and `*.json` in a folder; `finished` remembers which of them are over."""
 
-    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, finished: Path | None = None, now: Callable[[], float] = time.time
+    ) -> None:
         self.complete = False
+        self._finished = finished
         self._folder = folder
         self._now = now
         self._files: dict[str, _File] = {}
         self._pods: dict[str, Pod] = {}
-        self._phases: dict[str, str] = {}
+        self._phases = read_finished(finished) if finished else {}
         self._unreadable: dict[str, str] = {}
         self._conflicts: dict[str, str] = {}
         self._told: dict[str, str] = {}
@@ -72,8 +76,15 @@ class PodsDir:
 
     def finish(self, uid: str, phase: str) -> None:
         """Show a pod in a final phase from now on, as a kubelet reports it, until its manifest is gone."""
-        self._phases[uid] = phase
+        self._remember({**self._phases, uid: phase})
         self._show()
+
+    def _remember(self, phases: dict[str, str]) -> None:
+        if phases == self._phases:
+            return
+        self._phases = phases
+        if self._finished:
+            write_finished(self._finished, phases)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Follow the folder until cancelled; call `changed` after every change."""
@@ -160,7 +171,7 @@ class PodsDir:
                 continue
             names[name] = names[uid] = file
             shown[uid] = self._with_phase(uid, pod)
-        self._phases = {uid: phase for uid, phase in self._phases.items() if uid in shown}
+        self._remember({uid: phase for uid, phase in self._phases.items() if uid in shown})
         if shown != self._pods:
             self._pods = shown
 

@@ -158,9 +158,10 @@ def _access(config: AgentConfig) -> Access:
 
 def _pods(config: AgentConfig, api: Api | None) -> PodSource:
     if api is None:
+        from agent.finished import FILE
         from agent.pods_dir import PodsDir
 
-        return PodsDir(config.pods_dir or config.state_dir)
+        return PodsDir(config.pods_dir or config.state_dir, config.state_dir / FILE)
     from agent.pod_watch import PodWatch
 
     return PodWatch(api, config.node)

@@ -15,6 +15,7 @@ import yaml
 
 from agent.affinity import AffinityCgroups
 from agent.cgroups import DEFAULT_ROOT, KernelCgroups
+from agent.finished import write_finished
 from agent.hierarchy import find_hierarchy
 from agent.homes import KernelHomes
 from agent.local import LocalRuntime, open_local
@@ -46,7 +47,7 @@ class World:
 
     def start(self) -> None:
         """Be a new agent."""
-        self.source = PodsDir(self.folder / "pods")
+        self.source = PodsDir(self.folder / "pods", self.folder / "finished.json")
         cgroups: KernelCgroups | AffinityCgroups
         if self.kind == "affinity":
             cgroups = AffinityCgroups(self.root)
@@ -317,6 +318,43 @@ def test_next_agent_takes_over(world: World) -> None:
         await world.until(lambda found: not found)
         reap()
         assert not is_alive(first.pid)
+
+    run(world, steps())
+
+
+def test_finished_pod_is_not_run_again_by_the_next_agent(world: World) -> None:
+    """What is done stays done over a restart of the agent; only a manifest that was away is a new pod."""
+    world.put(app(command="echo ran; exit 3"), restartPolicy="Never")
+
+    def phase() -> object:
+        return (world.source.pods().get(UID) or {}).get("status")
+
+    async def steps() -> None:
+        await world.until(lambda _: phase() == {"phase": "Failed"})
+        await world.stop()
+        world.start()
+        assert await world.until(lambda _: world.source.complete) == {}
+        assert (phase(), world.log("app")) == ({"phase": "Failed"}, "ran\n")
+        world.remove()
+        await world.until(lambda _: not world.source.pods())
+        world.put(app(command="echo ran again; exec sleep 1000"), restartPolicy="Never")
+        await world.until(running("app"))
+
+    run(world, steps())
+
+
+def test_what_runs_of_a_finished_pod_is_ended(world: World) -> None:
+    """An agent that dies after a pod was over and before its last process was killed leaves that to the next."""
+    world.put(app())
+
+    async def steps() -> None:
+        one = (await world.until(running("app")))["app"]
+        await world.stop()
+        write_finished(world.folder / "finished.json", {UID: "Succeeded"})
+        world.start()
+        await world.until(lambda found: not found and world.source.complete)
+        reap()
+        assert not is_alive(one.pid)
 
     run(world, steps())
 

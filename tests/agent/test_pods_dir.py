@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.finished import FILE, read_finished
 from agent.manifest import uid_for
 from agent.pods_dir import SETTLE_SECONDS, PodsDir
 
@@ -101,7 +102,7 @@ def test_file_that_is_being_written_is_left_alone(source: PodsDir, tmp_path: Pat
     """A file changed just now is read when its writer closed it, or when it has been quiet for a while."""
     now = (tmp_path / "a.yaml").stat().st_mtime
     clock = [now + 60]
-    source = PodsDir(tmp_path, lambda: clock[0])
+    source = PodsDir(tmp_path, now=lambda: clock[0])
     source.look()
     write(tmp_path / "a.yaml", manifest("a", "share"), 0)
     clock[0] = (tmp_path / "a.yaml").stat().st_mtime + SETTLE_SECONDS / 2
@@ -203,3 +204,41 @@ def test_pod_is_found_by_its_name(source: PodsDir) -> None:
 
     assert found is source.pods()[uid_for("default/a")]
     assert asyncio.run(source.look_up("other", "a")) is None
+
+
+def test_finished_pods_stay_so(source: PodsDir, tmp_path: Path) -> None:
+    """A source that is made anew shows the phase again, until it saw the folder without the pod."""
+    memory = tmp_path / "state" / FILE
+    memory.parent.mkdir()
+    uid = uid_for("default/a")
+
+    def again() -> PodsDir:
+        made = PodsDir(tmp_path, memory)
+        made.look()
+        return made
+
+    again().finish(uid, "Succeeded")
+    assert again().pods()[uid].get("status") == {"phase": "Succeeded"}
+    (tmp_path / "a.yaml").rename(tmp_path / "a.away")
+    again()
+    (tmp_path / "a.away").rename(tmp_path / "a.yaml")
+    assert not again().pods()[uid].get("status")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "1", '{"a": "Running", "b": []}', '"' + "[" * 100_000])
+def test_damaged_memory_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    """Nobody has to delete it; it is told, and the pods run again."""
+    memory = tmp_path / FILE
+    memory.write_text(text)
+    assert read_finished(memory) == {}
+
+
+def test_memory_that_cannot_be_written_is_told(
+    source: PodsDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent goes on, and the phase is shown as long as it lives."""
+    source = PodsDir(tmp_path, tmp_path / "nowhere" / FILE)
+    source.look()
+    source.finish(uid_for("default/a"), "Failed")
+    assert source.pods()[uid_for("default/a")].get("status") == {"phase": "Failed"}
+    assert caplog.messages == ["finished pods are not remembered"]
