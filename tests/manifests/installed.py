@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,14 @@ class Caller:
 
     client: httpx.Client
     token: str
+    impersonates: Mapping[str, str] = field(default_factory=dict)  # headers
 
     def send(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> httpx.Response:
         """Send one request."""
         content = None if body is None else json.dumps(body)
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type, **self.impersonates}
         return self.client.request(method, path, content=content, headers=headers)
 
     def patch(self, path: str, body: Any, content_type: str = MERGE) -> httpx.Response:

@@ -234,7 +234,8 @@ def test_policies_name_what_the_agent_writes() -> None:
     }
     assert lists == {
         "labels": {CMK_NODE_LABEL, *CPUMANAGER_LABELS},
-        "taints": {CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
+        "taints": {CMK_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
+        "bornTaints": {NOT_READY_TAINT_KEY},
         "resources": set(RESOURCES),
         "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION},
     }

@@ -23,6 +23,15 @@ ROTATION_EVERYWHERE = {
     for kind in CONFIGURATIONS
     for verb in ("get", "patch")
 }
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+COMMON = {  # what every account may: ask about itself, and which CAs the cluster trusts
+    *(
+        ("authorization.k8s.io", resource, "create")
+        for resource in ("selfsubjectaccessreviews", "selfsubjectrulesreviews")
+    ),
+    ("authentication.k8s.io", "selfsubjectreviews", "create"),
+    *(("certificates.k8s.io", "clustertrustbundles", verb) for verb in ("get", "list", "watch")),
+}
 ROTATION_AT_HOME = ROTATION_EVERYWHERE | {
     *(("", "secrets", "corepin-webhook-tls", verb) for verb in ("get", "patch")),
     ("", "events", "", "create"),
@@ -71,6 +80,53 @@ def test_the_webhook_may_do_nothing(installed: Installed) -> None:
     """Its account has no rights in any namespace, its own included."""
     for namespace in (DEMO, SYSTEM, AGENT, "kube-system"):
         assert rules(installed, installed.webhook, namespace) == set()
+
+
+@pytest.mark.parametrize(
+    ("who", "home", "everywhere", "at_home"),
+    [
+        pytest.param("agent", AGENT, AGENT_EVERYWHERE, AGENT_AT_HOME, id="agent"),
+        pytest.param("rotation", SYSTEM, ROTATION_EVERYWHERE, ROTATION_AT_HOME, id="rotation"),
+    ],
+)
+def test_every_other_verb_is_denied(
+    who: str, home: str, everywhere: set[Rule], at_home: set[Rule], installed: Installed
+) -> None:
+    """Asked for each verb on each resource and subresource that the API server has, it allows what is listed here."""
+    account: Caller = getattr(installed, who)
+    found = resources(installed)
+    assert {("", "pods/exec"), ("", "nodes/proxy"), ("", "secrets"), ("apps", "deployments")} <= set(found)
+    asked = [(group, resource, verb) for group, resource in found for verb in VERBS]
+    for namespace, listed in ((DEMO, everywhere), (home, at_home)):
+        allowed = {one for one in asked if is_allowed(account, namespace, one)}
+        assert allowed - COMMON == {
+            (group, resource, verb) for group, resource, name, verb in listed if not name
+        }
+
+
+def resources(installed: Installed) -> list[tuple[str, str]]:
+    """Return every API group's resources and subresources, as the API server lists them."""
+    groups = installed.admin.send("GET", "/apis").json()["groups"]
+    roots = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
+    return [
+        (root.removeprefix("/apis/").partition("/")[0] if root != "/api/v1" else "", one["name"])
+        for root in roots
+        for one in installed.admin.send("GET", root).json()["resources"]
+    ]
+
+
+def is_allowed(caller: Caller, namespace: str, asked: tuple[str, str, str]) -> bool:
+    """Ask the API server whether a request of the account would pass its authorizers."""
+    group, resource, verb = asked
+    main, _, sub = resource.partition("/")
+    attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": main, "subresource": sub}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = caller.send("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    return bool(answer.json()["status"]["allowed"])
 
 
 @pytest.mark.parametrize(

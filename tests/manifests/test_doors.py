@@ -1,0 +1,311 @@
+"""Ways around the policies that somebody may try: other doors of the API, and more than our words through our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.manifests.installed import (
+    FORGED,
+    HERE_NODE,
+    JSON_PATCH,
+    NODES,
+    PODS,
+    STATUS,
+    STRATEGIC,
+    THERE_NODE,
+    Caller,
+    Installed,
+    pod,
+)
+from tests.manifests.test_policies import EVENTS, HERE, MAPS, THERE, assert_refused, assert_refused_by_any
+
+pytestmark = pytest.mark.server
+
+APPLY = "application/apply-patch+yaml"
+FORCED = "?fieldManager=corepin-agent&force=true"
+OWN_MAP = f"cmk-config-{HERE_NODE}"
+STRANGER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}
+
+
+def note(installed: Installed, path: str) -> str | None:
+    """Return the status annotation of an object."""
+    found = installed.admin.send("GET", path).json()["metadata"].get("annotations", {}).get(STATUS)
+    return None if found is None else str(found)
+
+
+def applied(path: str, **metadata: Any) -> dict[str, Any]:
+    """Return a configuration for server-side apply of the object at a path."""
+    kind = "Pod" if "/pods/" in path else "Node"
+    return {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {"name": path.rpartition("/")[2], **metadata},
+    }
+
+
+# The status annotation.
+
+
+def test_whole_objects_carry_no_forged_status(installed: Installed) -> None:
+    """`kubectl replace` sends the whole pod: the status in it may neither be another nor be missing."""
+    path = installed.fresh_pod("target")
+    assert installed.agent.patch(path, FORGED).is_success
+    whole = installed.admin.send("GET", path).json()
+    for forged in ({STATUS: "other"}, {}, {STATUS: "forged", "status.corepin.io/more": ""}):
+        whole["metadata"]["annotations"] = forged
+        for door in (path, f"{path}/status"):
+            assert_refused(installed.admin.send("PUT", door, whole), "corepin-status", HERE_NODE)
+    whole["metadata"]["annotations"] = {STATUS: "forged", "mine": "1"}
+    assert installed.admin.send("PUT", path, whole).is_success
+
+
+@pytest.mark.parametrize("name", ["target", "never-there"])
+def test_server_side_apply_forges_no_status(name: str, installed: Installed) -> None:
+    """Neither on a pod that is there nor by creating one, forced or not."""
+    installed.fresh_pod("target")
+    forged = {**applied(f"{PODS}/{name}", **FORGED["metadata"]), "spec": pod(name, HERE_NODE)["spec"]}
+    answer = installed.admin.send("PATCH", f"{PODS}/{name}{FORCED}", forged, APPLY)
+    assert_refused(answer, "corepin-status", "metadata.annotations")
+
+
+@pytest.mark.parametrize("operation", ["add", "copy", "move"])
+def test_json_patch_forges_no_status(operation: str, installed: Installed) -> None:
+    """A copied or moved annotation is a written one."""
+    path = installed.fresh_pod("target")
+    source = {"metadata": {"annotations": {"mine": "forged"}}}
+    assert installed.admin.patch(path, source).is_success
+    step = {"op": operation, "path": "/metadata/annotations/status.corepin.io~1cpus"}
+    step |= {"value": "forged"} if operation == "add" else {"from": "/metadata/annotations/mine"}
+    assert_refused(installed.admin.patch(path, [step], JSON_PATCH), "corepin-status", HERE_NODE)
+
+
+@pytest.mark.parametrize("door", ["eviction", "proxy", "attach", "portforward"])
+def test_no_other_subresource_writes_the_status(door: str, installed: Installed) -> None:
+    """What is sent to subresources that keep no metadata of the pod leaves none."""
+    path = installed.fresh_pod("target")
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "target", **FORGED["metadata"]},
+    }
+    installed.admin.send("POST", f"{path}/{door}?dryRun=All", body)
+    assert note(installed, path) is None
+
+
+def test_a_kubelet_writes_no_status(installed: Installed) -> None:
+    """A node's own kubelet keeps its heartbeats and its pods' states, and writes none of our annotations."""
+    kubelet = Caller(
+        installed.client,
+        installed.admin.token,
+        {"Impersonate-User": f"system:node:{HERE_NODE}", "Impersonate-Group": "system:nodes"},
+    )
+    path = installed.fresh_pod("target")
+    beat = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "x", "message": "beat"}]}}
+    assert kubelet.patch(f"{HERE}/status", beat, STRATEGIC).is_success
+    assert kubelet.patch(f"{path}/status", {"status": {"message": "runs"}}).is_success
+    forged = {"metadata": {"annotations": {"status.corepin.io/topology": "forged"}}}
+    for door in (HERE, f"{HERE}/status"):
+        assert_refused(kubelet.patch(door, forged, STRATEGIC), "corepin-status", f'of node "{HERE_NODE}"')
+    assert_refused(kubelet.patch(f"{path}/status", FORGED), "corepin-status", f'of node "{HERE_NODE}"')
+
+
+# A stolen token of the agent: pods.
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({"labels": {"mine": "1"}}, id="label added"),
+        pytest.param({"labels": {"app": None}}, id="label removed"),
+        pytest.param({"ownerReferences": [STRANGER]}, id="owner"),
+        pytest.param({"finalizers": ["a.example/b"]}, id="finalizer"),
+        pytest.param({"annotations": {"other": "1"}}, id="annotation"),
+    ],
+)
+def test_the_agent_applies_nothing_else_to_its_pods(metadata: dict[str, Any], installed: Installed) -> None:
+    """Server-side apply by the agent's account is held to the same words."""
+    path = installed.fresh_pod("target")
+    if "labels" in metadata and None in metadata["labels"].values():
+        answer = installed.agent.patch(path, {"metadata": metadata})
+    else:
+        answer = installed.agent.send("PATCH", path + FORCED, applied(path, **metadata), APPLY)
+    assert_refused(answer, "corepin-agent-pods", "of a pod only annotations")
+
+
+def test_the_agent_applies_its_own_status(installed: Installed) -> None:
+    """What it may write it may also apply."""
+    path = installed.fresh_pod("target")
+    body = applied(path, annotations={STATUS: "{}"})
+    assert installed.agent.send("PATCH", path + FORCED, body, APPLY).is_success
+    assert note(installed, path) == "{}"
+
+
+def test_the_agent_applies_no_object_into_being(installed: Installed) -> None:
+    """PATCH by server-side apply would create: for that the account has no right, whatever the policies say."""
+    for path in (f"{PODS}/never-there", f"{NODES}/never-there"):
+        body = applied(path)
+        if body["kind"] == "Pod":
+            body["spec"] = pod("never-there", HERE_NODE)["spec"]
+        answer = installed.agent.send("PATCH", path + FORCED, body, APPLY)
+        assert answer.status_code == 403, answer.text
+        assert "ValidatingAdmissionPolicy" not in answer.text
+        assert installed.admin.send("GET", path).status_code == 404
+
+
+# A stolen token of the agent: its node.
+
+TAINTS = [
+    pytest.param({"key": "cmk", "value": "true", "effect": "NoExecute"}, id="ours with NoExecute"),
+    pytest.param({"key": "corepin.io/shared-overcommitted", "effect": "NoExecute"}, id="overcommitted"),
+    pytest.param({"key": "corepin.io/agent-not-ready", "effect": "NoExecute"}, id="not ready"),
+    pytest.param({"key": "corepin.io/evil", "effect": "NoSchedule"}, id="another of our domain"),
+    pytest.param({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}, id="unreachable"),
+]
+
+
+@pytest.mark.parametrize("taint", TAINTS)
+def test_no_taint_of_the_agent_evicts(taint: dict[str, str], installed: Installed) -> None:
+    """Beside what stands there it may put CMK's taint and that of overcommitment, with NoSchedule and no other effect."""
+    standing = installed.admin.send("GET", HERE).json()["spec"]["taints"]
+    answer = installed.agent.patch(HERE, {"spec": {"taints": [*standing, taint]}})
+    assert_refused(answer, "corepin-agent-nodes", "taints with effect NoSchedule may change")
+
+
+def test_the_agent_takes_away_no_taint_that_evicts(installed: Installed) -> None:
+    """Somebody who tainted a node with our key and NoExecute meant it."""
+    standing = installed.admin.send("GET", HERE).json()["spec"]["taints"]
+    more = [*standing, {"key": "cmk", "value": "drain", "effect": "NoExecute"}]
+    assert installed.admin.patch(HERE, {"spec": {"taints": more}}).is_success
+    try:
+        answer = installed.agent.patch(HERE, {"spec": {"taints": standing}})
+        assert_refused(answer, "corepin-agent-nodes", "taints with effect NoSchedule may change")
+    finally:
+        assert installed.admin.patch(HERE, {"spec": {"taints": standing}}).is_success
+
+
+@pytest.mark.parametrize(
+    ("part", "body"),
+    [
+        pytest.param("", {"metadata": {"ownerReferences": [STRANGER]}}, id="owner"),
+        pytest.param("/status", {"metadata": {"finalizers": ["a.example/b"]}}, id="finalizer by status"),
+        pytest.param(
+            "/status", {"metadata": {"annotations": {"other": "changed"}}}, id="annotation by status"
+        ),
+        pytest.param("", {"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}}, id="pod network"),
+        pytest.param("/status", {"status": {"phase": "Terminated"}}, id="phase"),
+        pytest.param("/status", {"status": {"images": [{"names": ["evil"], "sizeBytes": 1}]}}, id="images"),
+        pytest.param("/status", {"status": {"volumesInUse": ["evil"]}}, id="volumes"),
+        pytest.param(
+            "/status", {"status": {"capacity": {"corepin.io/more": "1"}}}, id="another resource of ours"
+        ),
+        pytest.param(
+            "/status", {"status": {"allocatable": {"cmk.intel.com/more": "1"}}}, id="another of CMK's"
+        ),
+        pytest.param(
+            "/status",
+            {"status": {"conditions": [{"type": "MemoryPressure", "status": "True"}]}},
+            id="a condition that taints",
+        ),
+        pytest.param(
+            "/status",
+            {"status": {"conditions": [{"type": "Ready", "lastHeartbeatTime": "2030-01-01T00:00:00Z"}]}},
+            id="a heartbeat",
+        ),
+    ],
+)
+def test_the_agent_says_nothing_else_of_its_node(
+    part: str, body: dict[str, Any], installed: Installed
+) -> None:
+    """The kubelet's doors and those of other controllers stay shut, also on the own node."""
+    answer = installed.agent.patch(HERE + part, body, STRATEGIC)
+    assert_refused(answer, "corepin-agent-nodes", "may change")
+
+
+def test_the_agents_words_are_applied_on_no_other_node(installed: Installed) -> None:
+    """Server-side apply of annotations to another node is refused as a patch is."""
+    body = applied(THERE, annotations={"status.corepin.io/pools": "forged"})
+    for door in (THERE, f"{THERE}/status"):
+        assert_refused_by_any(installed.agent.send("PATCH", door + FORCED, body, APPLY))
+
+
+# A stolen token of the agent: ConfigMaps and events.
+
+MAP_CHANGES: dict[str, dict[str, Any]] = {
+    "binary data": {"binaryData": {"x": "AA=="}},
+    "immutable": {"immutable": True},
+    "another key": {"data": {"other": "x"}},
+    "label": {"metadata": {"labels": {"grafana_dashboard": "1"}}},
+    "annotation": {"metadata": {"annotations": {"other": "1"}}},
+    "finalizer": {"metadata": {"finalizers": ["a.example/b"]}},
+    "owner": {"metadata": {"ownerReferences": [STRANGER]}},
+}
+
+
+@pytest.mark.parametrize("change", MAP_CHANGES)
+def test_the_agents_config_map_holds_nothing_that_others_act_on(change: str, installed: Installed) -> None:
+    """Of its own ConfigMap it writes `data.config`: born with more, or changed to more, it is refused."""
+    body = MAP_CHANGES[change]
+    metadata = {
+        "name": OWN_MAP,
+        "labels": {"app.kubernetes.io/managed-by": "corepin"},
+        "annotations": {"Owner": ""},
+    }
+    clean = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config": "x"}}
+    installed.admin.send("DELETE", f"{MAPS}/{OWN_MAP}")
+    born = {**clean, **body, "metadata": {**metadata, **body.get("metadata", {})}}
+    assert_refused(installed.agent.send("POST", MAPS, born), "corepin-agent-others", "only data.config")
+    assert installed.agent.send("POST", MAPS, clean).is_success
+    assert_refused(
+        installed.agent.patch(f"{MAPS}/{OWN_MAP}", body), "corepin-agent-others", "only data.config"
+    )
+    answer = installed.agent.send(
+        "PATCH",
+        f"{MAPS}/{OWN_MAP}{FORCED}",
+        {**clean, **body, "metadata": {"name": OWN_MAP, **body.get("metadata", {})}},
+        APPLY,
+    )
+    assert_refused(answer, "corepin-agent-others", "only data.config")
+
+
+def test_the_agent_writes_no_config_map_elsewhere(installed: Installed) -> None:
+    """The right is of one namespace, so the same name in another one is refused by RBAC."""
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OWN_MAP}}
+    for namespace in ("demo", "kube-system", "default"):
+        answer = installed.agent.send("POST", f"/api/v1/namespaces/{namespace}/configmaps", document)
+        assert answer.status_code == 403, answer.text
+        assert "cannot create" in answer.json()["message"]
+
+
+def event(**changed: Any) -> dict[str, Any]:
+    """Return an event as the agent of the node tells it, but for what is changed."""
+    return {
+        "metadata": {"generateName": "e-", "namespace": "demo"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "demo", "name": "target"},
+        "source": {"component": "corepin", "host": HERE_NODE},
+        "reportingComponent": "corepin-agent",
+        "reportingInstance": HERE_NODE,
+        **changed,
+    }
+
+
+@pytest.mark.parametrize("source", [{"component": "kubelet"}, {"component": "corepin", "host": THERE_NODE}])
+def test_the_agent_tells_nothing_as_another_source(source: dict[str, str], installed: Installed) -> None:
+    """`kubectl describe` shows the source as the teller: it can be neither the kubelet nor another node."""
+    answer = installed.agent.send("POST", EVENTS, event(source=source))
+    assert_refused(answer, "corepin-agent-others", "as its source")
+
+
+def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> None:
+    """A kubelet names the same node as its reportingInstance; its events stay its own."""
+    told = event(source={"component": "kubelet", "host": HERE_NODE}, reportingComponent="kubelet")
+    made = installed.admin.send("POST", EVENTS, told)
+    assert made.is_success, made.text
+    path = f"{EVENTS}/{made.json()['metadata']['name']}"
+    stolen = {
+        "reportingComponent": "corepin-agent",
+        "source": {"component": "corepin"},
+        "message": "all is well",
+    }
+    assert_refused(installed.agent.patch(path, stolen), "corepin-agent-others", "reportingInstance")
