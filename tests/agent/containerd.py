@@ -15,7 +15,7 @@ import subprocess
 import tarfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
 from tests.servers.daemon import Daemon, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 PACKAGES = {"containerd": "containerd", "runc": "runc", "busybox-static": "busybox"}  # package: program
 IMAGE = "localhost/busybox:test"
@@ -49,11 +49,11 @@ class SkippedRuntimeMissing(RuntimeMissing, SkipTest):
     """The same outside CI, where pytest takes it for a skip."""
 
 
-def install_packages() -> None:
-    """Install what is missing of containerd, runc and busybox; raise RuntimeMissing with the reason."""
+def install_packages(packages: Mapping[str, str] = PACKAGES) -> None:
+    """Install the packages whose programs are missing; raise RuntimeMissing with the reason."""
     if os.geteuid() != 0:
         raise _missing("containers need root")
-    wanted = [package for package, program in PACKAGES.items() if shutil.which(program) is None]
+    wanted = [package for package, program in packages.items() if shutil.which(program) is None]
     if not wanted:
         return
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -78,11 +78,12 @@ class Programs:
 
     version: str
     folders: tuple[Path, ...]
+    host: tuple[str, ...] = ()  # the beginning of a command line that is run on a host apart
 
     def run(self, program: str, *arguments: str) -> list[str]:
         """Return the command line of a program of this version."""
         path = ":".join([*map(str, self.folders), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
-        return ["/usr/bin/env", f"PATH={path}", program, *arguments]
+        return [*self.host, "/usr/bin/env", f"PATH={path}", program, *arguments]
 
 
 def find_programs(version: str) -> Programs:
@@ -103,6 +104,7 @@ class Containerd:
 
     programs: Programs
     directory: Path
+    snapshotter: str = "native"  # works on any file system, and copies every layer for every container
     daemon: Daemon | None = None
     cgroup: str = field(default_factory=lambda: f"/corepin-test-{os.getpid()}-{next(_numbers)}")
     _channel: Any = None
@@ -183,7 +185,12 @@ class Containerd:
     def ctr(self, *arguments: str) -> None:
         """Run `ctr` in the namespace of Kubernetes."""
         command = self.programs.run("ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments)
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=3 * _SECONDS)
+
+    def load(self, image: Path) -> None:
+        """Take an image from an archive."""
+        local = () if self.programs.version == VERSIONS[0] else ("--local",)
+        self.ctr("images", "import", *local, "--snapshotter", self.snapshotter, str(image))
 
 
 @dataclass(frozen=True)
@@ -230,10 +237,12 @@ class Pod:
 
 
 @contextmanager
-def start_containerd(version: str, directory: Path) -> Iterator[Containerd]:
+def start_containerd(
+    version: str, directory: Path, host: tuple[str, ...] = (), snapshotter: str = "native"
+) -> Iterator[Containerd]:
     """Run a containerd with an image until the block ends; raise RuntimeMissing when there is none."""
-    containerd = Containerd(find_programs(version), directory)
-    (directory / "config.toml").write_text(_config(version, directory))
+    containerd = Containerd(replace(find_programs(version), host=host), directory, snapshotter)
+    (directory / "config.toml").write_text(_config(containerd))
     try:
         containerd.start()
         _import_image(containerd)
@@ -247,8 +256,7 @@ def start_containerd(version: str, directory: Path) -> Iterator[Containerd]:
 def _import_image(containerd: Containerd) -> None:
     image = containerd.directory / "image.tar"
     write_image(image)
-    local = () if containerd.programs.version == VERSIONS[0] else ("--local",)
-    containerd.ctr("images", "import", *local, "--snapshotter", "native", str(image))
+    containerd.load(image)
 
 
 def _clean(containerd: Containerd) -> None:
@@ -303,26 +311,35 @@ def cgroup_folders(cgroup: str) -> list[Path]:
 
 
 def write_image(path: Path) -> None:
-    """Write a Docker archive of one layer: busybox and the commands that the tests call."""
+    """Write a Docker archive of busybox and the commands that the tests call."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         files.add(str(shutil.which("busybox")), "bin/busybox")
         for name in ("sh", "sleep", "taskset", "cat", "true"):
-            link = tarfile.TarInfo(f"bin/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            files.addfile(link)
-    digest = sha256(layer.getvalue()).hexdigest()
+            add_link(files, f"bin/{name}", "busybox")
+    write_archive(path, IMAGE, layer.getvalue(), {"Cmd": list(FOREVER), "Env": ["PATH=/bin"]})
+
+
+def add_link(files: tarfile.TarFile, name: str, target: str) -> None:
+    """Add a symbolic link to a layer."""
+    link = tarfile.TarInfo(name)
+    link.type, link.linkname = tarfile.SYMTYPE, target
+    files.addfile(link)
+
+
+def write_archive(path: Path, image: str, layer: bytes, settings: Mapping[str, Any]) -> None:
+    """Write a Docker archive of one layer; `settings` are the image's own, e.g. its command."""
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": list(FOREVER), "Env": ["PATH=/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        "config": dict(settings),
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]
     with tarfile.open(path, "w") as archive:
         for name, content in (
             ("config.json", json.dumps(config).encode()),
-            ("layer.tar", layer.getvalue()),
+            ("layer.tar", layer),
             ("manifest.json", json.dumps(manifest).encode()),
         ):
             entry = tarfile.TarInfo(name)
@@ -330,8 +347,9 @@ def write_image(path: Path) -> None:
             archive.addfile(entry, io.BytesIO(content))
 
 
-def _config(version: str, directory: Path) -> str:
-    """Return the configuration of a containerd that touches nothing outside `directory`."""
+def _config(containerd: Containerd) -> str:
+    """Return the configuration of a containerd that touches nothing outside its directory."""
+    version, directory = containerd.programs.version, containerd.directory
     number = 2 if version == VERSIONS[0] else 3
     common = f"""version = {number}
 root = "{directory}/root"
@@ -342,7 +360,7 @@ address = "{directory}/containerd.sock"
 address = "{directory}/containerd.sock.ttrpc"
 """
     return common + (_CONFIG_1 if version == VERSIONS[0] else _CONFIG_2).format(
-        directory=directory, image=IMAGE
+        directory=directory, image=IMAGE, snapshotter=containerd.snapshotter
     )
 
 
@@ -354,7 +372,7 @@ sandbox_image = "{image}"
 restrict_oom_score_adj = true
 disable_apparmor = true
 [plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "native"
+snapshotter = "{snapshotter}"
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{directory}/cni"
 conf_dir = "{directory}/cni"
@@ -367,12 +385,12 @@ restrict_oom_score_adj = true
 disable_apparmor = true
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-snapshotter = "native"
+snapshotter = "{snapshotter}"
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = ["{directory}/cni"]
 conf_dir = "{directory}/cni"
 [plugins."io.containerd.cri.v1.images"]
-snapshotter = "native"
+snapshotter = "{snapshotter}"
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{image}"
 [plugins."io.containerd.nri.v1.nri"]

@@ -41,6 +41,7 @@ class Kubelet:
     kubeconfig: Path
     node: str
     host: tuple[str, ...] = ()  # the beginning of a command line that is run on a host apart
+    flags: tuple[str, ...] = ()
     stack: ExitStack = field(default_factory=ExitStack)
     daemon: Daemon | None = None
 
@@ -69,6 +70,7 @@ class Kubelet:
             f"--root-dir={self.directory / 'root'}",
             f"--cert-dir={self.directory / 'pki'}",
             f"--hostname-override={self.node}",
+            *self.flags,
         ]
         log_file = self.directory / f"kubelet-{next(_numbers)}.log"
         self.daemon = self.stack.enter_context(running("kubelet", command, log_file))
@@ -89,11 +91,12 @@ def start_kubelet(
     cgroup: str,
     *,
     host: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (),
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Kubelet]:
     """Run a kubelet until the block ends, with `settings` of its configuration besides; its pods stay."""
     kubeconfig = server.add_user(f"system:node:{node}", group="system:nodes")
-    kubelet = Kubelet(program, directory, kubeconfig, node, host)
+    kubelet = Kubelet(program, directory, kubeconfig, node, host, flags)
     for folder in (kubelet.static_pods, kubelet.logs, directory / "root"):
         folder.mkdir(parents=True, exist_ok=True)
     config = {**_config(kubelet, runtime, cgroup), **settings}

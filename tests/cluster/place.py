@@ -1,0 +1,70 @@
+"""The machine that the node runs on: a network, and a view of the file system, of its own.
+
+Network: a network namespace with a route to this machine and one to each pod. The API server listens on this machine,
+at the address that the Service `kubernetes` has, so that pods find it without a proxy for Services.
+Files: a mount namespace in which the folders of the runtime, the kubelet and corepin are where every node has them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.servers.daemon import running
+from tests.servers.host import host_apart, ip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+RUNTIME, KUBELET, STATE = (Path(name) for name in ("/run/containerd", "/var/lib/kubelet", "/var/lib/corepin"))
+_NAMED_NETWORKS: Final = Path("/run/netns")  # where the runtime keeps those of pods
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node runs."""
+
+    near: str  # this machine
+    address: str  # the node
+    pods: str  # the network of the pods
+    services: str  # the network of Services; its first address is `near`
+    run: tuple[str, ...]  # the beginning of a command line that is run there
+
+
+@contextmanager
+def node_place(directory: Path, folders: Mapping[Path, Path]) -> Iterator[Place]:
+    """Make a place in which `folders` stand for those of the machine, until the block ends."""
+    networks = directory / "netns"
+    networks.mkdir()
+    folders = {**folders, _NAMED_NETWORKS: networks}
+    with host_apart() as host, _mount_points(folders):
+        pods, services = (f"10.{second}.{host.near.split('.')[2]}.0/24" for second in (232, 231))
+        ip("route", "add", pods, "via", host.address, "dev", host.interface)
+        ready = directory / "ready"
+        steps = ["mount --make-rshared /"]  # as systemd has it: volumes of pods are propagated
+        steps += [f"mount --bind {own} {there}" for there, own in folders.items()]
+        steps += ["echo 1 >/proc/sys/net/ipv4/ip_forward", f"touch {shlex.quote(str(ready))}"]
+        script = f"{' && '.join(steps)} && exec sleep 1000000"
+        network = f"--net=/run/netns/{host.name}"
+        command = ("nsenter", network, "unshare", "--mount", "--propagation", "slave", "sh", "-c", script)
+        with running("the node's machine", command, directory / "machine.log") as machine:
+            machine.wait_until(ready.exists)
+            target = f"--target={machine.process.pid}"
+            yield Place(host.near, host.address, pods, services, ("nsenter", target, "--net", "--mount"))
+
+
+@contextmanager
+def _mount_points(folders: Mapping[Path, Path]) -> Iterator[None]:
+    """Make the folders of the machine that are missing, and take them away again."""
+    missing = [there for there in folders if not there.exists()]
+    for there in missing:
+        there.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        for there in missing:
+            with suppress(OSError):
+                there.rmdir()

@@ -1,0 +1,104 @@
+"""Start the cluster: etcd, kube-apiserver, controllers and scheduler here, containerd and kubelet in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.agent.containerd import VERSIONS, _missing, install_packages, start_containerd
+from tests.cluster.cluster import Cluster
+from tests.cluster.names import DOMAIN, serve_names
+from tests.cluster.place import KUBELET, RUNTIME, STATE, Place, node_place
+from tests.image.build import build_image
+from tests.node.control_plane import start_control_plane, start_controllers, start_scheduler
+from tests.node.kubelet import start_kubelet
+from tests.node.waiting import until
+from tests.servers import catalog
+from tests.servers.build import cache_folder, find
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from tests.servers.catalog import Server
+
+PLUGINS: Final = Path("/usr/lib/cni")  # where Debian has them
+PACKAGES: Final = {"containernetworking-plugins": str(PLUGINS / "ptp"), "util-linux": "nsenter"}
+NODE: Final = "node-1"
+
+
+def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
+    """Start everything, and wait until the node is ready; `stack` will stop it."""
+    if len(os.sched_getaffinity(0)) == 1:
+        raise _missing("one CPU can be reserved or given out, not both")
+    install_packages(PACKAGES)
+    image = build_image()
+    folders = {
+        RUNTIME: directory / "containerd",
+        KUBELET: directory / "kubelet/root",
+        STATE: directory / "state",
+    }
+    for folder in (directory / "api", *folders.values()):
+        folder.mkdir(parents=True)
+    place = stack.enter_context(node_place(directory, folders))
+    flags = (
+        f"--bind-address={place.near}",
+        f"--advertise-address={place.near}",
+        f"--service-cluster-ip-range={place.services}",
+        "--enable-aggregator-routing=true",  # webhooks are called at their endpoints: there is no kube-proxy
+    )
+    plane = stack.enter_context(start_control_plane(directory / "api", place.near, 443, flags))
+    stack.enter_context(start_controllers(_program(catalog.KUBE_CONTROLLER_MANAGER), plane.server))
+    stack.enter_context(start_scheduler(_program(catalog.KUBE_SCHEDULER), plane.server))
+    stack.enter_context(serve_names(plane.server, place.near))
+    _write_network(folders[RUNTIME] / "cni", place)
+    snapshotter = "overlayfs" if "overlay" in Path("/proc/filesystems").read_text() else "native"
+    containerd = stack.enter_context(start_containerd(VERSIONS[1], folders[RUNTIME], place.run, snapshotter))
+    containerd.load(image)
+    kubelet = stack.enter_context(
+        start_kubelet(
+            *(_program(catalog.KUBELET), plane.server, NODE, directory / "kubelet"),
+            *(containerd.socket, containerd.cgroup),
+            host=place.run,
+            flags=(f"--node-ip={place.address}",),
+            settings=_kubelet_settings(place),
+        )
+    )
+    cluster = Cluster(NODE, plane, containerd, kubelet)
+    until("the kubelet is ready", cluster.is_ready)
+    return cluster
+
+
+def _program(server: Server) -> Path:
+    path = find(server, cache_folder())
+    if path is None:
+        raise _missing(f"{server.label} is not built; run `python -m tests.servers`")
+    return path
+
+
+def _kubelet_settings(place: Place) -> dict[str, Any]:
+    return {
+        "address": place.address,
+        "clusterDNS": [place.near],
+        "clusterDomain": DOMAIN,
+        "registerWithTaints": [
+            {"key": "corepin.io/agent-not-ready", "effect": "NoSchedule"}
+        ],  # as the guide says
+        "syncFrequency": "5s",  # how long a changed Secret takes at most: a minute would be the default
+    }
+
+
+def _write_network(folder: Path, place: Place) -> None:
+    """Give every pod an address and a route: no bridge, no netfilter."""
+    folder.mkdir()
+    for name in ("ptp", "host-local", "loopback"):
+        (folder / name).symlink_to(PLUGINS / name)
+    ipam = {
+        "type": "host-local",
+        "subnet": place.pods,
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(folder / "addresses"),
+    }
+    network = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": ipam}]}
+    (folder / "10-pods.conflist").write_text(json.dumps(network))

@@ -1,0 +1,164 @@
+"""Build the image from the Dockerfile with Debian's buildah, each content once, into a cache outside the checkout.
+
+Nothing is pulled: the base is made by debootstrap and given the name that the Dockerfile uses. What Debian's packages
+hold is what the mirror held when base and image were made; everything else is part of the cache's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.agent.containerd import install_packages
+from tests.image.pip_settings import write_home
+from tests.servers.build import cache_folder, locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+NAME: Final = "docker.io/library/corepin:0.1.0"  # what `image: corepin:0.1.0` of the manifests stands for
+SUITE: Final = "bookworm"
+PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
+_MIRROR: Final = "http://deb.debian.org/debian"
+_UNUSED_SECONDS: Final = 24 * 3600.0  # an image that nobody asked for so long is of an older checkout
+# As in Debian's own image: what apt fetched to make the base is no part of it.
+_LEFT_BY_APT: Final = ("./var/lib/apt/lists/*", "./var/cache/apt/archives/*.deb", "./var/log/bootstrap.log")
+
+
+class BuildFailed(Exception):
+    """The image cannot be built; the message holds the end of what the builder said."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the image is built from: a copy, so that nobody changes it meanwhile."""
+
+    folder: Path
+
+    @cached_property
+    def base_name(self) -> str:
+        """Return the name of the base in the Dockerfile."""
+        found = re.search(r"^ARG BASE=(\S+)$", (self.folder / "Dockerfile").read_text(), re.MULTILINE)
+        if found is None:
+            raise BuildFailed("the Dockerfile has no line ARG BASE=...")
+        return found[1]
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of names, modes and contents."""
+        content = hashlib.sha256()
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            head = f"{path.relative_to(self.folder)} {path.stat().st_mode:o} {path.stat().st_size}"
+            content.update(head.encode() + b"\0" + path.read_bytes())
+        return content.hexdigest()[:12]
+
+
+def build_image() -> Path:
+    """Return the image as a Docker archive, built unless it is there."""
+    install_packages(PACKAGES)
+    cache = cache_folder().with_name("images")
+    with copied_context(Path.cwd()) as context, locked(cache, sys.stderr):
+        recipe = f"{SUITE} {context.base_name} {_LEFT_BY_APT}"
+        base = cache / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}" / "base.tar"
+        image = cache / f"image-{base.parent.name[5:]}-{context.digest}" / "image.tar"
+        if not image.is_file():
+            if not base.is_file():
+                _keep(base, _make_base)
+            _keep(image, lambda file, work: _make_image(context, base, file, work))
+        os.utime(image.parent)
+        _forget_unused(cache)
+        return image
+
+
+@contextmanager
+def copied_context(root: Path) -> Iterator[Context]:
+    """Copy what .dockerignore lets through, with the Dockerfile."""
+    with tempfile.TemporaryDirectory(prefix="corepin-context-") as folder:
+        for line in ("!Dockerfile", "!.dockerignore", *(root / ".dockerignore").read_text().splitlines()):
+            if line.startswith("!"):
+                _copy(root, Path(folder), line[1:].removesuffix("/**"))
+        yield Context(Path(folder))
+
+
+def _copy(root: Path, folder: Path, name: str) -> None:
+    if (root / name).is_dir():
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    else:
+        shutil.copy2(root / name, folder / name)
+
+
+def _keep(file: Path, make: Callable[[Path, Path], None]) -> None:
+    """Make a file beside its final place, and put it there when it is complete."""
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=file.parents[1]))
+    started = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="corepin-image-") as work:
+            make(partial / file.name, Path(work))
+        shutil.rmtree(file.parent, ignore_errors=True)
+        partial.rename(file.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    seconds = time.monotonic() - started
+    sys.stderr.write(f"{file.parent.name}: made in {seconds:.0f} s, {file.stat().st_size / 1e6:.0f} MB\n")
+
+
+def _make_base(file: Path, work: Path) -> None:
+    """Make Debian's smallest system, as its own image is made."""
+    root = work / "base"
+    _run(("debootstrap", "--variant=minbase", SUITE, str(root), _mirror()))
+    _run(("tar", "-C", str(root), "-cf", str(file), *(f"--exclude={it}" for it in _LEFT_BY_APT), "."))
+
+
+def _mirror() -> str:
+    """Return the mirror in the machine's own apt configuration, else Debian's."""
+    command = ("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    mirrors = [line.split()[0] for line in told.splitlines() if line.split()[1:] == [SUITE]]
+    return mirrors[0] if mirrors else _MIRROR
+
+
+def _make_image(context: Context, base: Path, file: Path, work: Path) -> None:
+    """Build in a storage of its own, which is thrown away."""
+    container = _buildah(work, "from", "scratch").strip()
+    _buildah(work, "add", "--quiet", container, str(base), "/")
+    _buildah(work, "commit", "--quiet", "--rm", container, context.base_name)
+    home = write_home(work / "home")
+    # Mounted where there is a folder anyway, so that the mount leaves nothing in any layer.
+    mount = f"--volume={home}:/root:ro"
+    _buildah(work, "bud", "--pull-never", "--format=docker", mount, f"--tag={NAME}", str(context.folder))
+    _buildah(work, "push", "--quiet", NAME, f"docker-archive:{file}:{NAME}")
+
+
+def _buildah(work: Path, *arguments: str) -> str:
+    places = (f"--root={work / 'storage'}", f"--runroot={work / 'run'}", "--storage-driver=vfs")
+    return _run(("buildah", *places, *arguments))
+
+
+def _run(command: Iterable[str]) -> str:
+    """Run a builder and return what it prints."""
+    command = tuple(command)
+    env = os.environ | {"BUILDAH_ISOLATION": "chroot", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        told = "\n".join(f"{done.stdout}\n{done.stderr}".splitlines()[-30:])
+        raise BuildFailed(f"{' '.join(command[:2])} failed (exit status {done.returncode}):\n{told}")
+    return done.stdout
+
+
+def _forget_unused(cache: Path) -> None:
+    """Remove the images of older checkouts."""
+    for image in cache.glob("image-*"):
+        with suppress(FileNotFoundError):
+            if time.time() - image.stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(image, ignore_errors=True)
