@@ -31,14 +31,18 @@ class SkippedServersMissing(ServersMissing, SkipTest):
 
 
 def require_servers(version: str = NEWEST) -> Binaries:
-    """Return the programs for `version`; where they are missing a test is skipped, and fails in CI."""
-    needed = (ETCD, KUBE_APISERVER[version], KUBECTL)
+    """Return the programs of an API server of `version`, as `require` does."""
+    return Binaries(*require(ETCD, KUBE_APISERVER[version], KUBECTL))
+
+
+def require(*needed: Server) -> list[Path]:
+    """Return where programs are; where one is missing a test is skipped, and fails in CI."""
     found = [find(server, cache_folder()) for server in needed]
     paths = [path for path in found if path is not None]
     if len(paths) < len(needed):
         in_ci = os.environ.get("CI") == "true"
         raise (ServersMissing if in_ci else SkippedServersMissing)(_why_missing(needed))
-    return Binaries(*paths)
+    return paths
 
 
 @contextmanager
