@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE_LIMIT: Final = 3 * 2**20  # bytes; the API server stores no larger object
+DEPTH_LIMIT: Final = 100  # levels; a pod has about 15
 _NAMES: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of pods, RFC 1123; safe in a path
 _LABELS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # of namespaces and containers
 _UIDS: Final = re.compile(r"[0-9A-Za-z][-0-9A-Za-z]{0,63}")
@@ -62,12 +63,26 @@ def uid_for(name: str) -> str:
 def _documents(content: bytes) -> Iterator[Any]:
     """Yield the documents that are not empty. JSON is YAML."""
     try:
-        for document in yaml.load_all(content.decode(), _Loader):
+        text = content.decode()
+        _check_depth(text)
+        for document in yaml.load_all(text, _Loader):
             if document is not None:
                 yield document
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such number
         told = " ".join(str(error).split())
         raise BadManifest(f"is no YAML: {told}") from error
+
+
+def _check_depth(text: str) -> None:
+    """Refuse what is nested so deeply that the loader would end the process: it calls itself for every level."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEPTH_LIMIT:
+            raise BadManifest(f"is nested more than {DEPTH_LIMIT} levels deep: no pod is")
 
 
 def _pod(document: Any, created: str) -> Pod:
