@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 from agent.homes import ROOT
 from agent.local_process import is_alive
 from agent.seams import Gone, StrayTasks
-from agent.tasks import compare, widen
+from agent.tasks import compare, life_of, widen
 from pinning.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from agent.seams import Life
 
 MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
 
@@ -96,6 +98,10 @@ class AffinityCgroups:
         """Let a first process that was born narrower run on all CPUs of its home; raise Gone."""
         cpus = self.read(cgroup)
         return widen(self._tasks(cgroup), first, cpus, cpus)
+
+    def life(self, cgroup: str) -> Life:
+        """Return how far a container has come."""
+        return life_of(self.pids(cgroup))
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Do nothing: nobody else writes here."""

@@ -8,6 +8,7 @@ before anything that waits for it begins; what waits for a failure is not done.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.background import CALL_SECONDS
@@ -118,6 +119,7 @@ class Applier:
         """Look whether the kernel has it; where it cannot be asked the runtime's word stands until it can."""
         if track.cgroup is None:
             track.wrote(cpus, self._clock.text(), path)
+            track.was_right(cpus, self._seconds_in_vm(track))
             track.succeeded()
             return True
         try:
@@ -130,10 +132,21 @@ class Applier:
         track.wrote(found, self._clock.text(), path)
         if found == cpus:
             track.succeeded()
+            if track.is_awaited:
+                self._date(track, track.cgroup, cpus)
         else:
             told = f"{cpus} was written by {path}, and the kernel lets it use {found}"
             track.failed(told, self._clock.monotonic())
         return found <= cpus
+
+    def _date(self, track: Track, cgroup: str, cpus: CPUSet) -> None:
+        """Note for how long a container that is right now may have run elsewhere."""
+        with suppress(AgentError):
+            track.was_right(cpus, self._cgroups.life(cgroup).begun_seconds or 0.0)
+
+    def _seconds_in_vm(self, track: Track) -> float:
+        started = track.seen.started
+        return max(0.0, self._clock.wall().timestamp() - started) if started else 0.0
 
     def _failed(self, track: Track, error: Exception) -> bool:
         """Note why; a container that is not there any more needs nothing and is in nobody's way."""

@@ -34,6 +34,10 @@ class Births:
         on_its_way = self._newest.get(container_id)
         return on_its_way is not None and on_its_way[0] != cpus
 
+    def is_sending(self, container_id: str) -> bool:
+        """Say whether any set is on its way to a container."""
+        return container_id in self._newest
+
     async def settled(self, container_id: str) -> None:
         """Wait until nothing is on its way to a container."""
         while container_id in self._newest:

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent import quota
-from agent.hierarchy import CPUS, V1, find_hierarchy, read_cpus, subfolders, write_text
-from agent.inotify import OVERFLOW, Inotify
+from agent.hierarchy import CPUS, PROCS, V1, find_hierarchy, read_cpus, read_text, subfolders, write_text
+from agent.inotify import OVERFLOW, Inotify, inotify_refused
 from agent.pins import kernel_forgets_pins, restore_pins, save_pins
 from agent.seams import Gone, Refused
-from agent.tasks import compare, tasks_below, widen
+from agent.tasks import compare, life_of, tasks_below, widen
 from pinning.cpuset import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.seams import StrayTasks
+    from agent.seams import Life, StrayTasks
     from pinning.cpuset import CPUSet
 
 DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
@@ -108,6 +108,10 @@ class KernelCgroups:
         folder = self._hierarchy.folder(cgroup)
         return widen(tasks_below(folder, self._hierarchy.tasks), first, self._effective(folder), EVERY_CPU)
 
+    def life(self, cgroup: str) -> Life:
+        """Return how far its container has come; raise Gone."""
+        return life_of(int(pid) for pid in read_text(self._hierarchy.folder(cgroup) / PROCS).split())
+
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
         self._ours[cgroup] = cpus
@@ -130,7 +134,7 @@ class KernelCgroups:
             self._unwatch(cgroup)
             if error.errno == errno.ENOENT:
                 return
-            raise _inotify_refused(error) from error
+            raise inotify_refused(error) from error
         if self._watch_of.get(cgroup) != watch:
             self._unwatch(cgroup)
             self._watch_of[cgroup] = watch
@@ -152,9 +156,9 @@ class KernelCgroups:
             loop.remove_reader(self._inotify)
 
     def _tell(self, written: Callable[[str], None]) -> None:
-        watches = self._inotify.written()
+        watches = {event.watch for event in self._inotify.news()}
         if OVERFLOW in watches:
-            watches = frozenset(self._cgroup_of)
+            watches = set(self._cgroup_of)
         for cgroup in sorted(self._cgroup_of[watch] for watch in watches & self._cgroup_of.keys()):
             if self._is_foreign(cgroup):
                 written(cgroup)
@@ -214,9 +218,4 @@ def _new_inotify() -> Inotify:
     try:
         return Inotify()
     except OSError as error:
-        raise _inotify_refused(error) from error
-
-
-def _inotify_refused(error: OSError) -> Refused:
-    limits = "raise fs.inotify.max_user_instances and max_user_watches on the node"
-    return Refused(f"inotify: {error.strerror}: {limits}")
+        raise inotify_refused(error) from error

@@ -13,10 +13,10 @@ from agent.backoff import Backoff
 from agent.cri_calls import Calls
 from agent.cri_facts import Facts, describe, read_facts, state_of
 from agent.seams import AgentError, Gone, Refused
-from pinning.observed import State
+from pinning.observed import Owner, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from agent.seams import RuntimeContainer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NANOSECONDS: Final = 1e9
 _UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
 _STATUSES_AT_ONCE: Final = 4
 _POLLS_WITH_EVENTS: Final = 10  # how much rarer the runtime is polled while it sends events
@@ -42,6 +43,9 @@ class CRI:
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
         self._statuses = asyncio.Semaphore(_STATUSES_AT_ONCE)
         self._facts: dict[str, Facts] = {}
+        self._owners: dict[str, Owner] = {}  # of the containers that were listed last
+        self._told: dict[str, Owner] = {}  # of those that events told of since
+        self._sandboxes: Collection[str] = ()
         self._seen: frozenset[tuple[str, int]] = frozenset()
 
     async def identify(self) -> str:
@@ -52,17 +56,35 @@ class CRI:
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        self._told = {}
         listed = await self._list()
         sandboxes = await self._list_sandboxes()  # afterwards: the sandbox of every listed container is in it
         known = [one for one in listed if one.pod_sandbox_id in sandboxes]
+        self._owners = {one.id: _owner(one, sandboxes[one.pod_sandbox_id]) for one in known}
+        self._sandboxes = sandboxes.keys()
         facts = await asyncio.gather(*(self._facts_of(one) for one in known))
         found = [(one, fact) for one, fact in zip(known, facts, strict=True) if fact]
         self._facts = {one.id: fact for one, fact in found}
         self._seen = _states(listed)
         return tuple(describe(one, sandboxes[one.pod_sandbox_id], fact) for one, fact in found)
 
-    async def _list(self) -> list[api_pb2.Container]:
-        request = api_pb2.ListContainersRequest()
+    async def owner(self, container_id: str) -> Owner:
+        """Return whose container this is; raise Gone for a sandbox and for what is not there, Unavailable, Refused.
+
+        Asks only about what neither the last listing nor an event told.
+        """
+        known = self._told.get(container_id) or self._owners.get(container_id)
+        if known:
+            return known
+        if container_id not in self._sandboxes:
+            for one in await self._list(api_pb2.ContainerFilter(id=container_id)):
+                sandbox = (await self._list_sandboxes()).get(one.pod_sandbox_id)
+                if sandbox:
+                    return _owner(one, sandbox)
+        raise Gone(f"{container_id} is no container")
+
+    async def _list(self, which: api_pb2.ContainerFilter | None = None) -> list[api_pb2.Container]:
+        request = api_pb2.ListContainersRequest(filter=which)
         answer = await self._calls.ask("ListContainers", request, api_pb2.ListContainersResponse)
         return list(answer.containers)
 
@@ -91,7 +113,7 @@ class CRI:
         except Refused as refused:
             logger.warning("container status refused", extra={"container": container_id, "why": str(refused)})
             return Facts()
-        return read_facts(answer.info)
+        return replace(read_facts(answer.info), started=answer.status.started_at / NANOSECONDS)
 
     async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
@@ -155,9 +177,10 @@ class CRI:
         if self.name.startswith(_SHARED_EVENTS):
             return
         try:
-            async for _ in self._calls.stream(
+            async for event in self._calls.stream(
                 "GetContainerEvents", api_pb2.GetEventsRequest(), api_pb2.ContainerEventResponse
             ):
+                self._told |= _owners(event)
                 changed()
         except Refused as refused:
             logger.info("runtime has no events, polling", extra={"why": str(refused)})
@@ -165,6 +188,16 @@ class CRI:
     async def close(self) -> None:
         """End the connection."""
         await self._calls.close()
+
+
+def _owner(container: api_pb2.Container, sandbox: api_pb2.PodSandbox) -> Owner:
+    return Owner(sandbox.metadata.uid, container.metadata.name)
+
+
+def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
+    """Return whose the containers are that an event tells of: those of one pod."""
+    uid = event.pod_sandbox_status.metadata.uid
+    return {one.id: Owner(uid, one.metadata.name) for one in event.containers_statuses}
 
 
 def _states(containers: Iterable[api_pb2.Container]) -> frozenset[tuple[str, int]]:

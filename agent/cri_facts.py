@@ -58,6 +58,7 @@ class Facts:
     pid: int = 0
     cgroup: str | None = None
     in_vm: bool = False
+    started: float = 0.0  # seconds since the epoch
 
 
 def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
@@ -115,4 +116,5 @@ def describe(container: api_pb2.Container, sandbox: api_pb2.PodSandbox, facts: F
         pid=facts.pid,
         cgroup=None if in_vm else facts.cgroup,  # the guest has it; on the host there is the sandbox's own
         in_vm=in_vm,
+        started=facts.started,
     )

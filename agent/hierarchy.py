@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 V1: Final = 1
 V2: Final = 2
 CPUS: Final = "cpuset.cpus"
+PROCS: Final = "cgroup.procs"
 _GONE: Final = frozenset(
     {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
 )  # ENODEV: removed while the file was open

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
-from agent.hierarchy import CPUS, V1, V2, read_text, subfolders, write_text
+from agent.hierarchy import CPUS, PROCS, V1, V2, read_text, subfolders, write_text
 from agent.local_process import is_alive
 from agent.seams import Gone, Refused
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ROOT: Final = "/corepin-local"
 _MEMS: Final = "cpuset.mems"
-_PROCS: Final = "cgroup.procs"
 _SUBTREE: Final = "cgroup.subtree_control"
 
 
@@ -80,12 +79,12 @@ class KernelHomes:
 
     def enter(self, cgroup: str, pid: int) -> None:
         """Put a process into a home, with the home's CPUs; raise Gone, Refused."""
-        write_text(self._hierarchy.folder(cgroup) / _PROCS, str(pid))
+        write_text(self._hierarchy.folder(cgroup) / PROCS, str(pid))
 
     def pids(self, cgroup: str) -> list[int]:
         """Return the processes of a home, zombies left out; none when it is gone."""
         with suppress(Gone):
-            listed = read_text(self._hierarchy.folder(cgroup) / _PROCS).split()
+            listed = read_text(self._hierarchy.folder(cgroup) / PROCS).split()
             return [pid for pid in map(int, listed) if is_alive(pid)]
         return []
 

@@ -83,6 +83,8 @@ class Loop:
             group.create_task(self._seams.pods.watch(self._hints.give))
             group.create_task(self._seams.runtime.watch(self._hints.give))
             group.create_task(self._seams.cgroups.watch(self._reconciler.foreign_write))
+            if self._seams.nursery:
+                group.create_task(self._seams.nursery.watch(self._reconciler.born))
             group.create_task(self._poll_machine(self._hints.give))
             group.create_task(self._reconciler.background.run())
             group.create_task(self._reconciler.observer.lookups.run())

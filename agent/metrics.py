@@ -39,7 +39,7 @@ class Metrics:
         )
         self.window_seconds = self._histogram(
             "unpinned_window_seconds",
-            "From the first sight of a new container until its cpuset was read back right.",
+            "From the start of a container's first process until its cpuset was read back right; 0: before.",
             WINDOW,
         )
 

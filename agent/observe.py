@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.clock import Clock
-    from agent.seams import Cgroups, Machine, PodSource, Runtime, RuntimeContainer
+    from agent.seams import Cgroups, Machine, Nursery, PodSource, Runtime, RuntimeContainer
     from pinning.kube import Pod
     from pinning.topology import Topology
 
@@ -34,6 +34,7 @@ class Seams:
     cgroups: Cgroups
     pods: PodSource
     machine: Machine
+    nursery: Nursery | None = None  # None: no container is made but by the agent
 
 
 class Observer:
@@ -104,15 +105,12 @@ class Observer:
 
     def _track(self, one: RuntimeContainer) -> Track:
         track = self.tracks.get(one.id)
-        now = self._clock.monotonic()
         if track is None:
             is_newborn = self._has_listed or one.state is State.CREATED
-            return Track(one, now if self._has_listed else None, is_newborn=is_newborn)
+            return Track(one, is_awaited=self._has_listed, is_newborn=is_newborn)
         if track.seen.state is not one.state:
             track.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
         track.seen = one
-        if one.state is State.CREATED and track.unpinned_since is not None:
-            track.unpinned_since = now
         return track
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:

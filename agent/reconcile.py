@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from agent.apply import Applier
 from agent.background import Background
 from agent.checkpoint import Saved, StateDir, as_kept
+from agent.cradle import Cradle
 from agent.fights import Fights
 from agent.kubelet import KubeletPolicy, read_kubelet_policy
 from agent.observe import Observer, Seams
@@ -23,24 +24,26 @@ from agent.seams import AgentError, Refused
 from agent.state import Fight, Round, build_state
 from agent.unquota import unset_quotas
 from pinning.actions import Action, Kind
+from pinning.cpuset import EMPTY
 from pinning.node_config import Quota
 from pinning.observed import State
 from pinning.plan import Plan, plan
 from pinning.pools import node_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from agent.clock import Clock
     from agent.metrics import Metrics
     from agent.proof import Sweep
+    from agent.seams import Newborn
     from agent.state import NodeState
     from agent.track import Track
     from pinning.cpuset import CPUSet
     from pinning.ledger import Ledger
     from pinning.node_config import NodeConfig
-    from pinning.observed import Observed
+    from pinning.observed import Observed, Owner
     from pinning.pools import NodeSets
 
 PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
@@ -79,12 +82,14 @@ class Reconciler:
         self._clock = clock
         self._hint = hint
         self._applier = Applier(seams, self.background, clock)
+        self._cradle = Cradle(seams.cgroups, clock, self._newborn_cpus, self._tended)
         self._fights = Fights()
         self._started = clock.monotonic()
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._saved: Saved | None = None
         self._wanted: dict[str, CPUSet] = {}  # what each container shall run on
+        self._shared = EMPTY  # what everyone else shall; empty while the agent writes nothing
 
     def resume(self, saved: Saved) -> None:
         """Go on with what a checkpoint holds."""
@@ -117,7 +122,7 @@ class Reconciler:
         made = self._plan(observed, config, sets)
         await self._save(made.ledger, observed)
         self._count_rewrites()
-        await self._act(made, sets)
+        await self._act(made, observed, sets, writes=not config.observe)
         if config.quota is Quota.UNSET and not config.observe:
             unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._seams.cgroups)
         result = self._result(observed, made, sets)
@@ -133,10 +138,12 @@ class Reconciler:
         return self._has_begun
 
     def _seams_follow(self) -> None:
-        """Watch the cgroups of what runs."""
-        tracks = self.observer.tracks.values()
+        """Watch the cgroups of what runs, and where others will be made."""
+        there = [one for one in self.observer.tracks.values() if one.cgroup]
         try:
-            self._seams.cgroups.follow(one.cgroup for one in tracks if one.cgroup and one.is_running)
+            self._seams.cgroups.follow(one.cgroup for one in there if one.cgroup and one.is_running)
+            if self._seams.nursery:
+                self._seams.nursery.follow(one.cgroup for one in there if one.cgroup)
         except Refused as error:
             logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
@@ -169,15 +176,16 @@ class Reconciler:
 
     # Acting.
 
-    async def _act(self, made: Plan, sets: NodeSets) -> None:
+    async def _act(self, made: Plan, observed: Observed, sets: NodeSets, *, writes: bool) -> None:
         shared = sets.shared(made.ledger)
+        self._shared = shared if writes else EMPTY
         tracks = self.observer.tracks
         self._wanted = {key: _wanted(track, made.ledger, shared) for key, track in tracks.items()}
         if made.actions:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(made.actions, tracks, self._left_alone())
             self._tell_actions(made.actions, done)
-        self._look_back()
+        self._look_back(observed.known_uids)
         self._assure_runtime()
 
     def _assure_runtime(self) -> None:
@@ -185,7 +193,7 @@ class Reconciler:
         for key, track in self.observer.tracks.items():
             if not track.is_assured and track.is_running and track.cgroup:
                 track.is_assured = True
-                if track.applied == self._wanted[key]:
+                if track.applied == self._wanted[key] != track.sent:
                     self.background.want(key, track.applied)
 
     def _left_alone(self) -> frozenset[str]:
@@ -210,16 +218,49 @@ class Reconciler:
             reason = track.failure or "it is left alone, or another write has to come first"
             logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})
 
-    def _look_back(self) -> None:
-        """Close the windows of those who are where they shall be, and forget failures that no longer matter."""
-        now = self._clock.monotonic()
+    def _look_back(self, known: Collection[str]) -> None:
+        """Close the windows of those who are where they shall be, and forget failures that no longer matter.
+
+        Where the container of a pod that nobody knows yet shall be is still to come.
+        """
         for key, track in self.observer.tracks.items():
             is_there = (track.applied or track.sent) == self._wanted[key]
             if track.failure and (is_there or track.seen.state is State.EXITED):
                 track.succeeded()
-            window = track.settled(now) if is_there and track.is_running else None
-            if window is not None:
-                self.metrics.window_seconds.observe(window)
+            if is_there and track.is_running and track.is_awaited and track.owner.pod_uid in known:
+                self._close_window(key, track)
+
+    def _close_window(self, key: str, track: Track) -> None:
+        """Tell for how long a new container may have run elsewhere, once nothing is on its way to it any more."""
+        if self._cradle.is_tending(key) or self._applier.births.is_sending(key):
+            return
+        seconds = self._cradle.window(key, track.applied)
+        if seconds is not None:
+            track.was_right(track.applied, seconds)
+        window = track.settled()
+        if window is not None:
+            self.metrics.window_seconds.observe(window)
+
+    # Newborn containers.
+
+    def born(self, newborn: Newborn) -> None:
+        """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
+        track = self.observer.tracks.get(newborn.id)
+        if not (track and track.is_running) and self._seams.cgroups.writable:
+            self._cradle.take(newborn)
+
+    def _newborn_cpus(self, owner: Owner) -> CPUSet | None:
+        """Return where a newborn container shall run: as the last plan says, and in the shared set where it says nothing."""
+        if not self._shared or self._ledger is None or self._fights.is_fight(owner):
+            return None
+        one = self._ledger.of(owner)
+        return one.cpus if one else self._shared
+
+    def _tended(self, newborn: Newborn) -> None:
+        track = self.observer.tracks.get(newborn.id)
+        if track:
+            track.applied = EMPTY  # what was written beside the passes is nobody's rewrite
+        self._hint()
 
     # Other writers.
 

@@ -11,14 +11,14 @@ AgentError
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from pinning.cpuset import CPUSet
     from pinning.kube import Pod
-    from pinning.observed import State
+    from pinning.observed import Owner, State
     from pinning.topology import Topology
 
 
@@ -51,6 +51,7 @@ class RuntimeContainer:
     pid: int  # of its first process in the host's pid namespace; 0 when it has none
     cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: not known
     in_vm: bool = False  # runs inside a VM sandbox (Kata): its cpuset is changed by the runtime alone
+    started: float = 0.0  # in seconds since the epoch, as the runtime says; 0: not yet, or not known
 
 
 class Runtime(Protocol):
@@ -106,6 +107,10 @@ class Cgroups(Protocol):
         """
         ...
 
+    def life(self, cgroup: str) -> Life:
+        """Return how far its container has come; raise Gone."""
+        ...
+
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
         ...
@@ -139,6 +144,33 @@ class StrayTasks:
     narrowed: tuple[
         int, ...
     ] = ()  # task ids allowed on fewer CPUs: their own choice, or a mask they inherited
+
+
+class Newborn(NamedTuple):
+    """A container whose cgroup was made just now: its command does not run yet."""
+
+    id: str
+    owner: Owner
+    cgroup: str
+
+
+class Nursery(Protocol):
+    """Where a runtime that is not ours makes the cgroups of containers."""
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch where these containers and their pods were made, and where the kubelet makes pods. Raises Refused."""
+        ...
+
+    async def watch(self, born: Callable[[Newborn], None]) -> None:
+        """Call `born` with each container whose cgroup is made, until cancelled; some may be missed."""
+        ...
+
+
+class Life(NamedTuple):
+    """How far a container has come."""
+
+    has_process: bool
+    begun_seconds: float | None  # since its oldest process; None until one runs the container's command
 
 
 class PodSource(Protocol):

@@ -43,7 +43,7 @@ class Proof:
     path: Path = Path.FOUND
     outside: int = 0  # tasks allowed on CPUs that are not theirs: drift
     narrowed: int = 0  # tasks allowed on fewer CPUs than they could be
-    window_seconds: float | None = None  # from the first sight of the container until its cpuset was right
+    window_seconds: float | None = None  # from the start of the container until its cpuset was right
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.hierarchy import read_text, subfolders
-from agent.seams import Gone, StrayTasks
+from agent.local_process import started
+from agent.seams import Gone, Life, StrayTasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from pinning.cpuset import CPUSet
 
 _DEAD = frozenset("ZXx")  # proc_pid_stat(5): zombies and tasks that are being freed
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second
+# What runc calls its processes in a container's cgroup before they become the container's command.
+_RUNC = ("runc", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:
@@ -72,6 +77,29 @@ def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks
         tuple(task for task in outside if _is_alive(task)),
         tuple(task for task in narrowed if _is_alive(task)),
     )
+
+
+def life_of(processes: Iterable[int]) -> Life:
+    """Return how far the container of these processes has come.
+
+    A process is older than the command it runs, so the time is no less than that since the first instruction. How
+    runtimes other than runc begin is not known: each of their processes counts. The kernel tells hundredths of a
+    second.
+    """
+    commands = {pid: command for pid in processes if (command := _command(pid))}
+    begun = [when for pid, command in commands.items() if command not in _RUNC and (when := started(pid))]
+    return Life(bool(commands), max(0, _ticks_now() - min(begun)) / _TICKS if begun else None)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii", errors="replace").rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _ticks_now() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
 def _is_alive(task: int) -> bool:

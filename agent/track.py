@@ -22,11 +22,9 @@ class Track:
     """One container: how it is reached, what was read of it, and what went wrong with it."""
 
     seen: RuntimeContainer
-    unpinned_since: (
-        float | None
-    )  # when it may have begun to run elsewhere; None: it is settled, or older than we
+    is_awaited: bool  # how long it ran elsewhere is still to be told; never of what is older than the agent
+    right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
     sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
-    born: CPUSet = EMPTY  # what was read at the first sight of it running
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
@@ -58,8 +56,6 @@ class Track:
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it."""
         self.applied = cpus
-        if self.is_running and not self.born:
-            self.born = cpus
         self._prove(cpus, when, Path.FOUND)
 
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
@@ -78,12 +74,21 @@ class Track:
         self.failure = why
         self.not_before = now + self.backoff.next()
 
-    def settled(self, now: float) -> float | None:
-        """Say that it runs where it shall; return the seconds that it may have run elsewhere, the first time."""
-        since, self.unpinned_since = self.unpinned_since, None
-        if since is None or self.proof is None:
+    def was_right(self, cpus: CPUSet, seconds: float) -> None:
+        """Note on which CPUs it is as it shall be, and for how long it may have run by then: the first time counts."""
+        if self.right and self.right[0] == cpus:
+            seconds = min(seconds, self.right[1])
+        self.right = (cpus, seconds)
+
+    def settled(self) -> float | None:
+        """Say that it runs where it shall; return the seconds that it may have run elsewhere, the first time.
+
+        What was right when it was first looked at was born so.
+        """
+        if not self.is_awaited or self.proof is None:
             return None
-        window = 0.0 if self.born == self.applied else now - since
+        self.is_awaited = False
+        window = self.right[1] if self.right else 0.0
         self.proof = replace(self.proof, window_seconds=round(window, 4))
         return window
 

@@ -13,7 +13,7 @@ from agent.clock import Clock
 from agent.observe import Seams
 from agent.process import Agent, Parts
 from agent.reconcile import Settings
-from agent.seams import AgentError, Gone, RuntimeContainer, StrayTasks, Unavailable
+from agent.seams import AgentError, Gone, Life, RuntimeContainer, StrayTasks, Unavailable
 from agent.wiring import load
 from pinning.cpuset import CPUSet
 from pinning.node_config import NodeConfig
@@ -111,6 +111,8 @@ class FakeCgroups:
     quotas: dict[str, int] = field(default_factory=dict)
     writes: list[tuple[str, str]] = field(default_factory=list)
     widened: list[tuple[str, int]] = field(default_factory=list)
+    ages: dict[str, float] = field(default_factory=dict)  # of first processes, by cgroup
+    empty: set[str] = field(default_factory=set)  # cgroups without any process
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -149,6 +151,13 @@ class FakeCgroups:
         before = self.strays.get(cgroup, StrayTasks())
         self.strays[cgroup] = replace(before, narrowed=())
         return len(before.narrowed)
+
+    def life(self, cgroup: str) -> Life:
+        """Return that the container runs for as long as the test says, not at all while it is created."""
+        self.read(cgroup)
+        one = next(one for one in self.node.containers.values() if one.cgroup == cgroup)
+        begun = self.ages.get(cgroup, 0.0) if one.state is State.RUNNING else None
+        return Life(cgroup not in self.empty, begun)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take no note: tests call `written` themselves."""

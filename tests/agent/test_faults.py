@@ -72,7 +72,8 @@ class FaultyNode(RuleBasedStateMachine):
                 continue
             if held and held.is_exclusive:
                 assert gains.isdisjoint(theirs & held.footprint), f"{cgroup} is let onto {other}"
-            if me and me.is_exclusive and cpus == me.cpus and not self.had(me.owner, cpus):
+            comes = gains and me and me.is_exclusive and cpus == me.cpus
+            if me and comes and not self.had(me.owner, cpus):  # who gains nothing was there before
                 assert theirs.isdisjoint(me.footprint), f"{cgroup} comes while {other} is there"
         self.write(cgroup, cpus)
 

@@ -99,8 +99,8 @@ def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode)
     node.run()
     number = node.start("a", state=State.CREATED)
     node.run()
-    node.time.now += 1
     node.begin(number, lost=True)
+    node.cgroups.ages[node.cgroup(number)] = 1.0
 
     assert container(node.run(), "a").proof.window_seconds == 1.0
     assert node.cpus(number) == "1,5"

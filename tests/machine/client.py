@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.seams import Gone, Refused, RuntimeContainer, StrayTasks, Unavailable
+from agent.seams import Gone, Life, Refused, RuntimeContainer, StrayTasks, Unavailable
 from pinning.cpuset import CPUSet
 from pinning.observed import State
 
@@ -142,6 +142,11 @@ class SimulatedCgroups:
         """Return 0: the machine has no tasks."""
         self.read(cgroup)
         return 0
+
+    def life(self, cgroup: str) -> Life:
+        """Return that there is no process: the machine has none."""
+        self.read(cgroup)
+        return Life(has_process=False, begun_seconds=None)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take these CPUs in the cgroup for our own writing."""

@@ -85,6 +85,7 @@ def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, dir
     token.write_text(plane.server.admin_token)
     flags = (
         *("--node", name, "--runtime-endpoint", str(containerd.socket)),
+        *("--kubelet-cgroup-root", containerd.cgroup),
         *("--state-dir", str(folders["agent"] / "state"), "--kubelet-state", str(kubelet.cpu_manager_state)),
         *("--api-server", proxy.url, "--api-token", str(token)),
     )
