@@ -77,6 +77,8 @@ FIELDS = (
     Field("ConfigMap", "corepin-agent", "data/config.yaml", "agent.config"),
     _agent("containers/agent/env/COREPIN_FEATURE_GATES/value", "agent.featureGates"),
     _agent("containers/agent/env/COREPIN_TAINT/value", "agent.taint"),
+    _agent("containers/agent/env/COREPIN_KUBELET_CONFIGZ/value", "agent.kubeletConfigz"),
+    _agent("containers/agent/env/COREPIN_KUBELET_CGROUP_ROOT/value", "agent.kubeletCgroupRoot"),
     _agent("containers/agent/env/COREPIN_RUNTIME_ENDPOINT/value", "agent.runtimeSocket"),
     _agent("containers/agent/volumeMounts/runtime/mountPath", expression="dir .Values.agent.runtimeSocket"),
     _agent("volumes/runtime/hostPath/path", expression="dir .Values.agent.runtimeSocket"),

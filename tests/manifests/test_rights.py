@@ -13,10 +13,27 @@ Rule = tuple[str, str, str, str]  # API group, resource, name, verb
 AGENT_EVERYWHERE = {
     *(("", "pods", "", verb) for verb in ("list", "watch", "patch")),
     *(("", "nodes", "", verb) for verb in ("get", "list", "watch", "patch")),
+    ("", "nodes/configz", "", "get"),  # asked of kubelets: the API server serves no such thing
     ("", "nodes/status", "", "patch"),
     *(("", "events", "", verb) for verb in ("create", "patch")),
 }
 AGENT_AT_HOME = AGENT_EVERYWHERE | {("", "configmaps", "", verb) for verb in ("create", "patch")}
+# What a kubelet asks the API server about its callers: no API server serves these, so it does not list them.
+KUBELET = tuple(
+    ("", f"nodes/{name}")
+    for name in (
+        "configz",
+        "healthz",
+        "pods",
+        "log",
+        "metrics",
+        "stats",
+        "spec",
+        "checkpoint",
+        "statusz",
+        "flagz",
+    )
+)
 CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 ROTATION_EVERYWHERE = {
     ("admissionregistration.k8s.io", kind, "zz-corepin", verb)
@@ -94,7 +111,7 @@ def test_every_other_verb_is_denied(
 ) -> None:
     """Asked for each verb on each resource and subresource that the API server has, it allows what is listed here."""
     account: Caller = getattr(installed, who)
-    found = resources(installed)
+    found = [*resources(installed), *KUBELET]
     assert {("", "pods/exec"), ("", "nodes/proxy"), ("", "secrets"), ("apps", "deployments")} <= set(found)
     asked = [(group, resource, verb) for group, resource in found for verb in VERBS]
     for namespace, listed in ((DEMO, everywhere), (home, at_home)):
