@@ -61,6 +61,13 @@ def add_parser(
     add_flag(
         parser, "--settle", "SECONDS", "how long API servers may take to notice a changed caBundle", "60"
     )
+    add_flag(
+        parser,
+        "--kubelet-sync",
+        "SECONDS",
+        "how long a kubelet may still give an old Secret to a replica that starts: more than its syncFrequency",
+        "90",
+    )
     add_flag(parser, "--interval", "SECONDS", "how long to wait between two looks, at most", "10")
     add_flag(
         parser,
@@ -83,6 +90,7 @@ class Options:
     replicas: tuple[Address, ...]
     configurations: tuple[str, ...]
     settle: timedelta
+    kubelet_sync: timedelta
     interval: timedelta
     metrics_listen: tuple[str, int] | None
     is_once: bool
@@ -110,6 +118,7 @@ def options_of(args: argparse.Namespace) -> Options:
             sorted(listed("--webhook-configurations", args.webhook_configurations) or CONFIGURATIONS)
         ),
         settle=_seconds("--settle", args.settle),
+        kubelet_sync=_seconds("--kubelet-sync", args.kubelet_sync),
         interval=_seconds("--interval", args.interval),
         metrics_listen=_listen(args.metrics_listen),
         is_once=args.once,
@@ -124,7 +133,8 @@ def _run(options: Options) -> int:
     from certs.rotator import Rotator
 
     server_name = f"{options.service}.{options.namespace}.svc"
-    settings = Settings((server_name, f"{server_name}.cluster.local"), options.settle)
+    dns_names = (server_name, f"{server_name}.cluster.local")
+    settings = Settings(dns_names, options.settle, options.kubelet_sync)
     names = Names(options.namespace, options.secret, options.configurations)
     metrics = Metrics()
     try:

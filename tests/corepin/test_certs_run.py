@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from certs.probe import Address
-from certs.rotation import Rest, Wait
+from certs.rotation import Rest, Settings, Wait
 from corepin.certs_run import Options, _pause, add_parser, options_of
 from corepin.cli import main
 from corepin.errors import CommandFailed
@@ -33,6 +33,7 @@ def test_defaults_fit_the_manifests() -> None:
     assert told.replicas == (Address("corepin-webhook-replicas.corepin-system.svc", 8443),)
     assert told.configurations == ("zz-corepin",)
     assert (told.settle, told.interval) == (timedelta(seconds=60), timedelta(seconds=10))
+    assert told.kubelet_sync == Settings(("x",)).kubelet_sync == timedelta(seconds=90)
     assert told.metrics_listen is not None
     assert told.metrics_listen[1] == 8082
 
@@ -60,6 +61,7 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flag", "value"),
     [
         ("--settle", "-1"),
+        ("--kubelet-sync", "0"),
         ("--interval", "soon"),
         ("--interval", "nan"),
         ("--replicas", "nowhere"),
