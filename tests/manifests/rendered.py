@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,15 @@ def text_of(folder: Path) -> str:
 def text(name: str) -> str:
     """Return what an overlay renders to."""
     return text_of(ROOT / name)
+
+
+def renamed(name: str, system: str, agent: str, folder: Path) -> str:
+    """Return what an overlay renders to with other namespaces; `folder` gets a copy of the manifests."""
+    shutil.copytree(ROOT, folder / "manifests")
+    names = folder / "manifests/base/names.yaml"
+    changed = names.read_text().replace(f": {SYSTEM}", f": {system}").replace(f": {AGENT}", f": {agent}")
+    names.write_text(changed)
+    return text_of(folder / "manifests" / name)
 
 
 def objects(name: str) -> list[Object]:

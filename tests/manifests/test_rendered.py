@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,13 @@ from pinning.contract import (
 from tests.manifests.rendered import (
     AGENT,
     INSTALLS,
-    ROOT,
     ROTATING,
     SYSTEM,
     Object,
     objects,
     one,
+    renamed,
     text,
-    text_of,
 )
 from webhook.config import load_settings
 from webhook.mutations import load_mutations
@@ -99,21 +97,16 @@ def test_no_certificate_is_in_a_manifest(name: str) -> None:
 @pytest.mark.parametrize("name", INSTALLS)
 def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
     """With other namespaces in names.yaml none of the old ones is left anywhere."""
-    shutil.copytree(ROOT, tmp_path / "manifests")
-    names = tmp_path / "manifests/base/names.yaml"
-    changed = names.read_text().replace(f": {SYSTEM}", ": one").replace(f": {AGENT}", ": two")
-    names.write_text(changed)
-    renamed = text_of(tmp_path / "manifests" / name)
-
-    assert SYSTEM not in renamed
+    shown = renamed(name, "one", "two", tmp_path)
+    assert SYSTEM not in shown
     # our objects are named like the old namespace of the agents, so that one is looked for where namespaces stand
-    every = list(yaml.safe_load_all(renamed))
+    every = list(yaml.safe_load_all(shown))
     assert set(values(every, "namespace")) == {"one", "two"}
     assert [it["metadata"]["name"] for it in every if it["kind"] == "Namespace"] == ["one", "two"]
     assert AGENT not in [name for selector in values(every, "values") for name in selector]
-    accounts = set(re.findall(r"system:serviceaccount:[a-z:-]+", renamed))
+    accounts = set(re.findall(r"system:serviceaccount:[a-z:-]+", shown))
     assert accounts <= {"system:serviceaccount:two:corepin-agent", "system:serviceaccount:one:corepin-certs"}
-    assert f"{AGENT}/" not in renamed
+    assert f"{AGENT}/" not in shown
 
 
 @pytest.mark.parametrize("name", INSTALLS)

@@ -65,6 +65,7 @@ def test_catalog_versions_come_from_go_mod() -> None:
         "ctr 2.4.2",
         "kubelet 1.37.1",
         "kube-scheduler 1.37.1",
+        "kube-controller-manager 1.37.1",
     ]
     stamp = KUBE_APISERVER[OLDEST].module.build_flags[-1]
     assert "-X k8s.io/component-base/version.gitVersion=v1.30.14" in stamp

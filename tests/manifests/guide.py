@@ -1,0 +1,57 @@
+"""The operator guide: its text, and a shell in which its commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers.apiserver import ApiServer
+from tests.servers.catalog import HELM
+from tests.servers.start import require
+
+GUIDE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """Return one section of the guide."""
+    return GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def blocks(language: str, text: str = GUIDE) -> list[str]:
+    """Return the code blocks in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A folder with what the guide's commands look for, and an environment for them."""
+
+    folder: Path
+    env: dict[str, str]
+
+    def run(self, block: str) -> str:
+        """Run one block as a script that stops at its first error, and return what it printed."""
+        command = ["bash", "-euo", "pipefail", "-c", block]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+def shell(api: ApiServer, folder: Path) -> Shell:
+    """Return a shell at the top of a repository, whose kubectl and helm talk to an API server."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "kubectl").symlink_to(api.binaries.kubectl)
+    (helm,) = require(HELM)
+    (bin_folder / "helm").symlink_to(helm)
+    (bin_folder / "corepin").symlink_to(Path(sys.executable).with_name("corepin"))
+    for name in ("manifests", "examples"):
+        (folder / name).symlink_to(Path(name).absolute())
+    path = f"{bin_folder}:{os.environ['PATH']}"
+    return Shell(folder, {"PATH": path, "KUBECONFIG": str(api.kubeconfig()), "HOME": str(folder)})

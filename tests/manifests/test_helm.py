@@ -1,0 +1,224 @@
+"""The Helm chart is the same corepin as the kustomize overlays, and Helm installs, upgrades and removes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.chart import CHART, chart_files, written
+from scripts.chart_values import BASE, OVERLAYS
+from tests.manifests.guide import blocks, section, shell
+from tests.manifests.rendered import ROOT, SYSTEM, Object, objects, renamed
+from tests.manifests.rotated import bundles, issued, rotate
+from tests.servers.catalog import HELM
+from tests.servers.start import require, start_servers
+
+pytestmark = pytest.mark.server  # for helm and kubectl
+
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+
+def helm(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run helm without a cluster."""
+    (command,) = require(HELM)
+    return subprocess.run(
+        [str(command), *args], env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False
+    )
+
+
+def rendered(*args: str) -> list[Object]:
+    """Return the objects of the chart."""
+    done = helm("template", "corepin", str(CHART), *args)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return [it for it in yaml.safe_load_all(done.stdout) if it]
+
+
+def of_overlay(name: str) -> tuple[str, ...]:
+    """Return the flag that makes the chart an overlay."""
+    return () if name == BASE else ("-f", str(CHART / f"values/{name}.yaml"))
+
+
+def by_identity(some: list[Object]) -> dict[tuple[str, str | None, str], Object]:
+    """Return objects by kind, namespace and name."""
+    found = {(it["kind"], it["metadata"].get("namespace"), it["metadata"]["name"]): it for it in some}
+    assert len(found) == len(some)
+    return found
+
+
+def leaves(values: Object, path: str = "") -> Iterator[str]:
+    """Yield the name of every value that values.yaml offers, e.g. "webhook.replicas"."""
+    for key, value in values.items():
+        is_group = path == "" and isinstance(value, dict)
+        yield from leaves(value, f"{key}.") if is_group else (f"{path}{key}",)
+
+
+def test_generated_files_are_up_to_date() -> None:
+    """The chart is what `make chart` writes: nothing was changed by hand, no manifest without the chart."""
+    generated = chart_files()
+    assert written() == generated.keys()
+    for path, text in generated.items():
+        assert (CHART / path).read_text(encoding="utf-8") == text, f"{CHART / path}: run `make chart`"
+
+
+def test_every_overlay_is_in_the_chart() -> None:
+    """An overlay that is added has its values."""
+    there = {path.parent.name for path in ROOT.glob("*/kustomization.yaml")}
+    assert there - {"cmk-namespace"} == OVERLAYS
+
+
+@pytest.mark.parametrize("name", sorted(OVERLAYS))
+def test_helm_renders_what_kustomize_renders(name: str) -> None:
+    """The same objects, each with the same content."""
+    assert by_identity(rendered(*of_overlay(name))) == by_identity(objects(name))
+
+
+@pytest.mark.parametrize("name", sorted(OVERLAYS))
+def test_other_namespaces_reach_every_place(name: str, tmp_path: Path) -> None:
+    """With other namespaces it is what kustomize renders with them in names.yaml, where none of the old ones is left."""
+    others = ("--set", "namespaces.system=one,namespaces.agent=two")
+    expected = list(yaml.safe_load_all(renamed(name, "one", "two", tmp_path)))
+    assert by_identity(rendered(*of_overlay(name), *others)) == by_identity(expected)
+
+
+@pytest.mark.parametrize("name", sorted(OVERLAYS))
+def test_lint_finds_nothing(name: str) -> None:
+    """Also what Helm only warns of is an error."""
+    done = helm("lint", "--strict", str(CHART), *of_overlay(name))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        pytest.param("webhook.replica=3", "at '/webhook': additional properties 'replica' not allowed", id="unknown"),
+        pytest.param("hardened=true", "additional properties 'hardened' not allowed", id="unknown at the top"),
+        pytest.param("webhook.replicas=two", "at '/webhook/replicas': got string, want integer", id="type"),
+        pytest.param("webhook.replicas=0", "at '/webhook/replicas': minimum: got 0, want 1", id="too few"),
+        pytest.param("monitoring.enabled=yes", "at '/monitoring/enabled': got string, want boolean", id="no boolean"),
+        pytest.param("failurePolicy=fail", "at '/failurePolicy': value must be one of 'Ignore', 'Fail'", id="word"),
+        pytest.param("certificates=own", "'corepin-certs', 'cert-manager', 'own-certificate'", id="certificates"),
+        pytest.param("image.repository=corepin:1", "at '/image/repository': 'corepin:1' does not match", id="tag"),
+        pytest.param("image.digest=abc", "at '/image/digest': 'abc' does not match", id="digest"),
+        pytest.param("agent.resources=null", "at '/agent': missing property 'resources'", id="taken away"),
+        pytest.param("agent.runtimeSocket=unix:///run/x", "at '/agent/runtimeSocket'", id="URL for a path"),
+        pytest.param("agent.taint=mine", "'', 'cmk', 'overcommit', 'cmk,overcommit'", id="taint"),
+        pytest.param("agent.tolerations[0].efect=x", "additional properties 'efect' not allowed", id="in a list"),
+        pytest.param("namespaces.agent=Agent", "at '/namespaces/agent': 'Agent' does not match", id="name"),
+        pytest.param("namespaces.agent=corepin-system", "give two names", id="one namespace for both"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused(value: str, told: str) -> None:
+    """Helm says which value is wrong and what is expected, and renders nothing."""
+    done = helm("template", "corepin", str(CHART), "--set", value)
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_every_value_is_used() -> None:
+    """No value is offered that no template reads, and the schema knows exactly what is offered."""
+    templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
+    for name in leaves(VALUES):
+        used = name.removeprefix("image") if name.startswith("image.") else f".Values.{name}"
+        assert re.search(rf"{re.escape(used)}\b", templates), name
+    known = SCHEMA["properties"]
+    assert known.keys() == VALUES.keys() | {"global"}
+    for group, values in VALUES.items():
+        if isinstance(values, dict):
+            assert known[group]["properties"].keys() == values.keys() == set(known[group]["required"])
+
+
+def pods(*args: str) -> dict[str, Any]:
+    """Return the specifications of the chart's pods, by the name of the workload."""
+    return {
+        it["metadata"]["name"]: it["spec"]["template"]["spec"]
+        for it in rendered(*args)
+        if it["kind"] in {"Deployment", "DaemonSet"}
+    }
+
+
+def test_image_of_ones_own() -> None:
+    """Repository, tag and pull secrets reach every pod, and a digest goes before the tag."""
+    repository, digest = "registry.example:5000/corepin", f"sha256:{'0' * 64}"
+    own = ("--set", f"image.repository={repository},image.tag=v2,imagePullSecrets[0].name=registry")
+    for image, flags in (
+        (f"{repository}:v2", ()),
+        (f"{repository}@{digest}", ("--set", f"image.digest={digest}")),
+    ):
+        for pod in pods(*own, *flags).values():
+            assert pod["containers"][0]["image"] == image
+            assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_places_for_pods() -> None:
+    """Node selectors and tolerations are those of the part that they are set for."""
+    tolerations = ("--set-json", 'agent.tolerations=[{"key":"a"}]')
+    chosen = pods("--set", "agent.nodeSelector.pool=fast", *tolerations)
+    assert chosen["corepin-agent"]["nodeSelector"] == {"pool": "fast"}
+    assert chosen["corepin-agent"]["tolerations"] == [{"key": "a"}]
+    for other in ("corepin-webhook", "corepin-certs"):
+        assert "nodeSelector" not in chosen[other]
+        assert chosen[other]["tolerations"] == VALUES[other.removeprefix("corepin-")]["tolerations"]
+
+
+def test_another_runtime() -> None:
+    """The agent is told the socket, and its directory is mounted where it is."""
+    pod = pods("--set", "agent.runtimeSocket=/run/crio/crio.sock")["corepin-agent"]
+    (container,) = pod["containers"]
+    assert {"name": "COREPIN_RUNTIME_ENDPOINT", "value": "/run/crio/crio.sock"} in container["env"]
+    assert "/run/crio" in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert "/run/crio" in [volume.get("hostPath", {}).get("path") for volume in pod["volumes"]]
+
+
+def test_versions_agree() -> None:
+    """Chart, image and program have one version."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    project = Path("pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{chart["version"]}"\n' in project
+    assert chart["appVersion"] == chart["version"]
+
+
+OURS = (
+    "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,"
+    "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings"
+)
+
+
+def test_helm_installs_upgrades_and_removes(tmp_path: Path) -> None:
+    """The guide's commands on a real API server: an upgrade keeps certificates and caBundle, the end leaves nothing."""
+    install, upgrade, reset, uninstall = blocks("sh", section("Helm"))
+    find_ours = ("get", OURS, "-A", "-l", "app.kubernetes.io/name=corepin", "-o", "name")
+    with start_servers() as api:
+        here = shell(api, tmp_path)
+        here.run(install)
+        there = api.kubectl(*find_ours).stdout.splitlines()
+        assert len(there) == len(objects(BASE)) - 2  # the namespaces are not asked for
+        token = api.kubectl("-n", SYSTEM, "create", "token", "corepin-certs").stdout.strip()
+        assert rotate(api, token).returncode == 0
+        published, data = bundles(api), issued(api)
+        assert "" not in published
+        assert data
+
+        here.run(upgrade)
+        here.run(f"{upgrade.strip()} --server-side=false")  # merged by the client, as before Helm 4
+        replicas = ("-n", SYSTEM, "get", "deployment", "corepin-webhook", "-o", "jsonpath={.spec.replicas}")
+        assert api.kubectl(*replicas).stdout == "3"
+        assert bundles(api) == published
+        assert issued(api) == data
+
+        here.run(reset)
+        here.run(uninstall)
+        assert api.kubectl(*find_ours).stdout == ""
+        ending = "jsonpath={.items[*].status.phase}"
+        named = ("get", "namespaces", "-l", "app.kubernetes.io/name=corepin")
+        assert api.kubectl(*named, "-o", ending).stdout == "Terminating Terminating"
