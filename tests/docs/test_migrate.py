@@ -1,0 +1,96 @@
+"""The migration guide's commands work, in their order, on an API server that holds what CMK and Crane leave behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.docs.blocks import Shell, blocks, chapter
+from tests.servers.catalog import KUBERNETES
+from tests.servers.start import start_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.apiserver import ApiServer
+
+PAGE = Path("docs/migrate.md").read_text(encoding="utf-8")
+BEFORE = Path(__file__).with_name("before_migration.yaml")
+NEWEST = max(KUBERNETES)
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiServer]:
+    """Return an API server as each chapter of the guide finds it."""
+    with start_servers(NEWEST) as api:
+        for name in ("telco", "crane-system"):
+            api.create_namespace(name)
+        api.kubectl("apply", "-f", str(BEFORE))
+        yield api
+
+
+@pytest.fixture
+def shell(api: ApiServer, tmp_path: Path) -> Shell:
+    """Return a reader's shell."""
+    return Shell(tmp_path, api)
+
+
+def walk(shell: Shell, title: str) -> None:
+    """Do what a chapter says: its folder of one's own, and every command."""
+    text = chapter(PAGE, title)
+    for folder in blocks(text, "yaml"):
+        shell.write("my-corepin/kustomization.yaml", folder)
+    commands = blocks(text, "sh")
+    assert len(commands) >= 4
+    for command in commands:
+        shell.run(command)
+
+
+def read(api: ApiServer, *what: str) -> Any:
+    """Return an object."""
+    return json.loads(api.kubectl("get", *what, "-o=json").stdout)
+
+
+def test_from_cmk(api: ApiServer, shell: Shell) -> None:
+    """Nothing of CMK is left, the workload calls its own program, and the agent may run on every node."""
+    walk(shell, "From Intel CMK")
+
+    left = api.kubectl(
+        "get", "all,configmaps,secrets,mutatingwebhookconfigurations", "-n", "default", "-o=name"
+    )
+    assert [name for name in left.stdout.split() if "cmk" in name] == []
+    spec = read(api, "-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
+    assert spec["containers"][0]["command"] == ["/usr/bin/forwarder"]
+    agent = read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]
+    assert "example.com/corepin" not in agent.get("nodeSelector", {})
+    assert read(api, "node", "node-1")["spec"].get("unschedulable") is None
+    assert read(api, "-n", "telco", "serviceaccount", "cmk-serviceaccount")
+
+
+def test_from_the_static_policy(api: ApiServer, shell: Shell) -> None:
+    """The commands of this chapter work; the node is schedulable at its end."""
+    walk(shell, "From the kubelet's static policy")
+
+    assert read(api, "node", "node-1")["spec"].get("unschedulable") is None
+    assert read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")
+
+
+def test_from_crane(api: ApiServer, shell: Shell) -> None:
+    """Crane's agent is on again after the way back, and the workloads bear the word that corepin reads.
+
+    The last one: the API server alone never finishes the deletion of corepin's namespaces.
+    """
+    walk(shell, "From Crane")
+
+    crane = read(api, "-n", "crane-system", "daemonset", "crane-agent")["spec"]["template"]["spec"]
+    assert "example.com/crane" not in crane.get("nodeSelector", {})
+    template = read(api, "-n", "telco", "deployment", "web")["spec"]["template"]["metadata"]
+    assert template["annotations"] == {"qos.gocrane.io/cpu-manager": "exclusive"}
+    pod = read(api, "-n", "telco", "pod", "web-0")["metadata"]
+    assert pod["annotations"]["qos.gocrane.io/cpu-manager"] == "share"
+    assert "zz-corepin" not in api.kubectl("get", "mutatingwebhookconfigurations", "-o=name").stdout
