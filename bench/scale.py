@@ -1,0 +1,192 @@
+"""`python -m bench.scale`: what hundreds of agents cost one API server, and whether that grows with their number.
+
+A real kube-apiserver and etcd with `manifests/base` applied; on each node the real agent with all of its reports, the
+rights of the manifests and a token of its own node. Runtime, cgroups and CPUs of the nodes are simulated, the kubelet
+and the scheduler are played. Half of the pods are pinned. On each node a pod comes when everything was told of the one
+before it, so that nothing is told together: pods that come in a burst cost less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from tests.scale.cluster import Cluster, installed_server
+from tests.scale.fleet import Cost, cpu_without_agents, fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+GROWTH: Final = 1.05  # of what a node or pod costs in the largest cluster, in the smallest one's
+KINDS: Final = ("PATCH pods", "POST events", "PATCH nodes/status", "PATCH configmaps")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one cluster cost."""
+
+    nodes: int
+    pods: int
+    starting: Cost
+    filling: Cost
+    idling: Cost
+    idle_seconds: float
+    bare_cpu_seconds: float  # of the API server, for the same pods without agents
+    resident_mb: float
+
+    @property
+    def pinned(self) -> int:
+        """How many pods were pinned."""
+        return self.pods // 2
+
+    @property
+    def requests_per_pod(self) -> float:
+        """What a pod costs, watches apart."""
+        return self.filling.asked / self.pods
+
+    @property
+    def watched_per_node(self) -> float:
+        """Bytes that the watches of a node brought from its start on."""
+        return (self.starting.watched_bytes() + self.filling.watched_bytes()) / self.nodes
+
+
+Row = tuple[str, str, "Callable[[Measured], float]"]
+ROWS: Final[tuple[Row, ...]] = (
+    ("pods", "{:.0f}", lambda one: one.pods),
+    ("requests to start an agent", "{:.2f}", lambda one: one.starting.asked / one.nodes),
+    ("requests per pod", "{:.3f}", lambda one: one.requests_per_pod),
+    *(
+        (f"  {kind} per pinned pod", "{:.3f}", lambda one, kind=kind: one.filling.requests[kind] / one.pinned)
+        for kind in KINDS
+    ),
+    ("requests that failed", "{:.0f}", lambda one: one.filling.failed.total() + one.idling.failed.total()),
+    ("kB watched per node", "{:.1f}", lambda one: one.watched_per_node / 1e3),
+    ("  of pods", "{:.1f}", lambda one: one.filling.received["watch pods"] / one.nodes / 1e3),
+    ("  of its node", "{:.1f}", lambda one: one.filling.received["watch nodes"] / one.nodes / 1e3),
+    (
+        "kB of other answers per node",
+        "{:.1f}",
+        lambda one: (one.filling.received_bytes() - one.filling.watched_bytes()) / one.nodes / 1e3,
+    ),
+    ("API server, CPU ms per pod", "{:.2f}", lambda one: one.filling.cpu_seconds / one.pods * 1e3),
+    ("  the same without agents", "{:.2f}", lambda one: one.bare_cpu_seconds / one.pods * 1e3),
+    (
+        "API server, CPU ms per agent's start",
+        "{:.1f}",
+        lambda one: one.starting.cpu_seconds / one.nodes * 1e3,
+    ),
+    ("API server idle, % of a CPU", "{:.1f}", lambda one: one.idling.cpu_seconds / one.idle_seconds * 100),
+    ("requests per node and idle hour", "{:.1f}", lambda one: idle_hour(one, one.idling.requests.total())),
+    ("kB per node and idle hour", "{:.1f}", lambda one: idle_hour(one, one.idling.received_bytes()) / 1e3),
+    ("API server, resident MB", "{:.0f}", lambda one: one.resident_mb),
+)
+
+
+def idle_hour(one: Measured, number: int) -> float:
+    """Return what a node had of something while idle, as of one hour."""
+    return number / one.nodes / one.idle_seconds * 3600
+
+
+async def measure(cluster: Cluster, nodes: int, pods: int, idle_seconds: float) -> Measured:
+    """Return what a cluster costs with so many nodes, and so many pods on each."""
+    bare = await cpu_without_agents(cluster, nodes, pods)
+    async with fleet(cluster, nodes) as agents:
+        starting = await agents.cost(agents.start())
+        filling = await agents.cost(agents.fill(pods))
+        idling = await agents.cost(asyncio.sleep(idle_seconds))
+    return Measured(
+        nodes=nodes,
+        pods=nodes * pods,
+        starting=starting,
+        filling=filling,
+        idling=idling,
+        idle_seconds=idle_seconds,
+        bare_cpu_seconds=bare,
+        resident_mb=await cluster.resident_mb(),
+    )
+
+
+def measure_alone(nodes: int, pods: int, idle_seconds: float) -> Measured:
+    """Measure on an API server that knows nothing else."""
+
+    async def main() -> Measured:
+        cluster = Cluster(server)
+        try:
+            return await measure(cluster, nodes, pods, idle_seconds)
+        finally:
+            await cluster.close()
+
+    with installed_server() as server:
+        return asyncio.run(main())
+
+
+def table(measured: Sequence[Measured]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield _line("nodes", [str(one.nodes) for one in measured])
+    for name, form, read in ROWS:
+        yield _line(name, [form.format(read(one)) for one in measured])
+
+
+def verdicts(measured: Sequence[Measured]) -> Iterator[tuple[bool, str]]:
+    """Yield for what must not grow whether it does, and the sentence that says so."""
+    small, large = measured[0], measured[-1]
+    for name, read in (
+        ("requests per pod", attrgetter("requests_per_pod")),
+        ("bytes watched per node", attrgetter("watched_per_node")),
+    ):
+        ratio = read(large) / read(small)
+        told = f"{name}: {ratio:.3f} x with {large.nodes / small.nodes:.0f} x the nodes, limit {GROWTH} x"
+        yield ratio <= GROWTH, f"{'holds ' if ratio <= GROWTH else 'MISSED'}  {told}"
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:<40}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def read_flags() -> argparse.Namespace:
+    """Return the flags, checked."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scale", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=500, help="of the largest cluster; default: 500")
+    parser.add_argument("--pods", type=int, default=10_000, help="of the largest cluster; default: 10000")
+    parser.add_argument(
+        "--beside",
+        type=int,
+        nargs="*",
+        default=[50, 200],
+        metavar="NODES",
+        help="smaller clusters with as many pods on each node; default: 50 200",
+    )
+    parser.add_argument("--idle", type=float, default=60, metavar="SECONDS", help="default: 60")
+    args = parser.parse_args()
+    if args.nodes < 1 or args.pods < 2 * args.nodes:
+        parser.error("at least one node, and two pods on each: one of them is pinned")
+    if args.idle <= 0 or any(one < 1 for one in args.beside):
+        parser.error("--idle and --beside take positive numbers")
+    return args
+
+
+def main() -> int:
+    """Measure each cluster and print the table; return 0 when nothing grows."""
+    args = read_flags()
+    logging.basicConfig(level=logging.ERROR)  # a watch that breaks is counted, and needs no line
+    measured = []
+    for nodes in sorted({args.nodes, *(one for one in args.beside if one < args.nodes)}):
+        measured.append(measure_alone(nodes, args.pods // args.nodes, args.idle))
+        print(f"{nodes} nodes: done, load average {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    print("\n".join(table(measured)))
+    answers = list(verdicts(measured)) if len(measured) > 1 else []
+    for _, sentence in answers:
+        print(sentence)
+    return 0 if all(holds for holds, _ in answers) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

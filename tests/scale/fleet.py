@@ -1,0 +1,153 @@
+"""Many agents at once: start them, bring pods to all of their nodes, and say what that cost."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.scale.cluster import Cluster
+from tests.scale.node import Node
+
+AT_ONCE: Final = (
+    16  # pods that come, agents that start: more would only wait for the CPUs here, up to time-outs
+)
+SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something cost: requests and answers of all agents together, and the API server's CPU time."""
+
+    requests: Counter[str]  # by kind, as the wire names them
+    received: Counter[str]  # bytes of the answers
+    failed: Counter[str]
+    cpu_seconds: float
+
+    @property
+    def asked(self) -> int:
+        """Requests that are not watches: those are asked for anew as time goes by, whatever happens."""
+        return sum(number for kind, number in self.requests.items() if not kind.startswith("watch "))
+
+    def watched_bytes(self) -> int:
+        """Return what the watches brought."""
+        return sum(size for kind, size in self.received.items() if kind.startswith("watch "))
+
+    def received_bytes(self) -> int:
+        """Return what all answers brought, those of the watches too."""
+        return self.received.total()
+
+
+class Fleet:
+    """The nodes of one cluster, with an agent on each."""
+
+    def __init__(self, cluster: Cluster, nodes: Sequence[Node]) -> None:
+        self._cluster = cluster
+        self.nodes = nodes
+
+    async def cost(self, work: Awaitable[None]) -> Cost:
+        """Do some work and return what it cost."""
+        before, used = self._counts(), await self._cluster.cpu_seconds()
+        await work
+        used = await self._cluster.cpu_seconds() - used
+        requests, received, failed = (now - then for now, then in zip(self._counts(), before, strict=True))
+        return Cost(requests, received, failed, used)
+
+    async def start(self) -> None:
+        """Start every agent; all have told their nodes then."""
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(node: Node) -> None:
+            async with turns:
+                await node.start()
+
+        await _together(one(node) for node in self.nodes)
+
+    async def fill(self, pods: int) -> None:
+        """Bring so many pods to each node; every second one is pinned.
+
+        On each node a pod comes when all was told of the one before: nothing is told together, the dearest case.
+        """
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(node: Node) -> None:
+            for name, pinned in pods_of(node.name, pods):
+                async with turns:
+                    await node.run(name, pinned=pinned)
+                if pinned:
+                    await node.told(name)
+
+        await _together(one(node) for node in self.nodes)
+
+    def _counts(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
+        wires = [node.wire for node in self.nodes]
+        return (
+            _total(one.requests for one in wires),
+            _total(one.received for one in wires),
+            _total(one.failed for one in wires),
+        )
+
+
+@asynccontextmanager
+async def fleet(cluster: Cluster, count: int) -> AsyncIterator[Fleet]:
+    """Add so many nodes to a cluster; their agents are ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="corepin-scale-") as name:
+        folder = Path(name)
+        names = [f"node-{count}-{number:03}" for number in range(count)]
+        tokens = await _add_all(cluster, names)
+        nodes = [Node(cluster, name, token, folder / name) for name, token in zip(names, tokens, strict=True)]
+        try:
+            yield Fleet(cluster, nodes)
+        finally:
+            await asyncio.gather(*(node.stop() for node in nodes))
+
+
+async def cpu_without_agents(cluster: Cluster, count: int, pods: int) -> float:
+    """Return the API server's CPU seconds for the same pods on as many nodes that have no agent."""
+    names = [f"bare-{count}-{number:03}" for number in range(count)]
+    await _add_all(cluster, names)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(node: str) -> None:
+        for name, pinned in pods_of(node, pods):
+            async with turns:
+                await cluster.bind_pod(name, node, pinned=pinned)
+                await cluster.tell_running(name, name)
+
+    used = await cluster.cpu_seconds()
+    await _together(map(one, names))
+    return await cluster.cpu_seconds() - used
+
+
+def pods_of(node: str, count: int) -> Iterable[tuple[str, bool]]:
+    """Return the names of a node's pods, and whether each is pinned."""
+    return [(f"{node}-{number:03}", number % 2 == 1) for number in range(count)]
+
+
+async def _add_all(cluster: Cluster, names: Iterable[str]) -> list[str]:
+    """Add nodes; return the tokens of their agents."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(name: str) -> str:
+        async with turns:
+            return await cluster.add_node(name)
+
+    return await asyncio.gather(*map(one, names))
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(work)
+
+
+def _total(counts: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total += one
+    return total

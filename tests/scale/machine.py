@@ -1,0 +1,76 @@
+"""The simulated machine of one node, in this process and without files: hundreds of them fit, and nothing polls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pinning.cpuset import CPUSet
+from pinning.topology import Topology
+from tests.machine.client import ERRORS, Machine, SimulatedRuntime
+from tests.machine.state import Simulated, Wrong, operations
+from tests.machine.tree import regular
+
+TOPOLOGY: Final = regular(64)  # of every machine
+
+
+@dataclass
+class WithoutFiles(Simulated):
+    """What a simulated machine holds, without the tree in which it shows its CPUs."""
+
+    def __post_init__(self) -> None:
+        """Write nothing: the CPUs are known."""
+
+
+class InProcess(Machine):
+    """A simulated machine without a process of its own: the same operations, called directly."""
+
+    def __init__(self) -> None:
+        self._operations = operations(WithoutFiles(Path("/nowhere"), TOPOLOGY))
+
+    def call(self, op: str, **values: Any) -> Any:
+        """Do one operation; raise the agent's errors as the real seams do."""
+        try:
+            return self._operations[op](**values)
+        except Wrong as no:
+            kind, _, told = str(no).partition(": ")
+            raise ERRORS[kind](told) from no
+
+
+class Runtime(SimulatedRuntime):
+    """The runtime of such a machine; whoever changes a container calls `changed`, as a runtime's events do."""
+
+    def __init__(self, machine: InProcess) -> None:
+        super().__init__(machine)
+        self.changed: Callable[[], None] = lambda: None
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Pass the events on until cancelled."""
+        self.changed = changed
+        await asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True)
+class CPUs:
+    """The CPUs of such a machine, as `agent.seams.Machine`."""
+
+    name: str
+
+    def topology(self) -> Topology:
+        """Return the machine."""
+        return TOPOLOGY
+
+    def universe(self) -> CPUSet:
+        """Return all CPUs."""
+        return TOPOLOGY.online
+
+    def boot_id(self) -> str:
+        """Return the only boot there is."""
+        return "boot-1"
+
+    def machine_id(self) -> str:
+        """Return the machine's name."""
+        return self.name

@@ -1,0 +1,125 @@
+"""One node: the real agent with its real reports, on a simulated machine whose kubelet and runtime are played here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from agent.checkpoint import StateDir
+from agent.config import AgentConfig, ReportFlags
+from agent.kubeapi import Access, Api
+from agent.metrics import Metrics
+from agent.observe import Seams
+from agent.pod_watch import PodWatch
+from agent.process import Agent, Listeners, Parts
+from agent.reconcile import Settings
+from agent.state import NodeState
+from agent.wiring import reporters
+from pinning.node_config import DEFAULT
+from tests.agent.simulated import Cgroups
+from tests.manifests.rendered import AGENT
+from tests.scale.cluster import Cluster
+from tests.scale.machine import CPUs, InProcess, Runtime
+from tests.scale.wire import LIMITS, Wire
+
+GATES: Final = frozenset({"CPUManager"})  # as the manifests turn on
+TOLD: Final = ("pods", "events", "nodes/status", "configmaps")  # each says of a pinned pod that it is
+PINNED: Final = b'\\"pinned\\":true'
+
+
+class Witness:
+    """A reporter that tells nobody: it keeps the newest state."""
+
+    def __init__(self, news: Callable[[], None]) -> None:
+        self._news = news
+        self.state: NodeState | None = None
+
+    async def publish(self, state: NodeState) -> None:
+        """Keep a state."""
+        self.state = state
+        self._news()
+
+    async def reset(self) -> None:
+        """Forget it."""
+        self.state = None
+
+
+class Node:
+    """A node of the cluster. `start` runs its agent until `stop`; `run` brings a pod to it."""
+
+    def __init__(self, cluster: Cluster, name: str, token: str, root: Path) -> None:
+        root.mkdir()
+        (root / "token").write_text(token)
+        self.name = name
+        self._cluster = cluster
+        self._changed = asyncio.Event()
+        inner = httpx.AsyncHTTPTransport(verify=cluster.context, limits=LIMITS)
+        self.wire = Wire(inner, self._changed.set)
+        self.api = Api(Access(cluster.server.url, cluster.server.ca_file, root / "token"), self.wire)
+        self._pods = PodWatch(self.api, name)
+        self._machine = InProcess()
+        self._runtime = Runtime(self._machine)
+        self._witness = Witness(self._changed.set)
+        self._state_dir = StateDir(root / "state")
+        self._agent = Agent(self._parts(root))
+        self._serving: asyncio.Task[None] | None = None
+
+    def _parts(self, root: Path) -> Parts:
+        seams = Seams(self._runtime, Cgroups(self._machine), self._pods, CPUs(self.name))
+        metrics = Metrics()
+        config = AgentConfig(self.name, root / "state", reports=ReportFlags(AGENT, GATES))
+        told = (*reporters(config, self.api, self._pods, metrics), self._witness)
+        return Parts(seams, Settings(self.name, DEFAULT), self._state_dir, None, told, metrics)
+
+    async def start(self) -> None:
+        """Start the agent, and wait until it has told the node and its pools."""
+        self._serving = asyncio.create_task(self._agent.serve(Listeners()))
+        await self._until(lambda: {"nodes", "nodes/status", "configmaps"} <= self.wire.last.keys())
+
+    async def stop(self) -> None:
+        """End the agent; its containers stay as they are."""
+        if self._serving:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+        await self.api.close()
+        self._state_dir.close()
+
+    async def run(self, pod: str, *, pinned: bool) -> None:
+        """Bind a pod to the node and run it; return when the agent has placed it."""
+        uid = await self._cluster.bind_pod(pod, self.name, pinned=pinned)
+        await self._until(lambda: self._has_planned(uid))  # a kubelet takes longer than that
+        self._machine.call("create", id=pod, pod_uid=uid, name="main", namespace="load", pod=pod)
+        self._runtime.changed()
+        await asyncio.sleep(0)
+        self._machine.call("start", id=pod)
+        self._runtime.changed()
+        await self._cluster.tell_running(pod, pod)
+        await self._until(lambda: self._is_placed(pod, pinned=pinned))
+
+    async def told(self, pod: str) -> None:
+        """Wait until a pinned pod is told everywhere; of others nothing is."""
+        await self._until(lambda: self._has_told(pod.encode()))
+
+    def _has_planned(self, uid: str) -> bool:
+        state = self._witness.state
+        return state is not None and any(one.uid == uid for one in state.seen_pods)
+
+    def _is_placed(self, pod: str, *, pinned: bool) -> bool:
+        state = self._witness.state
+        found = [one for one in state.pods if one.name == pod] if state else []
+        return any(
+            one.applied == one.cpus and one.is_pinned is pinned for it in found for one in it.containers
+        )
+
+    def _has_told(self, pod: bytes) -> bool:
+        last = self.wire.last
+        return all(pod in last.get(one, b"") for one in TOLD) and PINNED in last["pods"]
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,83 @@
+"""Count what one agent asks of the API server, and what it gets, at the transport of its client."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import httpx
+
+LIMITS: Final = httpx.Limits(max_connections=4, keepalive_expiry=60)  # the agent's own
+_PATH: Final = re.compile(r"/api/v1/(?:namespaces/[^/]+/)?(\w+)(/[^/]+)?(/\w+)?")
+
+
+class Wire(httpx.AsyncBaseTransport):
+    """The way of one agent to the API server; `news` is called after every answer."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, news: Callable[[], None]) -> None:
+        self._inner = inner
+        self._news = news
+        self.requests: Counter[str] = Counter()  # by kind, e.g. "PATCH nodes/status" or "watch pods"
+        self.received: Counter[str] = Counter()  # bytes of the answers, by kind
+        self.failed: Counter[str] = Counter()  # by kind and status
+        self.last: dict[str, bytes] = {}  # what was written last, by resource: path and body
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Pass a request on, and count it."""
+        kind, resource = kind_of(request)
+        self.requests[kind] += 1
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx.TransportError as error:
+            self.failed[f"{kind} {type(error).__name__}"] += 1
+            raise
+        if response.is_error:
+            self.failed[f"{kind} {response.status_code}"] += 1
+        elif request.method != "GET":
+            self.last[resource] = request.url.raw_path + request.content
+        self._news()
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        return httpx.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_Counted(response.stream, lambda size: self._count(kind, size)),
+            extensions=response.extensions,
+        )
+
+    def _count(self, kind: str, size: int) -> None:
+        self.received[kind] += size
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+
+class _Counted(httpx.AsyncByteStream):
+    """A body that tells how long it is while it arrives."""
+
+    def __init__(self, inner: httpx.AsyncByteStream, count: Callable[[int], None]) -> None:
+        self._inner = inner
+        self._count = count
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes, before any decompression."""
+        async for chunk in self._inner:
+            self._count(len(chunk))
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close it."""
+        await self._inner.aclose()
+
+
+def kind_of(request: httpx.Request) -> tuple[str, str]:
+    """Return what kind of request this is, and of which resource."""
+    found = _PATH.fullmatch(request.url.path)
+    if found is None:
+        return f"{request.method} {request.url.path}", ""
+    resource = found[1] + (found[3] or "")
+    is_listed = request.method == "GET" and found[2] is None
+    verb = ("watch" if "watch" in request.url.params else "list") if is_listed else request.method
+    return f"{verb} {resource}", resource
