@@ -20,8 +20,10 @@ COPY agent agent
 COPY certs certs
 COPY corepin corepin
 # Compiled here, because the root file system is read-only where it runs; by hash, so that file times do not matter.
+# Of the commands that the dependencies bring none is called.
 RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-deps --no-index /wheels/*.whl \
+ && find /opt/corepin/bin -type f ! -name corepin -delete \
  && /opt/corepin/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/corepin/lib
 
 FROM ${BASE}

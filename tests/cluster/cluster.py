@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.cluster.pods import ISOLATED, isolated, limits_of
 from tests.node.node import KubeNode
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BASE: Final = Path("manifests/base")
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 WORKLOADS: Final = (
     (SYSTEM, "deployment/corepin-certs"),
     (SYSTEM, "deployment/corepin-webhook"),
     (AGENT, "daemonset/corepin-agent"),
 )
+# The test's own times, instead of a minute and a half for each: its kubelet looks at Secrets every five seconds.
+_TIMES: Final = (("COREPIN_SETTLE", "5"), ("COREPIN_KUBELET_SYNC", "10"), ("COREPIN_INTERVAL", "1"))
 _PATIENCE: Final = "--timeout=180s"
 
 
@@ -27,27 +30,25 @@ _PATIENCE: Final = "--timeout=180s"
 class Cluster(KubeNode):
     """A cluster of one node."""
 
-    installed: Path | None = field(default=None)
+    overlays: Path  # a folder for those of the tests
+    is_installed: bool = False
 
     # The operator.
 
-    def install(self, folder: Path = BASE) -> None:
-        """Apply a folder of the manifests, and wait until everything of it works."""
-        self.kubectl("apply", "--server-side", "-k", str(folder))
-        self.installed = folder
-        for namespace, workload in WORKLOADS:
-            self.roll_out(namespace, workload)
+    def install(self) -> None:
+        """Apply the manifests, and wait until everything works."""
+        self.apply_overlay("base")
+        self.is_installed = True
         until("reviews are answered", self.is_reviewed)
 
-    def roll_out(self, namespace: str, workload: str) -> None:
-        """Wait until a workload is as it was asked for."""
-        self.kubectl("-n", namespace, "rollout", "status", workload, _PATIENCE)
-
-    def scale_webhook(self, replicas: int) -> None:
-        """Have so many replicas of the webhook, and wait for them."""
-        workload = "deployment/corepin-webhook"
-        self.kubectl("-n", SYSTEM, "scale", workload, f"--replicas={replicas}")
-        self.roll_out(SYSTEM, workload)
+    def apply_overlay(self, name: str, replicas: int = 2) -> None:
+        """Apply an overlay of the manifests with so many replicas of the webhook, and wait until all is as it says."""
+        folder = self.overlays / f"{name}-{replicas}"
+        folder.mkdir(exist_ok=True)
+        (folder / "kustomization.yaml").write_text(json.dumps(_overlay(folder, name, replicas)))
+        self.kubectl("apply", "--server-side", "-k", str(folder))
+        for namespace, workload in WORKLOADS:
+            self.kubectl("-n", namespace, "rollout", "status", workload, _PATIENCE)
         until_equal("replicas", lambda: len(self.pods_of("webhook")), replicas)
 
     def pods_of(self, component: str) -> list[Any]:
@@ -72,8 +73,6 @@ class Cluster(KubeNode):
 
     def is_reviewed(self) -> bool:
         """Tell whether the webhook answers."""
-        from tests.cluster.pods import ISOLATED, isolated, limits_of
-
         found = self.admitted(isolated("probe"))
         return bool(found) and ISOLATED in limits_of(found)
 
@@ -81,3 +80,21 @@ class Cluster(KubeNode):
         """Delete every pod of users and wait until it is gone."""
         self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
         until_equal("pods are gone", self.pods, [])
+
+
+def _overlay(folder: Path, name: str, replicas: int) -> dict[str, Any]:
+    """Return a kustomization that changes nothing but numbers."""
+    variables = [{"name": key, "value": value} for key, value in _TIMES]
+    patch = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "corepin-certs", "namespace": SYSTEM},
+        "spec": {"template": {"spec": {"containers": [{"name": "certs", "env": variables}]}}},
+    }
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(Path("manifests") / name, folder)],
+        "replicas": [{"name": "corepin-webhook", "count": replicas}],
+        "patches": [{"patch": json.dumps(patch)}],
+    }

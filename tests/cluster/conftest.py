@@ -34,7 +34,7 @@ def cluster_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 @pytest.fixture
 def cluster(cluster_session: Cluster) -> Iterator[Cluster]:
     """Return the cluster with corepin installed, and without pods of users; those of the test are removed after it."""
-    if cluster_session.installed is None:
+    if not cluster_session.is_installed:
         cluster_session.install()
     yield cluster_session
     cluster_session.clear()

@@ -11,10 +11,10 @@ from tests.node.node import CORES, CRANE, EXCLUSIVE, pod
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Node
+    from tests.node.node import KubeNode, Node
 
 
-def events(node: Node, name: str) -> dict[str, str]:
+def events(node: KubeNode, name: str) -> dict[str, str]:
     """Return the agent's events about a pod, not about earlier ones of its name: reason and message."""
     uid = node.get("pod", name)["metadata"]["uid"]
     found = node.get("events", f"--field-selector=involvedObject.uid={uid}")["items"]

@@ -1,0 +1,104 @@
+"""From `kubectl apply` to pinned CPUs, through the webhook's pods and the agent's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import yaml
+
+from tests.cluster.cluster import AGENT, SYSTEM
+from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
+from tests.node.node import CORES, EXCLUSIVE, STATUS, pod
+from tests.node.test_reports import events
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from tests.cluster.cluster import Cluster
+
+
+def test_parts_run_with_what_they_need(cluster: Cluster) -> None:
+    """Agent and rotation have tokens of their own accounts, the webhook none; the agent took its taint away."""
+    for component, has_token in {"agent": True, "certs": True, "webhook": False}.items():
+        for one in cluster.pods_of(component):
+            assert one["spec"]["serviceAccountName"] == f"corepin-{component}"
+            volumes = [it["name"] for it in one["spec"]["volumes"]]
+            assert any(name.startswith("kube-api-access-") for name in volumes) is has_token
+    until_equal("taints", lambda: cluster.document()["spec"].get("taints", []), [])
+
+
+def test_namespaces_hold_their_level(cluster: Cluster) -> None:
+    """Pod Security refuses a pod of the host's network beside the webhook: what runs there asked for nothing."""
+    document = pod("intruder") | {"metadata": {"name": "intruder", "namespace": SYSTEM}}
+    done = cluster.plane.server.kubectl("create", "-f", "-", input=json.dumps(document), check=False)
+    assert 'violates PodSecurity "restricted' in done.stderr
+
+
+def test_pod_is_completed_pinned_told_and_freed(cluster: Cluster) -> None:
+    """The webhook adds the resource, the agent pins and tells, the kernel agrees; when it is gone others are widened."""
+    [bystander] = cluster.run(user_pod("bystander"))
+    cluster.settled({bystander: cluster.all})
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(isolated("pinned")))
+    pinned = cluster.running("pinned")
+    until("told", lambda: (cluster.status("pinned") or {}).get("pinned"))
+    shown = yaml.safe_load(cluster.kubectl("get", "pod", "pinned", "-o", "yaml"))
+    assert limits_of(shown)[ISOLATED] == "1"
+    told = json.loads(shown["metadata"]["annotations"][STATUS])["containers"]["main"]
+    assert (told["policy"], told["smtPolicy"]) == ("exclusive", "isolate")
+    assert told["cpus"] == told["applied"]["cpus"] == str(pinned.cpus)
+    cluster.settled({pinned: pinned.cpus, bystander: cluster.all - pinned.cpus})
+    assert f"runs on CPUs {pinned.cpus}" in until("event", lambda: events(cluster, "pinned").get("Pinned"))
+    cluster.remove("pinned")
+    cluster.settled({bystander: cluster.all})
+
+
+def test_cores_of_cmk_are_counted_and_given(cluster: Cluster) -> None:
+    """A pod that takes every core of CMK's resource learns how many; the next one waits for them."""
+    until_equal("published", cluster.published, (str(cluster.cores), str(cluster.cores)))
+    cluster.run(user_pod("first", cores=cluster.cores))
+    until("told", lambda: (cluster.status("first") or {}).get("pinned"))
+    environment = cluster.pod("first")["spec"]["containers"][0]["env"]
+    assert {"name": "CMK_NUM_CORES", "value": str(cluster.cores)} in environment
+    cluster.apply(user_pod("second", cores=1))
+    until("second waits", lambda: f"Insufficient {CORES}" in str(cluster.pod("second")))
+    cluster.remove("first")
+    second = cluster.running("second")
+    until_equal("own cores", lambda: len(second.cpus), 1)
+
+
+def test_annotation_is_followed_while_the_pod_runs(cluster: Cluster) -> None:
+    """`kubectl annotate` passes webhook and policies, and moves the container without restarting it."""
+    pinned, bystander = cluster.run(user_pod("pinned", EXCLUSIVE, cpu="1"), user_pod("bystander"))
+    until_equal("own CPU", lambda: len(pinned.cpus), 1)
+    for policy in ("none", "exclusive", "share"):
+        cluster.annotate("pinned", policy)
+        until_equal("told", lambda: (cluster.status("pinned") or {}).get("policy", "none"), policy)
+        own = cluster.all if policy == "none" else pinned.cpus
+        assert policy == "none" or len(own) == 1
+        cluster.settled({pinned: own, bystander: cluster.all - own if policy == "exclusive" else cluster.all})
+    assert cluster.running("pinned") == pinned
+
+
+def test_contradictions_are_refused(cluster: Cluster) -> None:
+    """A pod that cannot mean what it says is not created, and its user reads why."""
+    document = user_pod("half", {"smt-policy.corepin.io/pod": "isolate"}, cpu="500m")
+    done = cluster.plane.server.kubectl("create", "-f", "-", input=json.dumps(document), check=False)
+    assert done.returncode != 0
+    assert "denied the request" in done.stderr
+    assert "500m" in done.stderr
+
+
+def test_status_cannot_be_forged(cluster: Cluster) -> None:
+    """Not even an administrator writes what only the agent of the node may tell."""
+    cluster.run(user_pod("pinned", EXCLUSIVE, cpu="1"))
+    forged = ("annotate", "--overwrite", "pod/pinned", f"{STATUS}=forged")
+    done = cluster.plane.server.kubectl(*forged, check=False)
+    assert "ValidatingAdmissionPolicy 'corepin-status'" in done.stderr
+
+
+def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
+    """`corepin map` and `corepin doctor` run beside the agent, as the guide says."""
+    execute = ("-n", AGENT, "exec", "daemonset/corepin-agent", "--", "corepin")
+    assert "CPU" in cluster.kubectl(*execute, "map")
+    found = cluster.plane.server.kubectl(*execute, "doctor", check=False)
+    assert "containerd" in found.stdout, found
