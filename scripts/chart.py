@@ -139,7 +139,7 @@ def _templates(overlays: dict[str, dict[Identity, Object]]) -> dict[Path, str]:
     documents: dict[Path, list[str]] = defaultdict(list)
     for identity in dict.fromkeys(identity for objects in overlays.values() for identity in objects):
         having = {name: objects[identity] for name, objects in overlays.items() if identity in objects}
-        text = _template(_combined(having, " ".join(identity)))
+        text = _template(combined(having, " ".join(identity)))
         if len(having) < len(overlays):
             text = f"{{{{- if {_condition(having, overlays)} }}}}\n{text}{{{{- end }}}}\n"
         documents[_file_of(next(iter(having.values())))].append(text)
@@ -153,7 +153,7 @@ def _file_of(it: Object) -> Path:
     return Path("templates", f"{part}-{it['kind']}.yaml".lower())
 
 
-def _combined(variants: Mapping[str, Any], where: str) -> Any:
+def combined(variants: Mapping[str, Any], where: str) -> Any:
     """Return what overlays have in common, and in an `if` the keys that only some have."""
     first, *others = variants.values()
     if all(other == first for other in others):
@@ -162,7 +162,7 @@ def _combined(variants: Mapping[str, Any], where: str) -> Any:
         return _combined_keys(variants, where)
     if all(isinstance(one, list) and len(one) == len(first) for one in variants.values()):
         return [
-            _combined({name: one[i] for name, one in variants.items()}, f"{where} {i}")
+            combined({name: one[i] for name, one in variants.items()}, f"{where} {i}")
             for i in range(len(first))
         ]
     raise ChartIncomplete(f"{where}: the overlays differ, and no value of the chart decides it")
@@ -172,7 +172,7 @@ def _combined_keys(variants: Mapping[str, Object], where: str) -> Object:
     together: Object = {}
     for key in dict.fromkeys(key for one in variants.values() for key in one):
         having = {name: one[key] for name, one in variants.items() if key in one}
-        node = _combined(having, f"{where} {key}")
+        node = combined(having, f"{where} {key}")
         if len(having) < len(variants):
             together |= {f"⟪if {_condition(having, variants)}⟫": None, key: node, f"⟪end {key}⟫": None}
         else:

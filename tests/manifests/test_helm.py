@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.chart import CHART, chart_files, written
+from scripts.chart import CHART, ChartIncomplete, chart_files, combined, written
 from scripts.chart_values import BASE, OVERLAYS
 from tests.manifests.guide import blocks, section, shell
 from tests.manifests.rendered import ROOT, SYSTEM, Object, objects, renamed
@@ -73,6 +73,20 @@ def test_every_overlay_is_in_the_chart() -> None:
     """An overlay that is added has its values."""
     there = {path.parent.name for path in ROOT.glob("*/kustomization.yaml")}
     assert there - {"cmk-namespace"} == OVERLAYS
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "told"),
+    [
+        pytest.param({"spec": {"hostPID": True}}, {"spec": {"hostPID": False}}, "DaemonSet x spec hostPID", id="value"),
+        pytest.param({"args": ["a"]}, {"args": ["a", "b"]}, "DaemonSet x args: the overlays differ", id="list"),
+        pytest.param({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe", id="key"),
+    ],
+)  # fmt: skip
+def test_differences_that_no_value_decides_are_told(base: Object, other: Object, told: str) -> None:
+    """An overlay cannot change something that the chart would silently leave as in the base."""
+    with pytest.raises(ChartIncomplete, match=told):
+        combined({BASE: base, "observe": other}, "DaemonSet x")
 
 
 @pytest.mark.parametrize("name", sorted(OVERLAYS))
