@@ -1,0 +1,65 @@
+"""What keeps admission available while pods, nodes and versions come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.contract import CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY
+from tests.manifests.rendered import INSTALLS, Object, objects, one
+from webhook.listener import Limits
+
+pytestmark = pytest.mark.server  # for kubectl
+
+ENDPOINT_SECONDS = 5  # within which API servers learn that a replica left
+
+
+def webhook(name: str) -> Object:
+    """Return the specification of the webhook's Deployment."""
+    spec: Object = one(name, "Deployment", "corepin-webhook")["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_replicas_are_drained_before_they_are_killed(name: str) -> None:
+    """A replica serves on while API servers learn that it leaves, and answers what it took before it is killed."""
+    pod = webhook(name)["template"]["spec"]
+    sleep = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    limits = Limits()
+    assert sleep > ENDPOINT_SECONDS
+    draining = limits.linger_seconds + limits.grace_seconds + limits.tls_close_seconds
+    assert pod["terminationGracePeriodSeconds"] > sleep + draining
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_a_replica_is_always_there(name: str) -> None:
+    """Rollouts and drains never take the last one."""
+    spec = webhook(name)
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert one(name, "PodDisruptionBudget", "corepin-webhook")["spec"]["minAvailable"] < spec["replicas"]
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_replicas_come_up_anywhere(name: str) -> None:
+    """On one node, on nodes that corepin taints, and before pods of less importance; apart where there is room."""
+    pod = webhook(name)["template"]["spec"]
+    tolerated = {it["key"] for it in pod["tolerations"] if it["operator"] == "Exists" and "effect" not in it}
+    assert {CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY} <= tolerated
+    spread = {it["topologyKey"]: it["whenUnsatisfiable"] for it in pod["topologySpreadConstraints"]}
+    anyway = "ScheduleAnyway"
+    assert spread == {"kubernetes.io/hostname": anyway, "topology.kubernetes.io/zone": anyway}
+    assert pod["priorityClassName"] == "system-cluster-critical"
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_admission_is_asked_last(name: str) -> None:
+    """What registers the webhook is applied after everything else, so that there is somebody to ask."""
+    kinds = [it["kind"] for it in objects(name)]
+    assert kinds[-2:] == ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"]
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_other_versions_of_an_api_are_seen(name: str) -> None:
+    """A request by another version of a kind is converted and matched."""
+    for kind in ("Mutating", "Validating"):
+        for entry in one(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]:
+            assert entry.get("matchPolicy", "Equivalent") == "Equivalent"
