@@ -5,114 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
-import trustme
 
 from agent.kubeapi import Access, Api
 from agent.pod_watch import PodWatch
 from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import NEWEST
-from tests.servers.daemon import Daemon, free_port, running
-from tests.servers.start import (
-    _answers,
-    _flags,
-    _made_default_account,
-    _start_etcd,
-    _write_credentials,
-    require_servers,
-)
+from tests.servers.control_plane import ControlPlane, start_control_plane
 
 pytestmark = pytest.mark.server
 NODE = "node-1"
 SECONDS = 60.0
 
 
-@dataclass
-class Restartable:
-    """A kube-apiserver that can be stopped and started over the same etcd."""
-
-    server: ApiServer
-    etcd: str
-    command: list[str]
-    stack: ExitStack
-    thread: Executor  # the one that starts it: the server dies with its thread
-    daemon: Daemon | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it is ready."""
-        self.daemon = self.thread.submit(self._run).result()
-        with self.server.client() as client:
-            self.daemon.wait_until(lambda: _answers(client, "/readyz"))
-
-    def _run(self) -> Daemon:
-        return self.stack.enter_context(running("kube-apiserver", self.command, self.server.log_file))
-
-    def stop(self) -> None:
-        """Kill it; every connection breaks."""
-        assert self.daemon
-        self.daemon.process.kill()
-        self.daemon.process.wait()
-
-    def compact(self) -> None:
-        """Let etcd forget all history up to now."""
-        with httpx.Client(base_url=self.etcd, trust_env=False) as client:
-            found = client.post("/v3/kv/range", json={"key": "AA=="}).json()
-            answer = client.post(
-                "/v3/kv/compaction", json={"revision": found["header"]["revision"], "physical": True}
-            )
-            assert answer.is_success, answer.text
-
-    def add(self, *names: str, node: str = NODE) -> None:
-        """Create pods on a node."""
-        documents = [
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": name},
-                "spec": {"nodeName": node, "containers": [{"name": "main", "image": "x"}]},
-            }
-            for name in names
-        ]
-        self.server.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
-
-    def remove(self, *names: str) -> None:
-        """Delete pods at once."""
-        self.server.kubectl("delete", "pods", *names, "--grace-period=0", "--force")
-
-
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restartable]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Return an API server of this module's own."""
-    directory = tmp_path_factory.mktemp("restartable-")
-    etcd, port = f"http://127.0.0.1:{free_port()}", free_port()
-    binaries = require_servers(NEWEST)
-    url = f"https://127.0.0.1:{port}"
-    server = ApiServer(NEWEST, url, directory, binaries, trustme.CA(), secrets.token_urlsafe())
-    _write_credentials(server)
-    command = [
-        str(binaries.kube_apiserver),
-        f"--secure-port={port}",
-        f"--etcd-servers={etcd}",
-        *_flags(directory),
+    with start_control_plane(tmp_path_factory.mktemp("restartable-")) as plane:
+        yield plane
+
+
+def add(servers: ControlPlane, *names: str, node: str = NODE) -> None:
+    """Create pods on a node."""
+    documents = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"nodeName": node, "containers": [{"name": "main", "image": "x"}]},
+        }
+        for name in names
     ]
-    with ExitStack() as stack:
-        _start_etcd(stack, server, etcd)
-        thread = stack.enter_context(ThreadPoolExecutor(1))
-        made = Restartable(server, etcd, command, stack, thread)
-        made.start()
-        assert made.daemon
-        with server.client() as client:
-            made.daemon.wait_until(lambda: _made_default_account(client))
-        yield made
+    servers.server.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
+
+
+def remove(servers: ControlPlane, *names: str) -> None:
+    """Delete pods at once."""
+    servers.server.kubectl("delete", "pods", *names, "--grace-period=0", "--force")
 
 
 @dataclass
@@ -192,7 +126,7 @@ class Follower:
                 await self.changed.wait()
 
 
-def follow(servers: Restartable, act: Callable[[Follower], Awaitable[None]]) -> None:
+def follow(servers: ControlPlane, act: Callable[[Follower], Awaitable[None]]) -> None:
     """Run a coroutine beside a watch, and leave no pod behind."""
 
     async def main() -> None:
@@ -209,20 +143,20 @@ def follow(servers: Restartable, act: Callable[[Follower], Awaitable[None]]) -> 
     servers.server.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
 
 
-async def aside(act: Callable[..., None], *args: str, **more: str) -> None:
+async def aside(act: Callable[..., object], *args: object, **more: str) -> None:
     """Do something that blocks while the watch goes on."""
     await asyncio.to_thread(act, *args, **more)
 
 
-def test_every_change_of_this_node_arrives_by_one_watch(servers: Restartable) -> None:
+def test_every_change_of_this_node_arrives_by_one_watch(servers: ControlPlane) -> None:
     """Created, changed and deleted pods are seen, those of other nodes are not, and two requests are all it takes."""
 
     async def act(one: Follower) -> None:
-        await aside(servers.add, "a", "b")
-        await aside(servers.add, "far", node="node-2")
+        await aside(add, servers, "a", "b")
+        await aside(add, servers, "far", node="node-2")
         await one.until("a", "b")
-        await aside(servers.server.kubectl, "annotate", "pod/a", "x=1")  # type: ignore[arg-type]
-        await aside(servers.remove, "b")
+        await aside(servers.server.kubectl, "annotate", "pod/a", "x=1")
+        await aside(remove, servers, "b")
         await one.until("a")
         [pod] = one.source.pods().values()
         assert (pod["metadata"] or {})["annotations"] == {"x": "1"}
@@ -231,12 +165,12 @@ def test_every_change_of_this_node_arrives_by_one_watch(servers: Restartable) ->
     follow(servers, act)
 
 
-def test_one_pod_is_found_by_its_name(servers: Restartable) -> None:
+def test_one_pod_is_found_by_its_name(servers: ControlPlane) -> None:
     """Of this node only; one that is not there, or whose namespace is not, is none."""
 
     async def act(one: Follower) -> None:
-        await aside(servers.add, "a")
-        await aside(servers.add, "far", node="node-2")
+        await aside(add, servers, "a")
+        await aside(add, servers, "far", node="node-2")
         await one.until("a")
         assert await one.source.look_up("default", "a") in one.source.pods().values()
         for namespace, name in (("default", "far"), ("default", "b"), ("nowhere", "a")):
@@ -246,19 +180,19 @@ def test_one_pod_is_found_by_its_name(servers: Restartable) -> None:
 
 
 @pytest.mark.parametrize("code", [500, 429])
-def test_a_server_that_fails_is_asked_seldom_and_missed_by_nothing(servers: Restartable, code: int) -> None:
+def test_a_server_that_fails_is_asked_seldom_and_missed_by_nothing(servers: ControlPlane, code: int) -> None:
     """While every request fails, waits grow and pods stay known; afterwards what happened meanwhile is there."""
 
     async def act(one: Follower) -> None:
-        await aside(servers.add, "a", "b")
+        await aside(add, servers, "a", "b")
         await one.until("a", "b")
         one.faults.code = code
-        await aside(servers.stop)
+        await aside(servers.kill)
         await aside(servers.start)
         await one.faults.count(code, 3)
         assert one.names == {"a", "b"}
-        await aside(servers.add, "c")
-        await aside(servers.remove, "a")
+        await aside(add, servers, "c")
+        await aside(remove, servers, "a")
         await one.faults.count(code, 4)
         one.faults.code = None
         await one.until("b", "c")
@@ -272,53 +206,53 @@ def test_a_server_that_fails_is_asked_seldom_and_missed_by_nothing(servers: Rest
     follow(servers, act)
 
 
-def test_a_restarted_server_is_followed_again(servers: Restartable) -> None:
+def test_a_restarted_server_is_followed_again(servers: ControlPlane) -> None:
     """Connections break and are refused for seconds: a handful of requests, then every change arrives again."""
 
     async def act(one: Follower) -> None:
-        await aside(servers.add, "a")
+        await aside(add, servers, "a")
         await one.until("a")
         before = one.api.requests
-        await aside(servers.stop)
+        await aside(servers.kill)
         await one.faults.count(0, 2)
         await aside(servers.start)
-        await aside(servers.add, "b")
+        await aside(add, servers, "b")
         await one.until("a", "b")
         assert one.api.requests - before < 20
 
     follow(servers, act)
 
 
-def test_compacted_history_means_a_new_list(servers: Restartable, caplog: pytest.LogCaptureFixture) -> None:
+def test_compacted_history_means_a_new_list(servers: ControlPlane, caplog: pytest.LogCaptureFixture) -> None:
     """The node was cut off while pods came and went and the history was dropped: 410, one list, and all is right."""
     caplog.set_level(logging.INFO)
 
     async def act(one: Follower) -> None:
-        await aside(servers.add, "a", "b")
+        await aside(add, servers, "a", "b")
         await one.until("a", "b")
         one.faults.is_cut = True
-        await aside(servers.stop)
+        await aside(servers.kill)
         await aside(servers.start)
-        await aside(servers.remove, "a")
-        await aside(servers.add, "c")
+        await aside(remove, servers, "a")
+        await aside(add, servers, "c")
         await aside(servers.compact)
-        await aside(servers.stop)
+        await aside(servers.kill)
         await aside(servers.start)
         await one.faults.count(0, 1)
         assert one.names == {"a", "b"}
         one.faults.is_cut = False
         await one.until("b", "c")
         assert caplog.messages.count("watch expired") == 1
-        await aside(servers.add, "d")
+        await aside(add, servers, "d")
         await one.until("b", "c", "d")
 
     follow(servers, act)
 
 
-def test_a_long_list_comes_in_pages(servers: Restartable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_comes_in_pages(servers: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """More pods than one page holds are all known from the first change on."""
     names = [f"p{number}" for number in range(7)]
-    servers.add(*names)
+    add(servers, *names)
     monkeypatch.setattr("agent.list_watch.PAGE", "3")
 
     async def act(one: Follower) -> None:

@@ -12,11 +12,11 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.names import DOMAIN, serve_names
 from tests.cluster.place import KUBELET, RUNTIME, STATE, Place, node_place
 from tests.image.build import build_image
-from tests.node.control_plane import start_control_plane, start_controllers, start_scheduler
 from tests.node.kubelet import start_kubelet
 from tests.node.waiting import until
 from tests.servers import catalog
 from tests.servers.build import cache_folder, find
+from tests.servers.control_plane import start_control_plane, start_controllers, start_scheduler
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -46,6 +46,7 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
         f"--bind-address={place.near}",
         f"--advertise-address={place.near}",
         f"--service-cluster-ip-range={place.services}",
+        "--kubelet-preferred-address-types=InternalIP",  # no other name of the node is known here
         "--enable-aggregator-routing=true",  # webhooks are called at their endpoints: there is no kube-proxy
     )
     plane = stack.enter_context(start_control_plane(directory / "api", place.near, 443, flags))
@@ -65,7 +66,8 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
             settings=_kubelet_settings(place),
         )
     )
-    cluster = Cluster(NODE, plane, containerd, kubelet)
+    (directory / "overlays").mkdir()
+    cluster = Cluster(NODE, plane, containerd, kubelet, directory / "overlays")
     until("the kubelet is ready", cluster.is_ready)
     return cluster
 

@@ -56,11 +56,11 @@ def _program(server: Server) -> Path:
 
 def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, directory: Path) -> Node:
     from tests.agent.containerd import start_containerd
-    from tests.node.control_plane import start_control_plane, start_scheduler
     from tests.node.kubelet import start_kubelet
     from tests.node.node import AgentProcess, Node, hostname
     from tests.node.proxy import serve_proxy
     from tests.node.waiting import until
+    from tests.servers.control_plane import start_control_plane, start_scheduler
 
     name = hostname()
     folders = {part: directory / part for part in ("api", "containerd", "agent")}

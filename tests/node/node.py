@@ -26,9 +26,9 @@ from tests.servers.daemon import Daemon, free_port, running
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.node.control_plane import ControlPlane
     from tests.node.kubelet import Kubelet
     from tests.node.proxy import Proxy
+    from tests.servers.control_plane import ControlPlane
 
 COMMAND: Final = Path(sys.executable).with_name("corepin")
 CORES: Final = "cmk.intel.com/exclusive-cores"

@@ -1,8 +1,9 @@
-"""A kube-apiserver that can be restarted over the same etcd, and a scheduler."""
+"""A kube-apiserver that can be restarted over the same etcd, a scheduler and the controllers."""
 
 from __future__ import annotations
 
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from tests.servers.start import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from tests.servers.catalog import Server
@@ -37,6 +39,7 @@ class ControlPlane:
     port: int
     etcd: str
     stack: ExitStack
+    thread: Executor  # the one that starts kube-apiserver, which dies with its thread
     flags: tuple[str, ...] = ()
     daemon: Daemon | None = None
 
@@ -50,9 +53,12 @@ class ControlPlane:
             *_flags(self.server.directory),
             *self.flags,
         ]
-        self.daemon = self.stack.enter_context(running("kube-apiserver", command, self.server.log_file))
+        self.daemon = self.thread.submit(self._run, command).result()
         with self.server.client() as client:
             self.daemon.wait_until(lambda: _answers(client, "/readyz"))
+
+    def _run(self, command: list[str]) -> Daemon:
+        return self.stack.enter_context(running("kube-apiserver", command, self.server.log_file))
 
     def kill(self) -> None:
         """Kill kube-apiserver; every connection breaks."""
@@ -85,7 +91,8 @@ def start_control_plane(
     _write_credentials(server)
     with ExitStack() as stack:
         _start_etcd(stack, server, etcd)
-        plane = ControlPlane(server, port, etcd, stack, flags)
+        thread = stack.enter_context(ThreadPoolExecutor(1))
+        plane = ControlPlane(server, port, etcd, stack, thread, flags)
         plane.start()
         plane.make_default_account()
         yield plane
