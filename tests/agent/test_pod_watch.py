@@ -189,6 +189,17 @@ def test_a_failing_server_is_asked_again_after_a_wait(failure: httpx.Response | 
         assert min(waits) >= 7
 
 
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_thirty_seconds_of_failures_cost_a_handful_of_requests(code: int) -> None:
+    """The waits between the requests, which take no time here, make up for half a minute; then the watch goes on."""
+    failures = [httpx.Response(code, text="told to") for _ in range(7)]
+    again = streamed(event("ADDED", pod("b", "2")), stays=True)
+    server = Server(listed(pod("a", "1")), *failures, again)
+    source, waits = asyncio.run(follow(server, lambda one: uids(one) == {"a", "b"}))
+    assert sum(waits) >= 30
+    assert (source.failures, len(server.asked)) == (7, 9)
+
+
 def test_a_server_that_ends_every_watch_is_not_hammered() -> None:
     """Watches that end at once are answered with waits, not with a hot loop."""
     server = Server(listed(pod("a", "1")), *(streamed() for _ in range(5)), streamed(stays=True))
