@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from scripts.chart import CHART, ChartIncomplete, chart_files, combined, written
 from scripts.chart_values import BASE, OVERLAYS
 from tests.manifests.guide import blocks, section, shell
-from tests.manifests.rendered import ROOT, SYSTEM, Object, objects, renamed
+from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed
 from tests.manifests.rotated import bundles, issued, rotate
 from tests.servers.catalog import HELM
 from tests.servers.start import require, start_servers
@@ -171,6 +172,19 @@ def test_image_of_ones_own() -> None:
         for pod in pods(*own, *flags).values():
             assert pod["containers"][0]["image"] == image
             assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_choices_of_the_guide_render(tmp_path: Path) -> None:
+    """Files of values go together, and a file of one's own is the agents' configuration."""
+    (choices,) = [block for block in blocks("console", section("Helm")) if "helm install" in block]
+    own = tmp_path / "my-agent.yaml"
+    own.write_text("smtPolicy: require\n")
+    flags = shlex.split(choices.replace("my-agent.yaml", str(own)))[4:]
+    there = by_identity(rendered(*flags))
+    assert there[("ConfigMap", AGENT, "corepin-agent")]["data"]["config.yaml"] == own.read_text()
+    (entry,) = there[("MutatingWebhookConfiguration", None, "zz-corepin")]["webhooks"]
+    assert entry["failurePolicy"] == "Fail"
+    assert ("PrometheusRule", SYSTEM, "corepin") in there
 
 
 def test_places_for_pods() -> None:
