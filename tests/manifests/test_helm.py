@@ -179,7 +179,7 @@ def test_choices_of_the_guide_render(tmp_path: Path) -> None:
     (choices,) = [block for block in blocks("console", section("Helm")) if "helm install" in block]
     own = tmp_path / "my-agent.yaml"
     own.write_text("smtPolicy: require\n")
-    flags = shlex.split(choices.replace("my-agent.yaml", str(own)))[4:]
+    flags = shlex.split(choices.replace("\\\n", "").replace("my-agent.yaml", str(own)))[4:]
     there = by_identity(rendered(*flags))
     assert there[("ConfigMap", AGENT, "corepin-agent")]["data"]["config.yaml"] == own.read_text()
     (entry,) = there[("MutatingWebhookConfiguration", None, "zz-corepin")]["webhooks"]
