@@ -10,7 +10,7 @@ import logging
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from agent.clock import Clock
 from agent.loop import Hints, Loop
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from agent.observe import Seams
     from agent.reconcile import Settings
     from agent.state import Reporter
-
-PODS_SECONDS: Final = 30.0  # for the first list of pods
 
 logger = logging.getLogger(__name__)
 
@@ -81,26 +79,13 @@ class Agent:
 
     async def reset(self) -> None:
         """Give every container all CPUs back, and take back everything that was told."""
-        pods = self._parts.seams.pods
         background = asyncio.create_task(self.reconciler.background.run())
-        watching = asyncio.create_task(pods.watch(self.hints.give))
         try:
             await self.reconciler.reset()
-            if self._parts.reporters:
-                await self._known_pods()
             await self.publisher.reset()
         finally:
-            for task in (background, watching):
-                task.cancel()
-            await asyncio.wait((background, watching))
-
-    async def _known_pods(self) -> None:
-        """Wait until the pods are listed: their annotations are to be removed."""
-        pods = self._parts.seams.pods
-        async with asyncio.timeout(PODS_SECONDS):
-            while not pods.complete:
-                await self.hints.wait(PODS_SECONDS)
-                self.hints.clear()
+            background.cancel()
+            await asyncio.wait([background])
 
 
 async def run_until_told(agent: Agent, listeners: Listeners) -> None:

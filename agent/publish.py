@@ -77,8 +77,10 @@ class Publisher:
         return wait
 
     async def reset(self) -> None:
-        """Remove everything that was told; raise what the reporters raise, after all were asked."""
+        """Remove everything that was told; log what each reporter raises, and raise the first after all were asked."""
         answers = await asyncio.gather(*(one.reset() for one in self._reporters), return_exceptions=True)
         failed = [answer for answer in answers if isinstance(answer, Exception)]
+        for failure in failed:
+            logger.error("report not removed", extra={"facts": {"reason": str(failure)}})
         if failed:
             raise failed[0]

@@ -171,8 +171,10 @@ def reporters(
     config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
 ) -> tuple[Reporter, ...]:
     """Return everybody who is told what the agent knows; without an API server that is nobody."""
+    from agent.report_log import LogReport
+
     if api is None:
-        return ()
+        return (LogReport(),)
     from agent.node_words import NodeOptions
     from agent.report_events import EventReport
     from agent.report_metrics import MetricsReport
@@ -183,6 +185,7 @@ def reporters(
     flags = config.reports
     options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint, flags.sidecar)
     return (
+        LogReport(),
         PodReport(api, config.node, pods),
         EventReport(api, config.node, pods),
         NodeReport(api, config.node, pods, options),
