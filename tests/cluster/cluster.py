@@ -22,7 +22,7 @@ WORKLOADS: Final = (
     (AGENT, "daemonset/corepin-agent"),
 )
 # The test's own times, instead of a minute and a half for each: its kubelet looks at Secrets every five seconds.
-_TIMES: Final = (("COREPIN_SETTLE", "5"), ("COREPIN_KUBELET_SYNC", "10"), ("COREPIN_INTERVAL", "1"))
+TIMES: Final = {"COREPIN_SETTLE": "5", "COREPIN_KUBELET_SYNC": "10", "COREPIN_INTERVAL": "1"}
 _PATIENCE: Final = "--timeout=180s"
 
 
@@ -45,7 +45,7 @@ class Cluster(KubeNode):
         """Apply an overlay of the manifests with so many replicas of the webhook, and wait until all is as it says."""
         folder = self.overlays / f"{name}-{replicas}"
         folder.mkdir(exist_ok=True)
-        (folder / "kustomization.yaml").write_text(json.dumps(_overlay(folder, name, replicas)))
+        (folder / "kustomization.yaml").write_text(json.dumps(self._overlay(folder, name, replicas)))
         self.kubectl("apply", "--server-side", "-k", str(folder))
         for namespace, workload in WORKLOADS:
             self.kubectl("-n", namespace, "rollout", "status", workload, _PATIENCE)
@@ -81,20 +81,29 @@ class Cluster(KubeNode):
         self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
         until_equal("pods are gone", self.pods, [])
 
+    def _overlay(self, folder: Path, name: str, replicas: int) -> dict[str, Any]:
+        """Return a kustomization that changes nothing but numbers, and says where the kubelet keeps its cgroups."""
+        return {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [os.path.relpath(Path("manifests") / name, folder)],
+            "replicas": [{"name": "corepin-webhook", "count": replicas}],
+            "patches": [
+                _variables("Deployment", SYSTEM, "certs", TIMES),
+                _variables(
+                    "DaemonSet", AGENT, "agent", {"COREPIN_KUBELET_CGROUP_ROOT": self.containerd.cgroup}
+                ),
+            ],
+        }
 
-def _overlay(folder: Path, name: str, replicas: int) -> dict[str, Any]:
-    """Return a kustomization that changes nothing but numbers."""
-    variables = [{"name": key, "value": value} for key, value in _TIMES]
+
+def _variables(kind: str, namespace: str, component: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Return a patch that adds variables to a workload."""
+    variables = [{"name": key, "value": value} for key, value in values.items()]
     patch = {
         "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "corepin-certs", "namespace": SYSTEM},
-        "spec": {"template": {"spec": {"containers": [{"name": "certs", "env": variables}]}}},
+        "kind": kind,
+        "metadata": {"name": f"corepin-{component}", "namespace": namespace},
+        "spec": {"template": {"spec": {"containers": [{"name": component, "env": variables}]}}},
     }
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [os.path.relpath(Path("manifests") / name, folder)],
-        "replicas": [{"name": "corepin-webhook", "count": replicas}],
-        "patches": [{"patch": json.dumps(patch)}],
-    }
+    return {"patch": json.dumps(patch)}

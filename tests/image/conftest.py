@@ -1,0 +1,41 @@
+"""The image, built once for all tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.image.archive import Archive
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses the image: it is built as root, with packages that may have to be installed."""
+    for item in items:
+        if "image" in getattr(item, "fixturenames", ()):
+            item.add_marker("node")
+
+
+@pytest.fixture(scope="session")
+def image() -> Archive:
+    """Return the image; skipped with the reason where it cannot be built."""
+    from tests.image.archive import Archive
+    from tests.image.build import build_image
+
+    return Archive(build_image())
+
+
+@pytest.fixture(scope="session")
+def root(image: Archive, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the unpacked image."""
+    folder = tmp_path_factory.mktemp("root-")
+    folder.chmod(0o755)
+    image.unpack(folder)
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,83 @@
+"""What is in the image, and what is not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from tests.image.build import NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.image.archive import Archive
+
+LARGEST_MB = 300  # of what is added to the base
+BIN_FOLDERS = {"bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "opt/corepin/bin"}
+COMPILERS = {"as", "c++", "cc", "clang", "cpp", "g++", "gcc", "go", "ld", "make", "tcc"}
+# Debian's python3 brings the interpreter and small scripts for it; nothing that loads or builds software.
+PYTHON = {"pdb3", "py3clean", "py3compile", "py3versions", "pydoc3", "pygettext3", "python3"}
+
+
+def added(image: Archive) -> set[PurePath]:
+    """Return what the image has and its base has not."""
+    return {PurePath(member.name) for layer in image.layers[1:] for member in layer}
+
+
+def programs(paths: set[PurePath]) -> set[str]:
+    """Return the names of the commands among paths, without a version of Python."""
+    found = {path for path in paths if str(path.parent) in BIN_FOLDERS}
+    return {
+        path.name.removesuffix(".11")
+        for path in found
+        if not (path.parent.name + path.name).startswith("binbin")
+    }
+
+
+def test_size(image: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    """The size is told; what is added to Debian's smallest system stays below a limit."""
+    base, *layers = (size / 1e6 for size in image.bytes)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nimage: {base + sum(layers):.0f} MB, of these {sum(layers):.0f} added to the base\n"
+        )
+    assert sum(layers) < LARGEST_MB
+
+
+def test_it_says_how_it_runs(image: Archive) -> None:
+    """It is found under the manifests' name, runs `corepin`, and as a number, so that Kubernetes can tell it from root."""
+    assert NAME in image.manifest["RepoTags"]
+    assert (image.settings["User"], image.settings["Entrypoint"]) == ("65532:65532", ["corepin"])
+
+
+def test_no_tools_beyond_the_base(image: Archive, root: Path) -> None:
+    """Besides the base there is Python and corepin; no compiler is anywhere, and no package manager for Python."""
+    assert programs(added(image)) == PYTHON | {"corepin", "python"}
+    there = {
+        path.name for folder in BIN_FOLDERS for path in (root / folder).iterdir() if (root / folder).is_dir()
+    }
+    assert not there & COMPILERS
+    assert not {"pip", "ensurepip", "setuptools"} & {part for path in added(image) for part in path.parts}
+
+
+def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> None:
+    """Settings and certificates that the build needed are not in the image, nor what apt fetched."""
+    paths = {str(path) for path in added(image)}
+    assert not [path for path in paths if path.startswith(("root/", "home/", "tmp/", "src/", "build/"))]
+    assert not [
+        path for path in paths if PurePath(path).name in {"pip.conf", "ca-certificates.crt", "ca.crt"}
+    ]
+    assert not any(entry != "TZ" and "PIP" in entry for entry in image.settings["Env"])
+    assert not list((root / "var/lib/apt/lists").iterdir())
+
+
+def test_modules_are_compiled(root: Path) -> None:
+    """Every module has its bytecode, because nothing can be written where it runs."""
+    packages = root / "opt/corepin/lib/python3.11/site-packages"
+    for name in ("agent", "certs", "corepin", "pinning", "webhook"):
+        sources = {path.stem for path in (packages / name).glob("*.py")}
+        compiled = {path.name.split(".")[0] for path in (packages / name / "__pycache__").glob("*.pyc")}
+        assert sources == compiled != set()
