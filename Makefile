@@ -13,10 +13,10 @@ PURE := pinning/*,webhook/mutate.py,webhook/sidecars.py,webhook/pod_rules.py,web
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
 
-.PHONY: help setup demo test unit check image bench metrics chart
+.PHONY: help setup demo test unit e2e-smt check image bench metrics chart
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:
 	@scripts/setup
@@ -31,6 +31,9 @@ test: check ## every check and every test; builds kube-apiserver and etcd the fi
 
 unit: setup ## the tests that need no server, no container runtime and no emulated machine
 	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -m 'not server and not runtime and not node and not smt'
+
+e2e-smt: setup ## a whole cluster on an emulated machine with two threads per core: 10 minutes, and more when busy
+	@$(BIN)/pytest -m smt_cluster tests/smt_cluster
 
 check: setup ## formatting, lint, types
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }

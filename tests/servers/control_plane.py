@@ -106,10 +106,10 @@ def start_scheduler(program: Path, server: ApiServer) -> Iterator[Daemon]:
 
 
 @contextmanager
-def start_controllers(program: Path, server: ApiServer) -> Iterator[Daemon]:
+def start_controllers(program: Path, server: ApiServer, flags: tuple[str, ...] = ()) -> Iterator[Daemon]:
     """Run kube-controller-manager until the block ends."""
     trusted = f"--root-ca-file={server.ca_file}"  # what every pod is given to know the API server by
-    with _controller(KUBE_CONTROLLER_MANAGER, program, server, trusted) as daemon:
+    with _controller(KUBE_CONTROLLER_MANAGER, program, server, trusted, *flags) as daemon:
         yield daemon
 
 

@@ -17,7 +17,6 @@ from tests.servers.daemon import dies_with_parent, plain_environment
 from tests.smt.setup import install, virtme_run
 
 CHECKOUT = Path(__file__).parents[2]
-SECONDS = 1200.0  # four times what it takes while everything else is tested too
 START_SECONDS = 120.0  # until the first program speaks: 10 to 30
 BOOTS = 3
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
@@ -27,6 +26,19 @@ _NOISE = "TCG doesn't support requested feature"
 
 class GuestFailed(AssertionError):
     """The scenario did not come to its end; the message holds what the console said last."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is emulated: QEMU's words for its CPUs, its memory, and how the memory is spread over NUMA nodes."""
+
+    cpus: str
+    memory: str
+    numa: tuple[str, ...] = ()
+    seconds: float = 1200.0  # four times what its scenario takes while everything else is tested too
+
+
+TWO_SOCKETS = Machine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,9 @@ class Report:
         return value
 
 
-def boot(scenario: str, directory: Path, *, kernel_options: str = "") -> Report:
+def boot(
+    scenario: str, directory: Path, *, machine: Machine = TWO_SOCKETS, kernel_options: str = ""
+) -> Report:
     """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens.
 
     Two of some forty starts on a busy machine never reached our first program, with nothing on the console; why is
@@ -58,7 +72,7 @@ def boot(scenario: str, directory: Path, *, kernel_options: str = "") -> Report:
     options = f"{_kernel_options(scenario)} {kernel_options}"
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
-        if _run(_command(kernel, files, options), files):
+        if _run(_command(kernel, machine, files, options), files, machine.seconds):
             break
     return Report(read_facts(files.facts.read_text()), last_lines(files.said()))
 
@@ -79,7 +93,7 @@ class _Files:
         return "\n".join(file.read_text(errors="replace") for file in (self.qemu, self.console))
 
 
-def _run(command: list[str], files: _Files) -> bool:
+def _run(command: list[str], files: _Files, seconds: float) -> bool:
     """Run one guest to its end; return False when it was ended because its first program never spoke."""
     with files.qemu.open("wb") as log:
         guest = subprocess.Popen(
@@ -90,7 +104,7 @@ def _run(command: list[str], files: _Files) -> bool:
                 guest.wait(START_SECONDS)
             if guest.poll() is None and not files.console.stat().st_size:
                 return False
-            guest.wait(SECONDS + 30)
+            guest.wait(seconds + 30)
         finally:
             _end(guest)
     return True
@@ -124,7 +138,7 @@ def _end(guest: subprocess.Popen[bytes]) -> None:
         guest.wait()
 
 
-def _command(kernel: Path, files: _Files, kernel_options: str) -> list[str]:
+def _command(kernel: Path, machine: Machine, files: _Files, kernel_options: str) -> list[str]:
     """Return the command line: `timeout` ends the machine when it hangs, and when this process dies.
 
     virtme-run builds the initramfs and exports the host's root. Its own first program waits up to a minute for udev,
@@ -132,8 +146,8 @@ def _command(kernel: Path, files: _Files, kernel_options: str) -> list[str]:
     """
     python = Path(sys.executable)
     virtme = [str(python), str(virtme_run()), "--kimg", str(kernel), "--mods", "auto"]
-    machine = ["--disable-kvm", "--force-9p", "--memory", "3G", "--cpus", "16,sockets=2,cores=4,threads=2"]
-    nodes = ["--numa", "1536M,cpus=0-7", "--numa", "1536M,cpus=8-15"]
+    emulated = ["--disable-kvm", "--force-9p", "--memory", machine.memory, "--cpus", machine.cpus]
+    nodes = [word for node in machine.numa for word in ("--numa", node)]
     qemu = [
         *("-cpu", "Haswell-noTSX"),  # an Intel model, else threads=2 is ignored
         *("-uuid", "c0de0c0d-e0c0-4e0c-8de0-c0de0c0de0c0"),  # the machine's id where the host has none
@@ -149,8 +163,8 @@ def _command(kernel: Path, files: _Files, kernel_options: str) -> list[str]:
         ),  # ttyS1; ttyS0 is virtme's
         *("-append", kernel_options),
     ]
-    run = [*virtme, *machine, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
-    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(SECONDS), "nice", "-n", "5", *run]
+    run = [*virtme, *emulated, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
+    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(machine.seconds), "nice", "-n", "5", *run]
     return _terminated_with_parent(timed)
 
 

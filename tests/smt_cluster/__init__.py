@@ -1,0 +1,1 @@
+"""A cluster of one node inside the emulated SMT machine: every server is real, and corepin runs from its manifests."""

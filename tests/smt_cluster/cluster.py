@@ -1,0 +1,192 @@
+"""Inside the guest: the cluster as its operator and its users see it, and what the kernel says of their containers."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
+from tests.agent.containerd import IMAGE
+from tests.smt.inside import report
+from tests.smt_cluster.machine import NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import httpx
+
+    from tests.servers.apiserver import ApiServer
+
+SECONDS = 600.0  # for what takes one to sixty
+PODS = "/api/v1/namespaces/default/pods"
+CGROUPS = Path("/sys/fs/cgroup/kubepods")
+MAIN = "main"
+TWO_PROCESSES = ("/bin/sh", "-c", "sleep 1000000 & wait")
+_POLL_SECONDS = 1.0
+
+
+class Never(Exception):
+    """What was waited for did not come."""
+
+
+@dataclass
+class Cluster:
+    """A cluster of one node."""
+
+    api: ApiServer
+    client: httpx.Client
+    wanted: dict[str, str | None] = field(default_factory=dict)  # policy of `main` by name of the pod
+
+    # What people do; each command and its answer are told to the host.
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """Run kubectl as people do and return what it prints, warnings and errors too."""
+        done = self.api.kubectl(*words, input=stdin, check=False)
+        said = done.stdout + done.stderr
+        report("kubectl", command=" ".join(("kubectl", *words)), said=said, status=done.returncode)
+        return said
+
+    def create(self, pod: Mapping[str, Any], policy: str | None) -> None:
+        """Create a pod; `policy` is what its container `main` will be told to have."""
+        self.wanted[pod["metadata"]["name"]] = policy
+        self.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+
+    def annotate(self, name: str, annotation: str, value: str, policy: str) -> None:
+        """Change a running pod's annotation, and thereby its policy."""
+        self.wanted[name] = policy
+        self.kubectl("annotate", "--overwrite", f"pod/{name}", f"{annotation}={value}")
+
+    def delete(self, *names: str) -> None:
+        """Delete pods and wait until they are gone."""
+        self.kubectl("delete", *(f"pod/{name}" for name in names))
+        for name in names:
+            del self.wanted[name]
+
+    # What is seen, by the API server and by the kernel.
+
+    def get(self, path: str) -> Any:
+        """Return an object as the API server has it."""
+        return self.client.get(path).raise_for_status().json()
+
+    def node(self) -> dict[str, Any]:
+        """Return what the agent tells of the node."""
+        found = self.get(f"/api/v1/nodes/{NODE}")
+        notes, status = found["metadata"]["annotations"], found["status"]
+        return {
+            "pools": json.loads(notes.get(STATUS_POOLS, "{}")),
+            "topology": json.loads(notes.get(STATUS_TOPOLOGY, "{}")),
+            "labels": found["metadata"]["labels"],
+            **{
+                part: {name: status[part].get(name) for name in (EXCLUSIVE_CORES, ISOLATED_CORES)}
+                for part in ("capacity", "allocatable")
+            },
+        }
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """Return what the agent and the kernel say of a pod's containers."""
+        found = self.get(f"{PODS}/{name}")
+        told = json.loads((found["metadata"].get("annotations") or {}).get(STATUS_CPUS, "{}"))
+        running = {
+            one["name"]: one["containerID"].partition("//")[2]
+            for one in found["status"].get("containerStatuses") or ()
+            if "running" in one["state"]
+        }
+        return {
+            "phase": found["status"].get("phase"),
+            "qos": found["status"].get("qosClass"),
+            "told": told.get("containers", {}),
+            "resources": {one["name"]: one["resources"] for one in found["spec"]["containers"]},
+            "kernel": {name: kernel(key) for name, key in running.items()},
+        }
+
+    def look(self, step: str) -> None:
+        """Tell the host what is seen of everything now."""
+        pods = {name: self.pod(name) for name in sorted(self.wanted)}
+        report("look", step=step, pods=pods, node=self.node(), online=online())
+
+    # Waiting.
+
+    def settle(self) -> None:
+        """Wait until API server and kernel agree on every pod."""
+        self.until("every pod runs where it is told to", self._is_settled)
+
+    def until(self, what: str, is_so: Callable[[], object]) -> None:
+        """Return as soon as something is so; tell everything and raise when it never is."""
+        deadline = time.monotonic() + SECONDS
+        while not is_so():
+            if time.monotonic() > deadline:
+                self.look(f"never: {what}")
+                raise Never(what)
+            time.sleep(_POLL_SECONDS)
+
+    def _is_settled(self) -> bool:
+        pools = self.node()["pools"]
+        owners = {f"default/{name}/{MAIN}" for name, policy in self.wanted.items() if policy}
+        if pools.get("universe") != online() or pools["owners"].keys() != owners:
+            return False
+        pods = {name: self.pod(name) for name in self.wanted}
+        return all(is_as_told(pods[name], policy, pools["shared"]) for name, policy in self.wanted.items())
+
+
+def is_as_told(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
+    """Say whether `main` has its policy, and every container runs where the agent says: the others in the shared set."""
+    told, seen = pod["told"], pod["kernel"]
+    if seen.keys() != pod["resources"].keys() or (told.get(MAIN) or {}).get("policy") != policy:
+        return False
+    wanted = {name: (told.get(name) or {}).get("cpus", shared) for name in seen}
+    return all(is_undisturbed(one) for one in told.values()) and all(
+        one["cpuset"] == wanted[name] and set(one["allowed"]) == {wanted[name]} for name, one in seen.items()
+    )
+
+
+def is_undisturbed(told: Mapping[str, Any]) -> bool:
+    """Say whether the agent calls a container pinned, and alone on its CPUs."""
+    return bool(told["pinned"]) and not {"drift", "intruders", "refusal"} & told.keys()
+
+
+def kernel(container: str) -> dict[str, Any]:
+    """Return the effective cpuset of a container, and Cpus_allowed_list of each of its tasks."""
+    for folder in CGROUPS.rglob(container):
+        with suppress(FileNotFoundError):
+            cpuset = (folder / "cpuset.cpus.effective").read_text().strip()
+            tasks = (folder / "cgroup.threads").read_text().split()
+            return {"cpuset": cpuset, "allowed": [one for task in tasks for one in _allowed(task)]}
+    return {"cpuset": None, "allowed": []}
+
+
+def _allowed(task: str) -> list[str]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        status = Path(f"/proc/{task}/status").read_text()
+        return [status.split("Cpus_allowed_list:", 1)[1].split(None, 1)[0]]
+    return []
+
+
+def online() -> str:
+    """Return the CPUs that the kernel runs."""
+    return Path("/sys/devices/system/cpu/online").read_text().strip()
+
+
+def pod(
+    name: str, annotations: Mapping[str, str] | None = None, limits: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return a pod whose one container runs two processes."""
+    main = {
+        "name": MAIN,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": list(TWO_PROCESSES),
+        "resources": {"limits": dict(limits or {})},
+    }
+    spec = {
+        "containers": [main],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "dnsPolicy": "Default",
+        "terminationGracePeriodSeconds": 1,
+    }
+    metadata = {"name": name, "annotations": dict(annotations or {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -1,0 +1,52 @@
+"""Boot the machine once, walk through everything, and show at the end what people typed and read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.agent.containerd import install_packages
+from tests.cluster.start import PACKAGES
+from tests.servers.build import ASSETS, cache_folder
+from tests.smt.guest import Machine, Report, boot
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+FOUR_CORES = Machine("8,sockets=1,cores=4,threads=2", "6G", seconds=5400)  # 8 minutes when nothing else runs
+_REPORT = pytest.StashKey[Report]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that needs the walk; its servers are built beforehand."""
+    for item in items:
+        if "walk" in getattr(item, "fixturenames", ()) and item.path.parent.name == "smt_cluster":
+            for marker in ("smt_cluster", "server", "runtime"):
+                item.add_marker(marker)
+
+
+@pytest.fixture(scope="session")
+def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what the walk through a cluster on a machine of four cores with two threads each reported."""
+    install_packages(PACKAGES)
+    told = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, "")}
+    options = " ".join(f"{name}={value}" for name, value in told.items() if value)
+    folder = tmp_path_factory.mktemp("smt-cluster-")
+    report = boot("tests.smt_cluster.walk", folder, machine=FOUR_CORES, kernel_options=options)
+    request.config.stash[_REPORT] = report
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Show every command of the walk with its answer, and when each part was over."""
+    report = config.stash.get(_REPORT, None)
+    if report is None:
+        return
+    terminalreporter.section("what people typed and read in the emulated machine")
+    for told in report.facts.get("kubectl", []):
+        terminalreporter.write_line(f"$ {told['command']}\n{told['said']}")
+    for passed in report.facts.get("passed", []):
+        terminalreporter.write_line(f"{passed['uptime']:>6.0f} s after boot: {passed['step']}")

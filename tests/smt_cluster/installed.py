@@ -1,0 +1,110 @@
+"""Inside the guest: corepin, installed from the manifests as an operator does, its programs read from the host's disk.
+
+Unpacking an image of Python takes minutes under emulation, so the image here holds nothing but links: Python and the
+checkout are mounted into the pods. Everything else of the manifests holds: accounts, rights, capabilities, users.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.agent.containerd import add_link, write_archive
+from tests.smt.guest import CHECKOUT
+
+if TYPE_CHECKING:
+    from tests.agent.containerd import Containerd
+
+IMAGE = "docker.io/library/corepin:0.1.0"  # as the manifests name it, in full
+COMMAND = Path(sys.executable).with_name("corepin")
+WORKLOADS = {  # kind, namespace and container of each
+    "corepin-certs": ("Deployment", "corepin-system", "certs"),
+    "corepin-webhook": ("Deployment", "corepin-system", "webhook"),
+    "corepin-agent": ("DaemonSet", "corepin-agent", "agent"),
+}
+PATIENT = {"timeoutSeconds": 60, "failureThreshold": 30}  # starting takes a minute and more here
+REVIEW_SECONDS = 30  # the most that the API server waits for a webhook
+
+
+def load_image(containerd: Containerd) -> None:
+    """Give containerd the image of the manifests."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as files:
+        for name in ("bin", "sbin", "lib", "lib64"):
+            add_link(files, name, f"usr/{name}")
+    archive = containerd.directory / "corepin.tar"
+    entry = {"Entrypoint": [sys.executable, str(COMMAND)], "Env": ["PATH=/usr/bin"]}
+    write_archive(archive, IMAGE, layer.getvalue(), entry)
+    containerd.load(archive)
+
+
+def write_overlay(folder: Path) -> Path:
+    """Write the overlay: one replica of the webhook, patience, and where the programs are."""
+    folder.mkdir()
+    patches = [{"patch": json.dumps(_mounted(name))} for name in WORKLOADS]
+    patches += [_patient_registration("Mutating", 1), _patient_registration("Validating", 3)]
+    patches.append({"patch": json.dumps(_open_namespace())})
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(CHECKOUT / "manifests/hardened", folder)],
+        "patches": patches,
+    }
+    (folder / "kustomization.yaml").write_text(json.dumps(overlay, indent=2))
+    return folder
+
+
+def _mounted(name: str) -> dict[str, Any]:
+    kind, namespace, container = WORKLOADS[name]
+    folders = _program_folders()
+    mounts = [
+        {"name": f"host-{number}", "mountPath": folder, "readOnly": True}
+        for number, folder in enumerate(folders)
+    ]
+    volumes = [
+        {"name": f"host-{number}", "hostPath": {"path": folder, "type": "Directory"}}
+        for number, folder in enumerate(folders)
+    ]
+    patient: dict[str, Any] = {"name": container, "volumeMounts": mounts, "livenessProbe": PATIENT}
+    if container != "certs":
+        patient["readinessProbe"] = PATIENT
+    spec: dict[str, Any] = {"template": {"spec": {"volumes": volumes, "containers": [patient]}}}
+    if container == "webhook":
+        spec["replicas"] = 1
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+def _program_folders() -> list[str]:
+    """Return the folders that Python and the checkout are in, none of them within another."""
+    folders = {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
+    return sorted(
+        str(one) for one in folders if not any(one.is_relative_to(other) for other in folders - {one})
+    )
+
+
+def _patient_registration(kind: str, entries: int) -> dict[str, Any]:
+    steps = [
+        {"op": "replace", "path": f"/webhooks/{number}/timeoutSeconds", "value": REVIEW_SECONDS}
+        for number in range(entries)
+    ]
+    return {"target": {"kind": f"{kind}WebhookConfiguration"}, "patch": json.dumps(steps)}
+
+
+def _open_namespace() -> dict[str, Any]:
+    """Pods here mount folders of the host, which the level `restricted` of the manifests forbids."""
+    labels = {f"pod-security.kubernetes.io/{mode}": "privileged" for mode in ("enforce", "warn")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": "corepin-system", "labels": labels},
+    }

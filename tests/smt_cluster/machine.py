@@ -1,0 +1,49 @@
+"""Inside the guest: what a machine has before anybody installs Kubernetes on it. Nothing of it reaches the host."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+SERVICE_ADDRESS = "10.0.0.1"  # of the Service `kubernetes`: the API server itself listens there
+NODE_ADDRESS = "10.1.0.1"
+NODE = "guest"
+_LAYERS = Path("/run/layers")
+
+
+def prepare() -> None:
+    """Make the folders writable that a node writes to, and give the machine a name and addresses."""
+    _run("mount", "--make-rshared", "/")  # as systemd has it; volumes of pods are propagated
+    for folder in ("/etc", "/opt"):
+        _make_writable(folder)
+    for folder in ("/var/lib", "/var/log"):  # empty ones, not the host's
+        _run("mount", "-t", "tmpfs", "tmpfs", folder)
+    socket.sethostname(NODE)
+    _make_network()
+
+
+def _make_writable(folder: str) -> None:
+    """Lay a folder in memory over a folder of the host."""
+    upper, work = (_LAYERS / part / folder.strip("/") for part in ("upper", "work"))
+    for layer in (upper, work):
+        layer.mkdir(parents=True)
+    layers = f"lowerdir={folder},upperdir={upper},workdir={work}"
+    _run("mount", "-t", "overlay", "overlay", "-o", layers, folder)
+
+
+def _make_network() -> None:
+    """Bring up loopback and an interface that leads nowhere, whose default route gives the kubelet its address."""
+    for words in (
+        "link set lo up",
+        "link add node0 type dummy",
+        f"address add {NODE_ADDRESS}/24 dev node0",
+        f"address add {SERVICE_ADDRESS}/32 dev node0",
+        "link set node0 up",
+        f"route add default dev node0 src {NODE_ADDRESS}",
+    ):
+        _run("ip", *words.split())
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

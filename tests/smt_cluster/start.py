@@ -1,0 +1,73 @@
+"""Inside the guest: start everything that a cluster of one node has before corepin is installed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.agent.containerd import VERSIONS, start_containerd
+from tests.cluster.place import KUBELET, RUNTIME, Place
+from tests.cluster.start import _program, _write_network
+from tests.node.kubelet import start_kubelet
+from tests.servers import catalog
+from tests.servers.control_plane import start_control_plane, start_controllers, start_scheduler
+from tests.smt_cluster.installed import load_image
+from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.apiserver import ApiServer
+
+API: Final = Path("/run/api")
+KUBELET_FILES: Final = Path("/var/lib/kubelet-files")
+PLACE: Final = Place(SERVICE_ADDRESS, NODE_ADDRESS, "10.2.0.0/24", "10.0.0.0/24", ())
+API_FLAGS: Final = (
+    f"--bind-address={SERVICE_ADDRESS}",  # where pods look for it: there is no proxy for Services
+    "--enable-aggregator-routing=true",  # webhooks are called at their endpoints, for the same reason
+)
+CONTROLLERS: Final = (  # the others only cost time here
+    "deployment-controller",
+    "replicaset-controller",
+    "daemonset-controller",
+    "endpointslice-controller",
+    "serviceaccount-controller",
+    "root-ca-certificate-publisher-controller",
+    "node-lifecycle-controller",
+)
+CONTROLLER_FLAGS: Final = (
+    f"--controllers={','.join(CONTROLLERS)}",
+    "--node-monitor-grace-period=30m",  # an emulated kubelet may be silent for long
+)
+SETTINGS: Final = {"nodeStatusUpdateFrequency": "10s", "fileCheckFrequency": "1h"}
+
+
+@contextmanager
+def start_cluster() -> Iterator[ApiServer]:
+    """Run etcd, kube-apiserver, controllers, scheduler, containerd 2.4 and the kubelet until the block ends."""
+    os.environ["GOMAXPROCS"] = "2"  # more threads than the host has CPUs wait for each other
+    API.mkdir()
+    with ExitStack() as stack:
+        server = stack.enter_context(start_control_plane(API, SERVICE_ADDRESS, 443, API_FLAGS)).server
+        controllers = _program(catalog.KUBE_CONTROLLER_MANAGER)
+        stack.enter_context(start_controllers(controllers, server, CONTROLLER_FLAGS))
+        stack.enter_context(start_scheduler(_program(catalog.KUBE_SCHEDULER), server))
+        _start_node(stack, server)
+        yield server
+
+
+def _start_node(stack: ExitStack, server: ApiServer) -> None:
+    RUNTIME.mkdir()
+    _write_network(RUNTIME / "cni", PLACE)
+    containerd = stack.enter_context(start_containerd(VERSIONS[1], RUNTIME))
+    load_image(containerd)
+    KUBELET.symlink_to(KUBELET_FILES / "root")
+    stack.enter_context(
+        start_kubelet(
+            *(_program(catalog.KUBELET), server, NODE, KUBELET_FILES, containerd.socket, "/"),
+            flags=(f"--node-ip={NODE_ADDRESS}",),
+            settings=SETTINGS,
+        )
+    )

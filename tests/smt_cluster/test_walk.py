@@ -1,0 +1,269 @@
+"""What a real cluster of one node does on a machine whose cores have two threads: four cores, the first reserved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS
+from pinning.cpuset import EMPTY, CPUSet, union
+from tests.smt.guest import Report
+
+CORES = [CPUSet((first, first + 1)) for first in range(0, 8, 2)]
+RESERVED, ALL = CORES[0], union(CORES)
+STEPS = ["start", "install", "policies", "live_change", "sidecar", "cmk", "offline_and_back", "deletion"]
+Look = dict[str, Any]
+
+
+def look(walk: Report, step: str) -> Look:
+    """Return what was seen at one moment."""
+    (found,) = [one for one in walk.all("look") if one["step"] == step]
+    return found
+
+
+def cpus(seen: Look, pod: str, container: str = "main") -> CPUSet:
+    """Return where the kernel lets a container run: its cpuset, and the same for each of its two tasks."""
+    kernel = seen["pods"][pod]["kernel"][container]
+    assert kernel["allowed"] == [kernel["cpuset"]] * 2
+    return CPUSet.parse(kernel["cpuset"])
+
+
+def told(seen: Look, pod: str) -> dict[str, Any]:
+    """Return what the agent tells of a pod's container `main`, in the pod's annotation."""
+    found: dict[str, Any] = seen["pods"][pod]["told"]["main"]
+    return found
+
+
+def idle(seen: Look, pod: str) -> CPUSet:
+    """Return the siblings that idle in a pod's charge."""
+    return CPUSet.parse(told(seen, pod)["idle"])
+
+
+def whole_cores(these: CPUSet) -> CPUSet:
+    """Return all CPUs of the cores that `these` touch."""
+    return union(core for core in CORES if core & these)
+
+
+def typed(walk: Report, command: str) -> dict[str, Any]:
+    """Return a command of which there is one that starts so."""
+    (found,) = [one for one in walk.all("kubectl") if one["command"].startswith(command)]
+    return found
+
+
+def published(seen: Look, resource: str) -> int:
+    """Return how many cores the node offers, as scheduler and kubelet read it."""
+    node = seen["node"]
+    assert node["capacity"][resource] == node["allocatable"][resource]
+    return int(node["capacity"][resource])
+
+
+def test_walk_comes_to_its_end(walk: Report) -> None:
+    """Every step was taken; no wait ended in vain."""
+    assert walk.facts.get("failed", []) == []
+    assert [one["step"] for one in walk.all("passed")] == STEPS
+
+
+def test_every_command_succeeds_but_the_forgery(walk: Report) -> None:
+    """What people type works; who writes the agent's annotation by hand is refused and told who may."""
+    failed = [one for one in walk.all("kubectl") if one["status"]]
+
+    assert [one["command"].rpartition(" ")[2] for one in failed] == [f"{STATUS_CPUS}=forged"]
+    assert 'is written only by the corepin agent of node "guest"' in failed[0]["said"]
+
+
+def test_one_ca_is_published_in_every_entry(walk: Report) -> None:
+    """The rotation, as a pod with its own account, has put its CA into each of the four entries."""
+    bundles = walk.one("bundles")["configurations"]
+
+    assert len(bundles) == 4
+    assert len(set(bundles)) == 1
+
+
+def test_node_tells_machine_and_cores(walk: Report) -> None:
+    """Topology, label and both resources are on the node, and `kubectl describe node` shows the amounts."""
+    seen = look(walk, "installed")
+
+    assert [CPUSet.parse(core) for core in seen["node"]["topology"]["cores"]] == CORES
+    assert seen["node"]["labels"]["cmk.intel.com/cmk-node"] == "true"
+    assert (published(seen, EXCLUSIVE_CORES), published(seen, ISOLATED_CORES)) == (3, 3)
+    described = typed(walk, "kubectl describe node")["said"].split()
+    for resource in (EXCLUSIVE_CORES, ISOLATED_CORES):
+        assert described[described.index(f"{resource}:") + 1] == "3"
+
+
+def test_bystander_has_everything_first(walk: Report) -> None:
+    """A pod that asks for nothing runs on every CPU, and nothing is written on it."""
+    seen = look(walk, "installed")
+
+    assert cpus(seen, "bystander") == ALL
+    assert seen["pods"]["bystander"]["told"] == {}
+
+
+def test_require_owns_a_whole_core(walk: Report) -> None:
+    """Two CPUs under `require` are the two threads of one core."""
+    mine = cpus(look(walk, "policies"), "require")
+
+    assert mine in CORES[1:]
+
+
+def test_isolate_runs_one_thread_of_each_core(walk: Report) -> None:
+    """Two CPUs under `isolate` are on two cores, whose other threads idle in its charge."""
+    seen = look(walk, "policies")
+    mine = cpus(seen, "isolate")
+
+    assert len(mine) == 2
+    assert len(whole_cores(mine)) == 4
+    assert idle(seen, "isolate") == whole_cores(mine) - mine
+
+
+def test_others_run_on_what_is_left(walk: Report) -> None:
+    """The bystander is on no core of either owner: the reserved one is left."""
+    seen = look(walk, "policies")
+
+    assert cpus(seen, "bystander") == RESERVED
+    assert whole_cores(cpus(seen, "require")) & whole_cores(cpus(seen, "isolate")) == EMPTY
+
+
+def test_isolate_is_charged_in_cores(walk: Report) -> None:
+    """The webhook, over TLS with the published CA, has added the resource that the scheduler counts."""
+    resources = look(walk, "policies")["pods"]["isolate"]["resources"]["main"]
+
+    assert resources["limits"][ISOLATED_CORES] == resources["requests"][ISOLATED_CORES] == "2"
+
+
+@pytest.mark.parametrize("pod", ["require", "isolate"])
+def test_pod_tells_its_cpus(walk: Report, pod: str) -> None:
+    """Annotation as `kubectl get pod -o yaml` shows it, and kernel, name the same CPUs."""
+    document = yaml.safe_load(typed(walk, f"kubectl get pod {pod}")["said"])
+    status = json.loads(document["metadata"]["annotations"][STATUS_CPUS])["containers"]["main"]
+
+    assert status["pinned"] is True
+    assert (status["policy"], status["smtPolicy"]) == ("exclusive", pod)
+    mine = cpus(look(walk, "policies"), pod)
+    assert CPUSet.parse(status["cpus"]) == CPUSet.parse(status["applied"]["cpus"]) == mine
+
+
+def test_event_and_map_show_the_owner(walk: Report) -> None:
+    """`kubectl describe` has the event, and `corepin map` draws both owners with the idle siblings."""
+    mine = cpus(look(walk, "policies"), "isolate")
+
+    assert f"container main runs on CPUs {mine}" in typed(walk, "kubectl describe pod isolate")["said"]
+    drawn = typed(walk, "corepin map")["said"]
+    assert f"default/isolate/main: exclusive, CPUs {mine}" in drawn
+    assert "2 idle (a)" in drawn
+
+
+def test_edited_smt_policy_gives_a_core_back(walk: Report) -> None:
+    """From `isolate` to `require` the running pod moves to one core, and the bystander is widened by the other."""
+    before, after = look(walk, "policies"), look(walk, "isolate to require")
+
+    assert cpus(after, "isolate") in CORES[1:]
+    assert cpus(after, "isolate") <= whole_cores(cpus(before, "isolate"))
+    assert cpus(after, "require") == cpus(before, "require")
+    assert cpus(after, "bystander") == ALL - cpus(after, "require") - cpus(after, "isolate")
+
+
+def test_share_lets_others_in_and_none_lets_go(walk: Report) -> None:
+    """From exclusive to share the pod stays where it is and others join; with none it runs where they do."""
+    share, none = look(walk, "exclusive to share"), look(walk, "exclusive to none")
+
+    assert cpus(share, "require") == cpus(look(walk, "policies"), "require")
+    assert cpus(share, "require") <= cpus(share, "bystander") == ALL - cpus(share, "isolate")
+    assert cpus(none, "require") == cpus(none, "bystander") == ALL - cpus(none, "isolate")
+    assert none["pods"]["require"]["told"] == {}
+
+
+def test_user_is_warned_and_told(walk: Report) -> None:
+    """Who shares and still asks for whole cores is warned at once; the changes are events of the pod."""
+    warned = typed(walk, "kubectl annotate --overwrite pod/require qos.gocrane.io/cpu-manager=share")["said"]
+
+    assert "require has no effect: it acts only while the CPU policy is exclusive" in warned
+    assert "PolicyChanged" in typed(walk, "kubectl describe pod require")["said"]
+
+
+def test_sidecar_of_a_later_webhook_leaves_the_pod_guaranteed(walk: Report) -> None:
+    """Called again after the mesh, our webhook gives the proxy limits; the proxy runs with the others, main does not."""
+    seen = look(walk, "meshed")
+    pod = seen["pods"]["meshed"]
+
+    assert pod["qos"] == "Guaranteed"
+    limits = {"cpu": "200m", "memory": "64M"}
+    assert pod["resources"]["proxy"] == {"limits": limits, "requests": limits}
+    assert cpus(seen, "meshed") in CORES[1:]
+    assert cpus(seen, "meshed", "proxy") == cpus(seen, "bystander") == ALL - cpus(seen, "meshed")
+
+
+def test_cmk_pod_is_scheduled_and_served(walk: Report) -> None:
+    """One core of CMK's resource is one whole core; the webhook has brought CMK's variable, mounts and toleration."""
+    seen = look(walk, "cmk")
+    document = yaml.safe_load(typed(walk, "kubectl get pod cmk")["said"])
+    main = document["spec"]["containers"][0]
+
+    assert cpus(seen, "cmk") in CORES[1:]
+    assert cpus(seen, "bystander") == ALL - cpus(seen, "cmk")
+    assert {"name": "CMK_NUM_CORES", "value": "1"} in main["env"]
+    assert [mount["mountPath"] for mount in main["volumeMounts"]] == ["/opt/bin", "/etc/cmk"]
+    assert "cmk" in [one.get("key") for one in document["spec"]["tolerations"]]
+
+
+def test_claim_that_does_not_fit_is_refused_aloud(walk: Report) -> None:
+    """Three whole cores where two are free: an event with the remedy, and never called pinned; nobody else moves."""
+    seen = look(walk, "refused")
+    event = next(one for one in walk.all("event") if one["pod"] == "greedy")
+
+    assert event["reason"] == "Unpinnable"
+    assert "wanted 6 CPUs on wholly free cores, found 4: ask for at most 4" in event["message"]
+    assert told(seen, "greedy")["pinned"] is False
+    assert told(seen, "greedy")["refusal"]["reason"] == "NotEnoughCPUs"
+    assert cpus(seen, "cmk") == cpus(look(walk, "cmk"), "cmk")
+
+
+def test_resource_that_is_not_there_waits_for_the_scheduler(walk: Report) -> None:
+    """A pod that wants more of CMK's cores than are published is not bound, and told which resource is short."""
+    event = next(one for one in walk.all("event") if one["pod"] == "queued")
+
+    assert event["reason"] == "FailedScheduling"
+    assert f"Insufficient {EXCLUSIVE_CORES}" in event["message"]
+
+
+def test_refused_claim_is_served_once_there_is_room(walk: Report) -> None:
+    """When the CMK pod is deleted the refused one gets its cores, all of them."""
+    seen = look(walk, "mended")
+
+    assert cpus(seen, "greedy") == ALL - RESERVED
+    assert cpus(seen, "bystander") == RESERVED
+
+
+def test_offline_cpu_is_replaced_and_told(walk: Report) -> None:
+    """The owner keeps its other CPU and gets one of a core that nobody has; node and pod tell it."""
+    before, offline = look(walk, "before"), look(walk, "offline")
+    gone = CPUSet((walk.all("switched")[0]["cpu"],))
+    mine = cpus(offline, "whole")
+
+    assert CPUSet.parse(offline["online"]) == ALL - gone
+    assert CPUSet.parse(offline["node"]["topology"]["online"]) == ALL - gone
+    assert len(mine) == 2
+    assert cpus(before, "whole") - gone <= mine
+    assert cpus(offline, "bystander") == ALL - whole_cores(mine)
+    assert published(offline, EXCLUSIVE_CORES) == published(before, EXCLUSIVE_CORES) - 1
+
+
+def test_cpu_that_comes_back_idles_beside_its_owner(walk: Report) -> None:
+    """Nobody is moved for it, and nobody else runs beside an owner of whole cores."""
+    offline, back = look(walk, "offline"), look(walk, "back")
+
+    assert cpus(back, "whole") == cpus(offline, "whole")
+    assert idle(back, "whole") == whole_cores(cpus(back, "whole")) - cpus(back, "whole")
+    assert cpus(back, "bystander") == ALL - whole_cores(cpus(back, "whole"))
+
+
+def test_deletion_gives_everything_back(walk: Report) -> None:
+    """After the last owner the bystander runs everywhere again, and the node offers every core."""
+    seen = look(walk, "deleted")
+
+    assert cpus(seen, "bystander") == ALL
+    assert seen["node"]["pools"]["owners"] == {}
+    assert published(seen, EXCLUSIVE_CORES) == published(seen, ISOLATED_CORES) == 3

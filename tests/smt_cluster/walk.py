@@ -1,0 +1,240 @@
+"""Inside the guest: from an empty machine to pinned pods, and back, with what people type and what they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pinning.contract import CRANE_CPU_MANAGER, EXCLUSIVE_CORES, SIDECAR_LIMITS_POD, SMT_POLICY, STATUS_CPUS
+from pinning.cpuset import CPUSet
+from tests.agent import containerd as containers
+from tests.agent.containerd import IMAGE
+from tests.cluster.place import RUNTIME
+from tests.e2e.neighbours import serve_neighbours
+from tests.e2e.registration import neighbour
+from tests.servers import daemon
+from tests.smt.inside import report, switch
+from tests.smt_cluster import cluster as view
+from tests.smt_cluster import installed, machine
+from tests.smt_cluster.cluster import MAIN, Cluster, pod
+from tests.smt_cluster.machine import NODE
+from tests.smt_cluster.start import API, KUBELET_FILES, start_cluster
+
+SMT = f"{SMT_POLICY}/pod"
+EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
+MESHED = "mesh"  # the label of namespaces whose pods get a sidecar
+
+
+def main() -> NoReturn:
+    """Report everything, and end at once: the machine is switched off next, so nothing is stopped one by one."""
+    containers._SECONDS = daemon.START_SECONDS = view.SECONDS
+    status = 1
+    with ExitStack() as stack:
+        try:
+            walk(start(stack))
+            status = 0
+        except Exception:  # noqa: BLE001 whatever it was, the host is told
+            report("failed", traceback=traceback.format_exc(), logs=_logs())
+        os._exit(status)
+
+
+def start(stack: ExitStack) -> Cluster:
+    """Start everything that a cluster has before corepin is installed."""
+    machine.prepare()
+    api = stack.enter_context(start_cluster())
+    _passed("start")
+    return Cluster(api, stack.enter_context(api.client()))
+
+
+def walk(cluster: Cluster) -> None:
+    """Take every step."""
+    for step in (install, policies, live_change, sidecar, cmk, offline_and_back, deletion):
+        step(cluster)
+        _passed(step.__name__)
+
+
+def _passed(step: str) -> None:
+    report("passed", step=step, uptime=float(Path("/proc/uptime").read_text().split()[0]))
+
+
+def install(cluster: Cluster) -> None:
+    """Apply the manifests and wait as the operator guide says."""
+    overlay = installed.write_overlay(Path("/run/overlay"))
+    cluster.kubectl("apply", "--server-side", "-k", str(overlay))
+    for name, (kind, namespace, _) in installed.WORKLOADS.items():
+        cluster.kubectl(
+            *("-n", namespace, "rollout", "status", f"{kind.lower()}/{name}"),
+            f"--timeout={view.SECONDS:.0f}s",
+        )
+    cluster.until("the CA is published", lambda: all(_bundles(cluster)))
+    report("bundles", configurations=_bundles(cluster))
+    cluster.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
+    cluster.create(pod("bystander"), None)
+    cluster.settle()
+    cluster.kubectl("get", "nodes", "-L", "cmk.intel.com/cmk-node")
+    cluster.kubectl("describe", "node", NODE)
+    cluster.look("installed")
+
+
+def _bundles(cluster: Cluster) -> list[str]:
+    """Return the caBundle of every entry of our webhooks."""
+    found = [
+        cluster.get(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/zz-corepin")
+        for kind in ("mutating", "validating")
+    ]
+    return [entry["clientConfig"].get("caBundle", "") for one in found for entry in one["webhooks"]]
+
+
+def policies(cluster: Cluster) -> None:
+    """Run an owner of whole cores beside one of single threads with idle siblings."""
+    cluster.create(pod("require", {**EXCLUSIVE, SMT: "require"}, {"cpu": "2"}), "exclusive")
+    cluster.create(pod("isolate", {SMT: "isolate"}, {"cpu": "2"}), "exclusive")
+    cluster.settle()
+    cluster.look("policies")
+    for name in ("require", "isolate"):
+        cluster.kubectl("get", "pod", name, "-o", "yaml")
+    cluster.kubectl("describe", "pod", "isolate")
+    _draw(cluster)
+    cluster.kubectl("annotate", "pod/bystander", f"{STATUS_CPUS}=forged")
+
+
+def _draw(cluster: Cluster) -> None:
+    """Show the node as `corepin map` does from the outside."""
+    command = [str(installed.COMMAND), "map", "--node", NODE]
+    env = daemon.plain_environment() | {"KUBECONFIG": str(cluster.api.kubeconfig())}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    report(
+        "kubectl",
+        command=f"corepin map --node {NODE}",
+        said=done.stdout + done.stderr,
+        status=done.returncode,
+    )
+
+
+def live_change(cluster: Cluster) -> None:
+    """Edit the annotations of running pods."""
+    cluster.annotate("isolate", SMT, "require", "exclusive")
+    cluster.until("fewer cores", lambda: _told(cluster, "isolate").get("smtPolicy") == "require")
+    cluster.settle()
+    cluster.look("isolate to require")
+    for policy in ("share", "none"):
+        cluster.annotate("require", CRANE_CPU_MANAGER, policy, policy)
+        if policy == "none":
+            cluster.wanted["require"] = None
+        cluster.settle()
+        cluster.look(f"exclusive to {policy}")
+    cluster.kubectl("describe", "pod", "require")
+    cluster.delete("require", "isolate")
+    cluster.settle()
+
+
+def _told(cluster: Cluster, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = cluster.pod(name)["told"].get(MAIN) or {}
+    return told
+
+
+def sidecar(cluster: Cluster) -> None:
+    """Let somebody else's webhook, called after ours, add a container that states neither CPU nor memory."""
+    cluster.kubectl("label", "namespace", "default", f"{MESHED}=yes")
+    with serve_neighbours({"/sidecar": add_sidecar}) as served:
+        registration = neighbour("zzz-mesh", f"{served.url}/sidecar", served.ca_bundle, MESHED)
+        registration["webhooks"][0]["timeoutSeconds"] = installed.REVIEW_SECONDS
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(registration))
+        meshed = pod("meshed", {**EXCLUSIVE, SIDECAR_LIMITS_POD: "true"}, {"cpu": "2", "memory": "64Mi"})
+        probe = ("create", "--dry-run=server", "-o", "name", "-f", "-")
+        cluster.until(
+            "the mesh acts",
+            lambda: (
+                "proxy"
+                in cluster.api.kubectl(
+                    *probe[:3], "jsonpath={.spec.containers[*].name}", *probe[4:], input=json.dumps(meshed)
+                ).stdout
+            ),
+        )
+        cluster.create(meshed, "exclusive")
+        cluster.settle()
+        cluster.look("meshed")
+        cluster.kubectl("get", "pod", "meshed", "-o", "yaml")
+        cluster.kubectl("delete", "mutatingwebhookconfiguration", "zzz-mesh")
+    cluster.delete("meshed")
+
+
+def add_sidecar(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Add a proxy that states nothing, unless it is there."""
+    if any(one["name"] == "proxy" for one in document["spec"]["containers"]):
+        return []
+    proxy = {
+        "name": "proxy",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": list(view.TWO_PROCESSES),
+    }
+    return [{"op": "add", "path": "/spec/containers/-", "value": proxy}]
+
+
+def cmk(cluster: Cluster) -> None:
+    """Schedule by CMK's resource; what does not fit waits for the scheduler, or is refused by the agent and mended."""
+    cluster.create(pod("cmk", None, {EXCLUSIVE_CORES: "1"}), "exclusive")
+    cluster.settle()
+    cluster.look("cmk")
+    cluster.kubectl("get", "pod", "cmk", "-o", "yaml")
+    cluster.create(pod("greedy", {SMT: "require"}, {"cpu": "6"}), "exclusive")
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod("queued", None, {EXCLUSIVE_CORES: "3"})))
+    for name, reason in (("greedy", "Unpinnable"), ("queued", "FailedScheduling")):
+        cluster.until(f"{name} is refused", lambda name=name, reason=reason: reason in _events(cluster, name))  # type: ignore[misc]
+        report("event", pod=name, reason=reason, message=_events(cluster, name)[reason])
+    cluster.until("the refusal is told", lambda: _told(cluster, "greedy").get("refusal"))
+    cluster.look("refused")
+    cluster.kubectl("get", "events", "--field-selector=type=Warning")
+    cluster.kubectl("delete", "pod/queued")
+    cluster.delete("cmk")
+    cluster.settle()
+    cluster.look("mended")
+    cluster.delete("greedy")
+
+
+def _events(cluster: Cluster, name: str) -> dict[str, str]:
+    """Return reason and message of the events about a pod."""
+    found = cluster.get(f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={name}")
+    return {one["reason"]: one["message"] for one in found["items"]}
+
+
+def offline_and_back(cluster: Cluster) -> None:
+    """Take a CPU of an owner of whole cores away, and bring it back."""
+    cluster.create(pod("whole", {SMT: "require"}, {"cpu": "2"}), "exclusive")
+    cluster.settle()
+    cluster.look("before")
+    gone = max(CPUSet.parse(_told(cluster, "whole")["cpus"]))
+    for step, on in (("offline", False), ("back", True)):
+        switch(gone, on=on)
+        cluster.settle()
+        report("switched", step=step, cpu=gone)
+        cluster.look(step)
+
+
+def deletion(cluster: Cluster) -> None:
+    """Delete the last owner."""
+    cluster.delete("whole")
+    cluster.settle()
+    cluster.look("deleted")
+    cluster.kubectl("get", "pods", "--all-namespaces")
+
+
+def _logs() -> dict[str, str]:
+    """Return the end of every log."""
+    files = [
+        *API.glob("*.log"),
+        *RUNTIME.glob("*.log"),
+        *KUBELET_FILES.glob("*.log"),
+        *(KUBELET_FILES / "logs").rglob("*.log"),
+    ]
+    return {str(file): file.read_text(errors="replace")[-4000:] for file in files}
+
+
+if __name__ == "__main__":
+    main()
