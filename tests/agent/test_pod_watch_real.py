@@ -7,7 +7,8 @@ import json
 import logging
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from agent.kubeapi import Access, Api
 from agent.pod_watch import PodWatch
+from tests.agent.door import open_door
 from tests.servers.apiserver import ApiServer
 from tests.servers.control_plane import ControlPlane, start_control_plane
 
@@ -30,13 +32,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def add(servers: ControlPlane, *names: str, node: str = NODE) -> None:
+def add(servers: ControlPlane, *names: str, node: str = NODE, note: str = "") -> None:
     """Create pods on a node."""
     documents = [
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "annotations": {"note": note}},
             "spec": {"nodeName": node, "containers": [{"name": "main", "image": "x"}]},
         }
         for name in names
@@ -47,6 +49,11 @@ def add(servers: ControlPlane, *names: str, node: str = NODE) -> None:
 def remove(servers: ControlPlane, *names: str) -> None:
     """Delete pods at once."""
     servers.server.kubectl("delete", "pods", *names, "--grace-period=0", "--force")
+
+
+def remove_all(servers: ControlPlane) -> None:
+    """Delete every pod at once."""
+    servers.server.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
 
 
 @dataclass
@@ -98,12 +105,13 @@ class Faults(httpx.AsyncBaseTransport):
 class Follower:
     """A watch with its faults, and a way to wait for what it sees."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, port: int | None = None, token: str | None = None) -> None:
         context = ssl.create_default_context(cafile=str(server.ca_file))
         self.faults = Faults(httpx.AsyncHTTPTransport(verify=context))
-        token = server.directory / "watch.token"
-        token.write_text(server.admin_token)
-        self.api = Api(Access(server.url, None, token), self.faults)
+        self.token = server.directory / "watch.token"
+        self.token.write_text(token or server.admin_token)
+        url = f"https://127.0.0.1:{port}" if port else server.url
+        self.api = Api(Access(url, None, self.token), self.faults)
         self.source = PodWatch(self.api, NODE)
         self.changed = asyncio.Event()
         self.changes = 0
@@ -118,6 +126,12 @@ class Follower:
         """The names of the pods that are known."""
         return {(pod["metadata"] or {})["name"] or "" for pod in self.source.pods().values()}
 
+    async def fail(self, number: int) -> None:
+        """Wait until so many requests have failed; nobody tells of it."""
+        async with asyncio.timeout(SECONDS):
+            while self.source.failures < number:
+                await asyncio.sleep(0.05)
+
     async def until(self, *names: str) -> None:
         """Wait until exactly these pods are known."""
         async with asyncio.timeout(SECONDS):
@@ -126,21 +140,29 @@ class Follower:
                 await self.changed.wait()
 
 
-def follow(servers: ControlPlane, act: Callable[[Follower], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def watching(follower: Follower) -> AsyncIterator[Follower]:
+    """Let a follower watch until the block ends."""
+    task = asyncio.create_task(follower.source.watch(follower.note))
+    try:
+        yield follower
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await follower.api.close()
+
+
+def follow(
+    servers: ControlPlane, act: Callable[[Follower], Awaitable[None]], token: str | None = None
+) -> None:
     """Run a coroutine beside a watch, and leave no pod behind."""
 
     async def main() -> None:
-        follower = Follower(servers.server)
-        watching = asyncio.create_task(follower.source.watch(follower.note))
-        try:
-            await act(follower)
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
-            await follower.api.close()
+        async with watching(Follower(servers.server, token=token)) as one:
+            await act(one)
 
     asyncio.run(main())
-    servers.server.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
+    remove_all(servers)
 
 
 async def aside(act: Callable[..., object], *args: object, **more: str) -> None:
@@ -159,7 +181,7 @@ def test_every_change_of_this_node_arrives_by_one_watch(servers: ControlPlane) -
         await aside(remove, servers, "b")
         await one.until("a")
         [pod] = one.source.pods().values()
-        assert (pod["metadata"] or {})["annotations"] == {"x": "1"}
+        assert (pod["metadata"] or {})["annotations"] == {"note": "", "x": "1"}
         assert (one.api.requests, one.source.failures) == (2, 0)
 
     follow(servers, act)
@@ -221,6 +243,81 @@ def test_a_restarted_server_is_followed_again(servers: ControlPlane) -> None:
         assert one.api.requests - before < 20
 
     follow(servers, act)
+
+
+def test_token_that_is_no_longer_good_is_waited_out(servers: ControlPlane) -> None:
+    """The pod that a token is bound to is deleted: 401, asked again seldom; a new token brings all that happened."""
+    kubectl = servers.server.kubectl
+    kubectl("create", "clusterrole", "watch", "--verb=list,watch", "--resource=pods")
+    kubectl(
+        "create", "clusterrolebinding", "watch", "--clusterrole=watch", "--serviceaccount=default:default"
+    )
+
+    def new_token(pod: str) -> str:
+        add(servers, pod, node="node-2")
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod}")
+        return kubectl("create", "token", "default", *bound).stdout.strip()
+
+    async def act(one: Follower) -> None:
+        await aside(add, servers, "a", "b")
+        await one.until("a", "b")
+        await aside(remove, servers, "holder")
+        await aside(servers.kill)
+        await aside(servers.start)
+        await one.faults.count(401, 3)
+        await aside(remove, servers, "a")
+        await aside(add, servers, "c")
+        assert one.names == {"a", "b"}
+        asked = one.api.requests
+        one.token.write_text(await asyncio.to_thread(new_token, "heir"))
+        await one.until("b", "c")
+        assert one.api.requests - asked <= 4
+        assert asked <= 20
+
+    follow(servers, act, new_token("holder"))
+
+
+def test_slow_server_is_waited_for(servers: ControlPlane) -> None:
+    """A list that trickles in for longer than any time-out is no failure: one list and one watch bring everything."""
+    names = [f"p{number}" for number in range(8)]
+    add(servers, *names, note="x" * 6000)
+
+    async def main() -> None:
+        async with (
+            open_door(servers.port, piece=512, pause=0.15) as door,  # 60 kB in 18 s
+            watching(Follower(servers.server, door.port)) as one,
+        ):
+            await one.until(*names)
+            await aside(remove, servers, names[0])
+            await one.until(*names[1:])
+            assert (one.api.requests, one.source.failures) == (2, 0)
+
+    asyncio.run(main())
+    remove_all(servers)
+
+
+def test_silent_server_is_given_up_and_asked_again(
+    servers: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections stay open and nothing comes: pods stay known, few requests are made, and then nothing was missed."""
+    monkeypatch.setattr("agent.list_watch.SILENCE_SECONDS", 2.0)
+
+    async def main() -> None:
+        async with open_door(servers.port) as door, watching(Follower(servers.server, door.port)) as one:
+            await aside(add, servers, "a", "b")
+            await one.until("a", "b")
+            door.opened.clear()
+            failed, asked = one.source.failures, one.api.requests
+            await aside(add, servers, "c")
+            await aside(remove, servers, "a")
+            await one.fail(failed + 3)
+            assert one.names == {"a", "b"}
+            assert one.api.requests - asked <= 4
+            door.opened.set()
+            await one.until("b", "c")
+
+    asyncio.run(main())
+    remove_all(servers)
 
 
 def test_compacted_history_means_a_new_list(servers: ControlPlane, caplog: pytest.LogCaptureFixture) -> None:

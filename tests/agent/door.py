@@ -1,0 +1,64 @@
+"""A slow way to a server: it lets little through at a time, or nothing at all while it is shut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class Door:
+    """Passes bytes on in both directions, `piece` at a time, then waits `pause` seconds."""
+
+    def __init__(self, port: int, piece: int, pause: float) -> None:
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.port = 0  # where it listens
+        self._server_port = port
+        self._piece = piece
+        self._pause = pause
+        self._talks: set[asyncio.Task[None]] = set()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin to serve one connection."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._talks.add(task)
+        task.add_done_callback(self._talks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+        try:
+            await asyncio.gather(self._pump(reader, to_server), self._pump(from_server, writer))
+        finally:
+            for one in (writer, to_server):
+                one.transport.abort()
+                with suppress(OSError):
+                    await one.wait_closed()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):  # one side is gone: so is the other, soon
+            while piece := await reader.read(self._piece):
+                await self.opened.wait()
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(self._pause)
+        writer.close()
+
+    async def close(self) -> None:
+        """End every connection."""
+        for one in self._talks:
+            one.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_door(port: int, piece: int = 2**16, pause: float = 0.0) -> AsyncIterator[Door]:
+    """Open a door to a port of this machine until the block ends."""
+    door = Door(port, piece, pause)
+    server = await asyncio.start_server(door.talk, "127.0.0.1", 0)
+    async with server:
+        door.port = server.sockets[0].getsockname()[1]
+        try:
+            yield door
+        finally:
+            await door.close()
