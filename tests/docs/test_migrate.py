@@ -8,47 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.docs.blocks import Shell, blocks, chapter
-from tests.servers.catalog import KUBERNETES
-from tests.servers.start import start_servers
+from tests.docs.blocks import blocks, chapter
+from tests.manifests.guide import Shell, shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.servers.apiserver import ApiServer
 
 PAGE = Path("docs/migrate.md").read_text(encoding="utf-8")
-BEFORE = Path(__file__).with_name("before_migration.yaml")
-NEWEST = max(KUBERNETES)
 
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture(scope="module")
-def api() -> Iterator[ApiServer]:
-    """Return an API server as each chapter of the guide finds it."""
-    with start_servers(NEWEST) as api:
-        for name in ("telco", "crane-system"):
-            api.create_namespace(name)
-        api.kubectl("apply", "-f", str(BEFORE))
-        yield api
-
-
 @pytest.fixture
-def shell(api: ApiServer, tmp_path: Path) -> Shell:
+def here(api: ApiServer, tmp_path: Path) -> Shell:
     """Return a reader's shell."""
-    return Shell(tmp_path, api)
+    return shell(api, tmp_path)
 
 
-def walk(shell: Shell, title: str) -> None:
+def walk(here: Shell, title: str) -> None:
     """Do what a chapter says: its folder of one's own, and every command."""
     text = chapter(PAGE, title)
     for folder in blocks(text, "yaml"):
-        shell.write("my-corepin/kustomization.yaml", folder)
+        (here.folder / "my-corepin").mkdir()
+        (here.folder / "my-corepin/kustomization.yaml").write_text(folder, encoding="utf-8")
     commands = blocks(text, "sh")
     assert len(commands) >= 4
     for command in commands:
-        shell.run(command)
+        here.run(command)
 
 
 def read(api: ApiServer, *what: str) -> Any:
@@ -56,9 +42,9 @@ def read(api: ApiServer, *what: str) -> Any:
     return json.loads(api.kubectl("get", *what, "-o=json").stdout)
 
 
-def test_from_cmk(api: ApiServer, shell: Shell) -> None:
+def test_from_cmk(api: ApiServer, here: Shell) -> None:
     """Nothing of CMK is left, the workload calls its own program, and the agent may run on every node."""
-    walk(shell, "From Intel CMK")
+    walk(here, "From Intel CMK")
 
     left = api.kubectl(
         "get", "all,configmaps,secrets,mutatingwebhookconfigurations", "-n", "default", "-o=name"
@@ -72,20 +58,20 @@ def test_from_cmk(api: ApiServer, shell: Shell) -> None:
     assert read(api, "-n", "telco", "serviceaccount", "cmk-serviceaccount")
 
 
-def test_from_the_static_policy(api: ApiServer, shell: Shell) -> None:
+def test_from_the_static_policy(api: ApiServer, here: Shell) -> None:
     """The commands of this chapter work; the node is schedulable at its end."""
-    walk(shell, "From the kubelet's static policy")
+    walk(here, "From the kubelet's static policy")
 
     assert read(api, "node", "node-1")["spec"].get("unschedulable") is None
     assert read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")
 
 
-def test_from_crane(api: ApiServer, shell: Shell) -> None:
+def test_from_crane(api: ApiServer, here: Shell) -> None:
     """Crane's agent is on again after the way back, and the workloads bear the word that corepin reads.
 
     The last one: the API server alone never finishes the deletion of corepin's namespaces.
     """
-    walk(shell, "From Crane")
+    walk(here, "From Crane")
 
     crane = read(api, "-n", "crane-system", "daemonset", "crane-agent")["spec"]["template"]["spec"]
     assert "example.com/crane" not in crane.get("nodeSelector", {})

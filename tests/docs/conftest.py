@@ -1,0 +1,29 @@
+"""An API server for the commands of the pages: with what Intel CMK and Crane leave behind, and KubeVirt's kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers.catalog import KUBERNETES
+from tests.servers.start import start_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.apiserver import ApiServer
+
+BEFORE = Path(__file__).with_name("before_migration.yaml")
+NEWEST = max(KUBERNETES)
+
+
+@pytest.fixture(scope="session")
+def api() -> Iterator[ApiServer]:
+    """Return an API server; corepin is installed by whoever needs it."""
+    with start_servers(NEWEST) as api:
+        for name in ("telco", "crane-system", "team"):
+            api.create_namespace(name)
+        api.kubectl("apply", "-f", str(BEFORE))
+        yield api

@@ -1,0 +1,63 @@
+"""docs/security.md tells the rights and the host paths that the manifests give, and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.docs.blocks import blocks, chapter
+
+if TYPE_CHECKING:
+    from tests.servers.apiserver import ApiServer
+
+PAGE = Path("docs/security.md").read_text(encoding="utf-8")
+BASE = Path("manifests/base")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """Return the objects of a file of the base."""
+    return list(yaml.safe_load_all((BASE / name).read_text(encoding="utf-8")))
+
+
+def test_rights_of_the_agent_are_told() -> None:
+    """Each verb on each resource, no more and no less."""
+    rules = [rule for one in documents("agent-rbac.yaml") for rule in one.get("rules", ())]
+    given = {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    rows = re.findall(r"^\| ((?:`\w+`,? ?)+) on `([\w/]+)` \|", PAGE, re.MULTILINE)
+    assert {(verb, resource) for verbs, resource in rows for verb in re.findall(r"\w+", verbs)} == given
+
+
+def test_what_the_agent_has_on_its_node_is_told() -> None:
+    """Each path of the host, each capability, and the namespaces of the host that it shares."""
+    (agent,) = documents("agent.yaml")
+    spec = agent["spec"]["template"]["spec"]
+    paths = {one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    told = chapter(PAGE, "What the agent has on its node")
+    assert set(re.findall(r"^\| `(/[\w/.-]+)` \|", told, re.MULTILINE)) == paths
+    capabilities = spec["containers"][0]["securityContext"]["capabilities"]["add"]
+    assert re.findall(r"^\| capability `(\w+)` \|", told, re.MULTILINE) == capabilities
+    shared = {key for key in ("hostPID", "hostNetwork", "hostIPC") if spec.get(key)}
+    assert shared == {"hostPID"}
+    assert not spec["containers"][0]["securityContext"]["privileged"]
+
+
+def test_every_policy_is_told() -> None:
+    """The table of policies has each policy of the base."""
+    policies = {
+        one["metadata"]["name"]
+        for one in documents("policies.yaml")
+        if one["kind"] == "ValidatingAdmissionPolicy"
+    }
+    rows = "\n".join(re.findall(r"^\| (`corepin-.*?) \|", chapter(PAGE, "The policies"), re.MULTILINE))
+    assert set(re.findall(r"`(corepin-[\w-]+)`", rows)) == policies
+
+
+@pytest.mark.server
+def test_examples_are_accepted(api: ApiServer) -> None:
+    """A real API server takes the quota and the policy."""
+    for example in blocks(PAGE, "yaml"):
+        api.kubectl("apply", "--validate=strict", "--dry-run=server", "-f", "-", input=example)

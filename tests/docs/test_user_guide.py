@@ -1,0 +1,85 @@
+"""The user guide is true: its examples are admitted and planned as it says, and its commands work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from corepin.cli import main
+from pinning.cpuset import CPUSet
+from tests.docs.blocks import blocks, chapter
+from tests.machines import lscpu_text
+from tests.manifests.guide import shell
+
+if TYPE_CHECKING:
+    from tests.servers.apiserver import ApiServer
+
+PAGE = Path("docs/user-guide.md").read_text(encoding="utf-8")
+EXAMPLES = {yaml.safe_load(text)["metadata"]["name"]: text for text in blocks(PAGE, "yaml")}
+
+
+def write(folder: Path) -> None:
+    """Save every example under its name, as the guide's commands expect it."""
+    for name, text in EXAMPLES.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_admitted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A user who copies an example is not refused; what the guide says of warnings is so."""
+    write(tmp_path)
+    assert main(["validate", "-f", str(tmp_path / f"{name}.yaml")]) == 0
+    warned = {line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if "warning" in line}
+    expected = {"web": {"metadata.annotations[qos.gocrane.io/cpu-manager]"}, "forwarder": {"spec.volumes"}}
+    assert warned == expected.get(name, set())
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "running", "idle"),
+    [
+        pytest.param("web", "prefer", 2, 0, id="exclusive"),
+        pytest.param("latency", "isolate", 4, 4, id="isolate"),
+        pytest.param("near", "prefer", 2, 0, id="one-numa-node"),
+        pytest.param("forwarder", "require", 4, 0, id="two-cores"),
+    ],
+)
+def test_pods_get_what_the_guide_says(
+    name: str, policy: str, running: int, idle: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine of two threads per core: so many CPUs run, and so many siblings idle."""
+    write(tmp_path)
+    machine = tmp_path / "machine.json"
+    machine.write_text(lscpu_text("xeon-d-1541"))
+    assert main(["plan", "-f", str(tmp_path / f"{name}.yaml"), "--topology", str(machine), "-o", "json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    (one,) = line["assignments"].values()
+    assert line["refused"] == []
+    assert (one["smtPolicy"], len(CPUSet.parse(one["cpus"])), len(CPUSet.parse(one["idle"]))) == (
+        policy,
+        running,
+        idle,
+    )
+
+
+@pytest.mark.server
+def test_commands_work(api: ApiServer, tmp_path: Path) -> None:
+    """Every `sh` block succeeds, in the order of the guide, with the examples saved under their names."""
+    write(tmp_path)
+    here = shell(api, tmp_path)
+    for command in blocks(PAGE, "sh"):
+        here.run(command)
+    stored: Any = json.loads(api.kubectl("get", "pod", "web", "-o=json").stdout)
+    assert "qos.gocrane.io/cpu-manager" not in stored["metadata"]["annotations"]
+
+
+def test_every_user_has_a_chapter() -> None:
+    """Each chapter that the first table names has an example, or says why there is none."""
+    for title in ("CPUs of your own", "Whole cores and idle siblings", "NUMA nodes"):
+        assert blocks(chapter(PAGE, title), "yaml")
+    for title in ("Cores as with Intel CMK", "Virtual machines of KubeVirt"):
+        assert blocks(chapter(PAGE, title), "yaml")
+    assert "Not supported yet" in chapter(PAGE, "Kata containers")
