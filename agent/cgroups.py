@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pinning.cpuset import CPUSet
 
 DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
+MOST_CGROUPS: Final = 4096  # whose folders are remembered
 EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes those of the cgroup, always
 
 
@@ -40,6 +42,8 @@ class KernelCgroups:
             self._hierarchy.cpuset / "cgroup.procs", os.W_OK
         )  # else the runtime alone writes
         self._forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
+        self._folder = lru_cache(MOST_CGROUPS)(self._hierarchy.folder)
+        self._usual_file = lru_cache(MOST_CGROUPS)(self._usual_file_of)
         self._inotify = _new_inotify()
         self._watch_of: dict[str, int] = {}
         self._cgroup_of: dict[int, str] = {}
@@ -47,13 +51,19 @@ class KernelCgroups:
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
-        return self._effective(self._hierarchy.folder(cgroup))
+        try:
+            return read_cpus(self._usual_file(cgroup))
+        except Gone:
+            return self._effective(self._folder(cgroup))
+
+    def _usual_file_of(self, cgroup: str) -> str:
+        return f"{self._folder(cgroup)}/{self._hierarchy.effective[0]}"
 
     def _effective(self, folder: Path) -> CPUSet:
         """Read a cgroup's effective CPUs: where v2 has no controller they are those of the cgroup above."""
         for name in self._hierarchy.effective:
             with suppress(Gone):
-                return read_cpus(folder / name)
+                return read_cpus(f"{folder}/{name}")
         if self.version == V1 or folder == self._hierarchy.cpuset or not folder.is_dir():
             raise Gone(f"{folder} is not there any more")
         return self._effective(folder.parent)
@@ -65,7 +75,7 @@ class KernelCgroups:
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no cpuset")
-        folder = self._hierarchy.folder(cgroup)
+        folder = self._folder(cgroup)
         self._ours[cgroup] = cpus
         if self.version == V1:
             self.widen(_above(cgroup), cpus)
@@ -79,10 +89,10 @@ class KernelCgroups:
 
         A CPU that went offline and came back is in none of them. Raises Gone, Refused.
         """
-        folder = self._hierarchy.folder(cgroup)
+        folder = self._folder(cgroup)
         if folder == self._hierarchy.cpuset:
             return
-        had = read_cpus(folder / CPUS)
+        had = read_cpus(f"{folder}/{CPUS}")
         if not cpus <= had:  # else those above have them too
             self.widen(_above(cgroup), cpus)
             _put(folder, had | cpus)
@@ -96,7 +106,7 @@ class KernelCgroups:
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every task below the cgroup with `cpus`; raise Gone."""
-        folder = self._hierarchy.folder(cgroup)
+        folder = self._folder(cgroup)
         return compare(tasks_below(folder, self._hierarchy.tasks), cpus, self._effective(folder))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
@@ -105,12 +115,12 @@ class KernelCgroups:
         What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
         behind when the cgroup grows.
         """
-        folder = self._hierarchy.folder(cgroup)
+        folder = self._folder(cgroup)
         return widen(tasks_below(folder, self._hierarchy.tasks), first, self._effective(folder), EVERY_CPU)
 
     def life(self, cgroup: str) -> Life:
         """Return how far its container has come; raise Gone."""
-        return life_of(int(pid) for pid in read_text(self._hierarchy.folder(cgroup) / PROCS).split())
+        return life_of(int(pid) for pid in read_text(self._folder(cgroup) / PROCS).split())
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
@@ -129,7 +139,7 @@ class KernelCgroups:
     def _watch(self, cgroup: str) -> None:
         """Watch one cgroup; adding a file again is cheap, and tells whether another has taken its place."""
         try:
-            watch = self._inotify.add(self._hierarchy.folder(cgroup) / CPUS)
+            watch = self._inotify.add(f"{self._folder(cgroup)}/{CPUS}")
         except OSError as error:
             self._unwatch(cgroup)
             if error.errno == errno.ENOENT:
@@ -166,7 +176,7 @@ class KernelCgroups:
     def _is_foreign(self, cgroup: str) -> bool:
         """Say whether `cpuset.cpus` holds something else than we wrote last."""
         try:
-            return read_cpus(self._hierarchy.folder(cgroup) / CPUS) != self._ours.get(cgroup)
+            return read_cpus(f"{self._folder(cgroup)}/{CPUS}") != self._ours.get(cgroup)
         except Gone:
             return False
 
@@ -194,7 +204,7 @@ def _above(cgroup: str) -> str:
 def _move(folder: Path, cpus: CPUSet) -> None:
     """Put a cgroup and those below it on `cpus`: on v1 a cgroup always has all that those below it have."""
     children = subfolders(folder)
-    old = read_cpus(folder / CPUS) if children else EMPTY
+    old = read_cpus(f"{folder}/{CPUS}") if children else EMPTY
     if children and old != cpus:
         _put(folder, old | cpus)
         for child in children:
@@ -205,13 +215,13 @@ def _move(folder: Path, cpus: CPUSet) -> None:
 def _move_child(child: Path, old: CPUSet, new: CPUSet) -> None:
     """Give a child all of the new set if it had all of the old one, else what is left of its choice, if anything."""
     with suppress(Gone, Refused):  # Refused: v2 without the controller, which follows by itself
-        had = read_cpus(child / CPUS)
+        had = read_cpus(f"{child}/{CPUS}")
         if had:
             _move(child, new if had == old else had & new or new)
 
 
 def _put(folder: Path, cpus: CPUSet) -> None:
-    write_text(folder / CPUS, str(cpus))
+    write_text(f"{folder}/{CPUS}", str(cpus))
 
 
 def _new_inotify() -> Inotify:

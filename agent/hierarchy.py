@@ -8,13 +8,12 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
 
 from agent.seams import Gone, Refused
 from pinning.cpuset import CPUSet
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 V1: Final = 1
 V2: Final = 2
@@ -23,6 +22,7 @@ PROCS: Final = "cgroup.procs"
 _GONE: Final = frozenset(
     {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
 )  # ENODEV: removed while the file was open
+_NO_SUBFOLDERS: Final = 2  # a folder's own names; a file system that does not count them says 1
 CHUNK: Final = 65536  # bytes: more than the list of tasks of most cgroups
 _WORDS: Final = {
     errno.EACCES: "no right to write it, or (cgroup v1) the cgroup above lacks one of the CPUs: run the agent as"
@@ -74,8 +74,11 @@ def find_hierarchy(root: Path) -> Hierarchy:
     raise Refused(f"{root} has no cpuset controller: mount the host's /sys/fs/cgroup there")
 
 
-def read_text(path: Path) -> str:
-    """Return a cgroup file's text without the newline; raise Gone or Refused."""
+def read_text(path: Path | str) -> str:
+    """Return a cgroup file's text without the newline; raise Gone or Refused.
+
+    A text is taken for a path because joining one costs more than reading the file.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a tenth of the time of Path.read_text
         try:
@@ -83,15 +86,28 @@ def read_text(path: Path) -> str:
         finally:
             os.close(file)
     except OSError as error:
-        raise _translated(error, path) from error
+        raise _translated(error, Path(path)) from error
 
 
-def read_cpus(path: Path) -> CPUSet:
+def read_cpus(path: Path | str) -> CPUSet:
     """Return a cgroup file's CPU list; raise Gone or Refused."""
-    return CPUSet.parse(read_text(path))
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _parsed(os.read(file, CHUNK))  # one line, which the kernel gives in one piece
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _translated(error, Path(path)) from error
 
 
-def write_text(path: Path, text: str) -> None:
+@lru_cache(maxsize=1024)
+def _parsed(line: bytes) -> CPUSet:
+    """Read a CPU list; hundreds of containers have the same few."""
+    return CPUSet.parse(line.decode("ascii"))
+
+
+def write_text(path: Path | str, text: str) -> None:
     """Write a cgroup file that exists; raise Gone, or Refused with the errno in words."""
     try:
         file = os.open(
@@ -102,12 +118,14 @@ def write_text(path: Path, text: str) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        raise _translated(error, path, text) from error
+        raise _translated(error, Path(path), text) from error
 
 
 def subfolders(folder: Path) -> list[Path]:
     """Return the cgroups right below one, by name; none when it is gone."""
     try:
+        if os.stat(folder).st_nlink == _NO_SUBFOLDERS:  # noqa: PTH116 a fifth of the time of a scan
+            return []
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:

@@ -45,7 +45,7 @@ class Inotify:
         """Return the descriptor that becomes readable when something happened."""
         return self._queue
 
-    def add(self, path: Path) -> int:
+    def add(self, path: Path | str) -> int:
         """Watch a file or folder and return its watch, the same one while it is the same file; raise OSError."""
         return self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(path), self._events), path)
 
@@ -65,7 +65,7 @@ class Inotify:
         os.close(self._queue)
 
     @staticmethod
-    def _checked(result: int, path: Path | None = None) -> int:
+    def _checked(result: int, path: Path | str | None = None) -> int:
         if result < 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), path and str(path))

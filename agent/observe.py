@@ -143,7 +143,8 @@ class Observer:
         """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""
         if track.applied and cpus != track.applied and not moved:
             self.rewritten.append(track)
-        track.found(cpus, self._clock.text())
+        if cpus != track.applied or track.proof is None:
+            track.found(cpus, self._clock.text())
 
     def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
         """Read the pods that are new or other objects than before."""

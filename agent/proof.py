@@ -54,10 +54,11 @@ def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
         stray = cgroups.stray_tasks(track.cgroup, cpus)
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
-    proof = replace(track.proof, outside=len(stray.outside), narrowed=len(stray.narrowed))
-    is_new = proof != track.proof
-    track.proof = proof
-    return is_new
+    outside, narrowed = len(stray.outside), len(stray.narrowed)
+    if (outside, narrowed) == (track.proof.outside, track.proof.narrowed):
+        return False
+    track.proof = replace(track.proof, outside=outside, narrowed=narrowed)
+    return True
 
 
 def _widen(track: Track, cgroup: str, cgroups: Cgroups) -> None:

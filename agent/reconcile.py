@@ -209,7 +209,10 @@ class Reconciler:
     def _tell_actions(self, actions: tuple[Action, ...], done: tuple[bool, ...]) -> None:
         self.metrics.writes.labels("done").inc(sum(done))
         self.metrics.writes.labels("not done").inc(len(done) - sum(done))
+        tells_all = logger.isEnabledFor(logging.DEBUG)
         for action, is_done in zip(actions, done, strict=True):
+            if is_done and not tells_all:
+                continue
             track = self.observer.tracks[action.container_id]
             facts = {"container": track.name, "kind": str(action.kind), "cpus": str(action.cpus)}
             if is_done:
