@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,14 @@ from tests.servers.daemon import dies_with_parent, plain_environment
 from tests.smt.setup import install, virtme_run
 
 CHECKOUT = Path(__file__).parents[2]
-START_SECONDS = 120.0  # until the first program speaks: 10 to 30
+SILENT_SECONDS = 180.0  # between two lines of a kernel that starts: less than ten on a busy machine
 BOOTS = 3
+BOOTED = "booted"  # what the first program says
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
 _SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"  # nobody attacks it
+_CONSOLE = "earlyprintk=ttyS1 console=ttyS1"  # from the first line on: a start that hangs shows where
+_TIMER = "no_timer_check"  # the check counts ticks, which come late on a busy host, and panics
+_POLL_SECONDS = 0.2
 _NOISE = "TCG doesn't support requested feature"
 
 
@@ -65,16 +70,18 @@ def boot(
 ) -> Report:
     """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens.
 
-    Two of some forty starts on a busy machine never reached our first program, with nothing on the console; why is
-    not known. Such a machine is started again; what comes after the first program is never repeated.
+    Two of some forty starts on a busy machine never reached our first program; why is not known. Such a machine is
+    started again, and what its kernel said is told; what comes after the first program is never repeated.
     """
     kernel = install()
     options = f"{_kernel_options(scenario)} {kernel_options}"
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
-        if _run(_command(kernel, machine, files, options), files, machine.seconds):
-            break
-    return Report(read_facts(files.facts.read_text()), last_lines(files.said()))
+        _run(_command(kernel, machine, files, options), files, machine.seconds)
+        if files.has_booted():
+            return Report(read_facts(files.facts.read_text()), last_lines(files.said()))
+        sys.stderr.write(f"start {attempt + 1} of the machine came to nothing:\n{last_lines(files.said())}\n")
+    raise GuestFailed(f"none of {BOOTS} starts reached the first program:\n{last_lines(files.said())}")
 
 
 class _Files:
@@ -88,25 +95,39 @@ class _Files:
         for file in (self.facts, self.console, self.qemu):
             file.touch()
 
+    def has_booted(self) -> bool:
+        """Say whether the first program has spoken, on the console or by a fact of its scenario."""
+        said = self.console.read_text(errors="replace").splitlines()
+        return BOOTED in said or self.facts.stat().st_size > 0
+
     def said(self) -> str:
         """Return what QEMU and the guest said."""
         return "\n".join(file.read_text(errors="replace") for file in (self.qemu, self.console))
 
 
-def _run(command: list[str], files: _Files, seconds: float) -> bool:
-    """Run one guest to its end; return False when it was ended because its first program never spoke."""
+def _run(command: list[str], files: _Files, seconds: float) -> None:
+    """Run one guest to its end, or until it has been silent for too long before its first program spoke."""
     with files.qemu.open("wb") as log:
         guest = subprocess.Popen(
             command, env=plain_environment(), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
-            with suppress(subprocess.TimeoutExpired):
-                guest.wait(START_SECONDS)
-            if guest.poll() is None and not files.console.stat().st_size:
-                return False
-            guest.wait(seconds + 30)
+            if _comes_up(guest, files):
+                with suppress(subprocess.TimeoutExpired):
+                    guest.wait(seconds + 30)
         finally:
             _end(guest)
+
+
+def _comes_up(guest: subprocess.Popen[bytes], files: _Files) -> bool:
+    """Wait until the first program speaks; return False when the machine ends, or says nothing new for too long."""
+    size, deadline = 0, time.monotonic() + SILENT_SECONDS
+    while not files.has_booted():
+        if guest.poll() is not None or time.monotonic() > deadline:
+            return files.has_booted()
+        if (now := files.console.stat().st_size) != size:
+            size, deadline = now, time.monotonic() + SILENT_SECONDS
+        time.sleep(_POLL_SECONDS)
     return True
 
 
@@ -183,5 +204,5 @@ def _kernel_options(scenario: str) -> str:
         "SEED": randrange(10**6),  # noqa: S311 other moments in each run; the guest reports it
     }
     return " ".join(
-        ["console=ttyS1 quiet panic=-1", _SPEED, *(f"{name}={value}" for name, value in ours.items())]
+        [_CONSOLE, "panic=-1", _TIMER, _SPEED, *(f"{name}={value}" for name, value in ours.items())]
     )

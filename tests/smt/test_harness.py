@@ -9,7 +9,7 @@ import pytest
 from pinning.cpuset import CPUSet
 from tests.smt import setup
 from tests.smt.facts import nobodys, owned_twice
-from tests.smt.guest import GuestFailed, Report, last_lines, read_facts
+from tests.smt.guest import GuestFailed, Report, _Files, _run, last_lines, read_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,3 +88,27 @@ def test_lost_cpu_is_found() -> None:
     """An online CPU that nobody holds and that is not shared is told."""
     assert nobodys(snapshot("0", shared="0-1,6-7")) == CPUSet()
     assert nobodys(snapshot("0", shared="0-1,6")) == CPUSet((7,))
+
+
+@pytest.mark.parametrize(
+    ("guest", "boots"),
+    [
+        pytest.param("echo 'Linux version 6.1' >$CONSOLE; echo booted >>$CONSOLE", True, id="speaks"),
+        pytest.param("echo 'Kernel panic' >$CONSOLE", False, id="ends-before"),
+        pytest.param("echo 'smp: Bringing up secondary CPUs' >$CONSOLE; exec sleep 1000", False, id="hangs"),
+        pytest.param(
+            "for line in 1 2 3 4 5 6; do echo $line >>$CONSOLE; sleep 0.2; done; echo booted >>$CONSOLE",
+            True,
+            id="slow",
+        ),
+    ],
+)
+def test_start_that_hangs_or_fails_is_noticed(
+    guest: str, boots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that ends, or falls silent, before its first program is given up; one that is only slow is not."""
+    monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", 5.0 if boots else 1.0)
+    files = _Files(tmp_path / "0")
+    _run(["sh", "-c", guest.replace("$CONSOLE", str(files.console))], files, seconds=60)
+
+    assert files.has_booted() is boots
