@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.docs.blocks import blocks as blocks_of
+from tests.docs.blocks import chapter
 from tests.servers.apiserver import ApiServer
 from tests.servers.catalog import HELM
 from tests.servers.start import require
@@ -18,12 +19,12 @@ GUIDE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
 
 def section(title: str) -> str:
     """Return one section of the guide."""
-    return GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return chapter(GUIDE, title)
 
 
 def blocks(language: str, text: str = GUIDE) -> list[str]:
     """Return the code blocks in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return blocks_of(text, language)
 
 
 @dataclass(frozen=True, slots=True)
