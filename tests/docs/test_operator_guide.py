@@ -1,0 +1,55 @@
+"""What the operator guide's tables say of flags, annotations and variables is what the programs and manifests have."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import yaml
+
+from certs import material
+from corepin import agent, certs_run
+from corepin.flags import variable
+from tests.docs.blocks import chapter
+
+PAGE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
+
+
+def rows(title: str) -> dict[str, str]:
+    """Return the first two columns of the tables of a chapter, code without its marks."""
+    found = re.findall(r"^\| `(.+?)` \|(.*?)\|", chapter(PAGE, title), re.MULTILINE)
+    return {name: told.strip(" `") for name, told in found}
+
+
+def test_flags_of_the_rotation() -> None:
+    """Each flag of `corepin certs run` with its default, and no other."""
+    root = argparse.ArgumentParser()
+    parser = certs_run.add_parser(root.add_subparsers())
+    flags = {
+        action.option_strings[0]: action for action in parser._actions if action.option_strings[0] != "-h"
+    }
+    told = {name: default for name, default in rows("Certificates").items() if name.startswith("--")}
+    assert told.keys() == flags.keys()
+    lists = {"--replicas": certs_run.REPLICAS, "--webhook-configurations": ",".join(certs_run.CONFIGURATIONS)}
+    for name, default in told.items():
+        assert default == lists.get(name, flags[name].default or "")
+
+
+def test_annotations_of_the_secret() -> None:
+    """Every annotation that the rotation reads or writes."""
+    names = {material.ROTATE, material.MANAGED, material.PUBLISHED, material.SHOWN}
+    assert set(re.findall(r"`(certs\.corepin\.io/\w+)`", chapter(PAGE, "Certificates"))) == names
+
+
+def test_variables_of_the_agents() -> None:
+    """Every variable of the DaemonSet that is no path and no field of the pod, as it is shipped or else by default."""
+    text = Path("manifests/base/agent.yaml").read_text(encoding="utf-8")
+    env = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["env"]
+    shipped = {one["name"]: one["value"] or "none" for one in env if "value" in one}
+    parser = agent.add_parser(argparse.ArgumentParser().add_subparsers())
+    defaults = {variable(action.option_strings[0]): action.default for action in parser._actions}
+    told = rows("Variables of the agents")
+    assert told == {name: shipped.get(name, defaults.get(name)) for name in told}
+    untold = {value for name, value in shipped.items() if name not in told}
+    assert all(value.startswith("/") for value in untold)
