@@ -84,8 +84,8 @@ def test_contradictions_are_refused(cluster: Cluster) -> None:
     document = user_pod("half", {"smt-policy.corepin.io/pod": "isolate"}, cpu="500m")
     done = cluster.plane.server.kubectl("create", "-f", "-", input=json.dumps(document), check=False)
     assert done.returncode != 0
-    assert "denied the request" in done.stderr
-    assert "500m" in done.stderr
+    assert "metadata.annotations[smt-policy.corepin.io/pod]: corepin: isolate needs" in done.stderr
+    assert "main has limit 500m" in done.stderr
 
 
 def test_status_cannot_be_forged(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -17,8 +18,6 @@ from tests.servers.daemon import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
     from tests.image.archive import Archive
 
 
@@ -55,11 +54,11 @@ def webhook_mounts(folder: Path) -> dict[str, Path]:
 
 
 def agent_mounts(folder: Path) -> dict[str, Path]:
-    """Return what the agent needs: folders to write to; there is no runtime, which it waits for."""
-    written = {there: folder / there.replace("/", "-") for there in ("/run/corepin", "/var/lib/corepin")}
-    for here in written.values():
+    """Return what the agent needs: cgroups, which it may only read here, and folders. There is no runtime yet."""
+    mounts = {there: folder / there.replace("/", "-") for there in ("/run/corepin", "/var/lib/corepin")}
+    for here in mounts.values():
         here.mkdir()
-    return {**written, **account(folder)}
+    return {**mounts, "/host/sys/fs/cgroup": Path("/sys/fs/cgroup"), **account(folder)}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +81,14 @@ def test_starts_as_the_manifests_lock_it_up(
     """With the manifest's user, capabilities and arguments it answers its probe; how soon is told."""
     pod = workload(component)
     (described,) = pod["containers"]
-    locked = Locked.of(described, pod["securityContext"])
+    locked = Locked.of(described, pod)
     assert locked.capabilities == ({"SYS_NICE"} if component == "agent" else set())
     port = free_port()
     command = [*image.settings["Entrypoint"], *described["args"], f"--metrics-listen=127.0.0.1:{port}"]
     if component == "webhook":
         command.append("--listen=127.0.0.1:0")
     env = dict(entry.split("=", 1) for entry in image.settings["Env"])
+    env |= {it["name"]: it.get("value", "here") for it in described.get("env", ())}
     env |= {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(free_port())}
     started = time.monotonic()
     with container(root, locked, command, tmp_path, env=env, mounts=mounts(tmp_path)) as it:
