@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.docs.blocks import blocks
 from tests.e2e.cluster import Cluster, Registered
 from tests.test_examples import EXAMPLES, Example, ids
 from webhook.config import Settings
 from webhook.mutate import plan_mutation
 from webhook.mutations import BUILT_IN
+
+GUIDED = [
+    pytest.param(text, id=f"{page.stem}-{number}")
+    for page in (Path("README.md"), Path("docs/user-guide.md"))
+    for number, text in enumerate(blocks(page.read_text(encoding="utf-8"), "yaml"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +44,15 @@ def test_example(gallery: Cluster, example: Example) -> None:
     told = {f"warning {field}" for field in outcome.warned_fields}
     assert answer | told == {place(line, example) for line in example.expected}, outcome.stderr
     assert all((": corepin: " in cause) == (example.by == "corepin") for cause in outcome.causes)
+
+
+@pytest.mark.parametrize("text", GUIDED)
+def test_examples_of_the_guides_are_stored(gallery: Cluster, text: str) -> None:
+    """What the README and the user guide show to copy is admitted, and gets what corepin adds."""
+    content = yaml.safe_load(text)
+    outcome = gallery.create(content)
+    assert not outcome.is_refused, outcome.stderr
+    assert_complete(gallery.stored(content["kind"], content["metadata"]["name"]))
 
 
 def place(field: str, example: Example) -> str:
