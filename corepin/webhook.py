@@ -54,6 +54,12 @@ def add_parser(
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "where to serve health and metrics, plain HTTP", ":8080"
     )
+    add_optional_flag(
+        parser,
+        "--watch-nodes-as",
+        "DIR",
+        "watch the nodes' topology with the service account mounted there; default: nodes are not watched",
+    )
     parser.add_argument(
         "--check-config",
         action="store_true",
@@ -112,6 +118,7 @@ def _options(args: argparse.Namespace) -> Options:
         config=config,
         mutations=mutations,
         client_names=names,
+        node_account=Path(args.watch_nodes_as) if args.watch_nodes_as else None,
     )
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
+from pinning.cpuset import MAX_CPU
 from pinning.errors import BadQuantity, Cause
 from pinning.lazy import lazy
 from pinning.quantity import parse_quantity, whole
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPUTE = ("cpu", "memory")
 READ = frozenset({*COMPUTE, *CMK_RESOURCES, ISOLATED_CORES})
-MOST_CPUS: Final = 8192  # NR_CPUS of the largest Linux there is (x86 with MAXSMP)
+MOST_CPUS: Final = MAX_CPU + 1
 TOLD: Final = 40  # characters of a value that are repeated to its user
 
 

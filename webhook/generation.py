@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import structs
 
 from pinning.errors import BadContract
 from webhook import wire
@@ -10,6 +13,7 @@ from webhook.answer import Denied, encode
 from webhook.config import Settings, load_settings
 from webhook.decide import Decider
 from webhook.mutations import BUILT_IN, load_mutations
+from webhook.node_shapes import load_shapes
 from webhook.reload import Unusable
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from webhook.reload import Contents, File
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # A pod that asks for a core, so that the self-test walks the whole path of a mutation.
 SAMPLE: Final = b"""{
@@ -38,7 +43,7 @@ SAMPLE: Final = b"""{
 
 
 class Generations:
-    """Builds deciders from the contents of the configuration and the mutations file, in this order."""
+    """Builds deciders from the contents of the configuration, the mutations file, and the shapes of watched nodes."""
 
     def __init__(self, config: File, mutations: File) -> None:
         self._config = config
@@ -46,8 +51,11 @@ class Generations:
 
     def __call__(self, contents: Contents) -> Decider:
         """Return a proven decider, or raise `Unusable` naming the file and the reason."""
-        config, mutations = contents
+        config, mutations, *nodes = contents
         settings = _loaded(self._config, load_settings, config, Settings())
+        seen = tuple(shape for written in nodes if written for shape in load_shapes(written))
+        settings = structs.replace(settings, node_shapes=(*settings.node_shapes, *seen))
+        _tell_checks(settings)
         decider = Decider(settings, _loaded(self._mutations, load_mutations, mutations, BUILT_IN))
         prove(decider)
         return decider
@@ -61,6 +69,16 @@ def prove(decider: Decisions) -> None:
         raise Unusable(f"the self-test was refused: {answer.causes[0].message}")
     encode(request.uid, answer)
     encode(request.uid, decider.validate(request))
+
+
+def _tell_checks(settings: Settings) -> None:
+    """Say whether claims are held against what nodes have: without any knowledge of nodes nobody is refused."""
+    if settings.node_shapes:
+        facts: dict[str, object] = {"kinds": [shape.name for shape in settings.node_shapes]}
+        logger.info("checks against nodes are on", extra={"facts": facts})
+    else:
+        facts = {"why": "nodeShapes is empty, and no watched node has told its topology"}
+        logger.info("checks against nodes are off", extra={"facts": facts})
 
 
 def _loaded(file: File, load: Callable[[bytes], T], content: bytes | None, default: T) -> T:

@@ -53,9 +53,31 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.nodes = NodeMeter(self.registry)
+
     def observe(self, name: str, read: Callable[[], float]) -> None:
         """Add the gauge of OBSERVED that is read whenever somebody asks."""
         Gauge(name, OBSERVED[name], registry=self.registry).set_function(read)
+
+
+class NodeMeter:
+    """What is known of nodes; all 0 where they are not watched."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        prefix = "corepin_webhook_node"
+        self.known = Gauge(f"{prefix}s_known", "Watched nodes whose topology is known.", registry=registry)
+        self.ignored = Gauge(f"{prefix}s_ignored", "Watched nodes that tell nonsense.", registry=registry)
+        self.refused = Counter(
+            f"{prefix}_topologies_refused",
+            "Annotations of nodes that were ignored as nonsense.",
+            registry=registry,
+        )
+        self.connected = Gauge(
+            f"{prefix}_watch_connected", "1 while the watch of the nodes is up to date.", registry=registry
+        )
+        self.failures = Counter(
+            f"{prefix}_watch_failures", "How often the watch of the nodes was interrupted.", registry=registry
+        )
 
 
 class ReviewMeter:

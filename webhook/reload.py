@@ -27,6 +27,19 @@ class Unusable(Exception):
     """Files that cannot be taken into service; the message names the file and the reason."""
 
 
+class Source(Protocol):
+    """Something that holds bytes, as a file does."""
+
+    @property
+    def path(self) -> object:
+        """What messages call it."""
+        ...
+
+    def read(self) -> bytes | None:
+        """Return the bytes, None where it is absent and may be."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """One file to watch; an optional one may be absent until it first appears."""
@@ -60,7 +73,7 @@ class Watched(Generic[T]):
     """A value built from files. `load` once, then `refresh` as often as you like, from one thread at a time."""
 
     def __init__(
-        self, name: str, files: tuple[File, ...], build: Callable[[Contents], T], meter: ReloadMeter
+        self, name: str, files: tuple[Source, ...], build: Callable[[Contents], T], meter: ReloadMeter
     ) -> None:
         self._name = name
         self._files = files

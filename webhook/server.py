@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import warnings
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from webhook.connection import Policy
 from webhook.listener import Address, Limits, Listener
 from webhook.logs import ReviewLog
 from webhook.metrics import Metrics, ReloadMeter
+from webhook.node_shapes import NodeShapes
 from webhook.reload import File, Watched, watch
 from webhook.status import Readiness, create_status_app
 from webhook.tls import Identities, TLSFiles, listener_context, now_utc
@@ -25,8 +27,10 @@ from webhook.tls import Identities, TLSFiles, listener_context, now_utc
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
+    from pathlib import Path
 
     from webhook.app import Decisions
+    from webhook.node_watch import NodeWatch
     from webhook.reload import Contents
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,9 @@ class Options:
     config: File
     mutations: File
     client_names: frozenset[str] = frozenset()
+    node_account: Path | None = (
+        None  # the mounted service account that watches nodes, if they shall be watched
+    )
     poll_seconds: float = 2.0  # reading four small files costs 50 us
     limits: Limits = field(default_factory=Limits)
 
@@ -52,9 +59,11 @@ class Service:
     def __init__(self, options: Options, build: Callable[[Contents], Decisions]) -> None:
         self.options = options
         self.metrics = Metrics()
+        self.nodes = NodeShapes(self.metrics.nodes)
+        self.node_watch = self._node_watch()
         self.deciders = Watched(
             "configuration",
-            (options.config, options.mutations),
+            (options.config, options.mutations, *((self.nodes,) if self.node_watch else ())),
             build,
             ReloadMeter(self.metrics, "configuration"),
         )
@@ -70,6 +79,14 @@ class Service:
         self.reviews = self._review_listener()
         self.status = self._status_listener()
         self._observe()
+
+    def _node_watch(self) -> NodeWatch | None:
+        if self.options.node_account is None:
+            return None
+        from webhook.node_watch import Account, NodeWatch  # httpx costs 9 MB
+
+        account = Account.of_pod(self.options.node_account, os.environ)
+        return NodeWatch(account.client, self.nodes, self.metrics.nodes)
 
     def _review_listener(self) -> Listener:
         options = self.options
@@ -98,12 +115,16 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(watch((self.deciders, self.identities), self.options.poll_seconds))
+            background = [
+                group.create_task(watch((self.deciders, self.identities), self.options.poll_seconds)),
+                *([group.create_task(self.node_watch.run())] if self.node_watch else []),
+            ]
             status = group.create_task(self.status.serve())
             reviews = group.create_task(self.reviews.serve())
             await self._tell_ready()
             await stop.wait()
-            watching.cancel()
+            for task in background:
+                task.cancel()
             self._tell_draining()
             await reviews
             self.status.drain()

@@ -15,7 +15,7 @@ import httpx
 from tests.servers.daemon import running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import trustme
 
@@ -36,23 +36,37 @@ class WebhookProcess:
         """Return the CA that its certificate is checked by."""
         return self.authority.cert_pem.bytes()
 
+    def metric(self, name: str) -> float:
+        """Return a metric without labels."""
+        found = re.search(rf"(?m)^{name} (\S+)$", self.exposition())
+        assert found, name
+        return float(found[1])
+
+    def exposition(self) -> str:
+        """Return all metrics."""
+        return httpx.get(f"{self.status_url}/metrics", trust_env=False).text
+
     def reviews(self, **labels: str) -> int:
         """Return how many reviews were answered, of all or of those with these labels, e.g. outcome="patched"."""
-        exposition = httpx.get(f"{self.status_url}/metrics", trust_env=False).text
         wanted = {f'{name}="{value}"' for name, value in labels.items()}
         return round(
             sum(
-                float(count) for told, count in _REVIEWS.findall(exposition) if wanted <= set(told.split(","))
+                float(count)
+                for told, count in _REVIEWS.findall(self.exposition())
+                if wanted <= set(told.split(","))
             )
         )
 
 
 @contextmanager
-def corepin_webhook(directory: Path, *flags: str) -> Iterator[WebhookProcess]:
+def corepin_webhook(
+    directory: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[WebhookProcess]:
     """Run `corepin webhook` on loopback until the block ends; it must end by itself then, and have failed no review."""
     directory.mkdir(parents=True)
     authority, log_file = _certify(directory), directory / "webhook.log"
     command = [
+        *("env", *(f"{name}={value}" for name, value in (environment or {}).items())),
         *(sys.executable, "-W", "error", str(Path(sys.executable).with_name("corepin")), "webhook"),
         *("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
         *("--tls-cert", str(directory / "tls.crt"), "--tls-key", str(directory / "tls.key"), *flags),

@@ -16,7 +16,7 @@ from tests.manifests.rendered import AGENT, SYSTEM, text
 from tests.servers.apiserver import ApiServer
 
 HERE = Path(__file__).parent
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 DEMO = "demo"  # a namespace of users
 HERE_NODE, THERE_NODE = "node-a", "node-b"
 STATUS = "status.corepin.io/cpus"

@@ -20,8 +20,9 @@ INSTALLS = (
     "own-certificate",
     "cmk",
     "observe",
+    "node-watch",
 )  # each is a whole corepin
-ROTATING = ("base", "hardened", "cmk", "observe")
+ROTATING = ("base", "hardened", "cmk", "observe", "node-watch")
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

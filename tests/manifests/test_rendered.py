@@ -133,10 +133,10 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_webhook_sees_the_pair_alone(name: str) -> None:
-    """No token, no CA key; files are directories, so that changes arrive."""
+    """No token unless it watches nodes, no CA key; files are directories, so that changes arrive."""
     pod = one(name, "Deployment", "corepin-webhook")["spec"]["template"]["spec"]
     (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
-    assert pod["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is (name == "node-watch")
     assert secret["secretName"] == "corepin-webhook-tls"
     assert [item["key"] for item in secret["items"]] == ["tls.crt", "tls.key"]
     assert all("subPath" not in mount for mount in pod["containers"][0]["volumeMounts"])

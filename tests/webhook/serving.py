@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import trustme
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 30.0  # for a busy machine; nothing waits that long for success
+PATIENCE_SECONDS = 60.0  # for a busy machine; nothing waits that long for success
 
 
 class Log:

@@ -28,7 +28,14 @@ WISHES = [
     pytest.param({CPU_MANAGER: "exclusive"}, id="exclusive"),
     pytest.param({CPU_MANAGER: "share"}, id="share"),
 ]
-SUFFIXES = {"": 1, "m": Fraction(1, 1000), "n": Fraction(1, 10**9), "k": 1000, "Ki": 1024, "Ei": 1024**6}
+SUFFIXES = {
+    "": Fraction(1),
+    "m": Fraction(1, 1000),
+    "n": Fraction(1, 10**9),
+    "k": Fraction(1000),
+    "Ki": Fraction(1024),
+    "Ei": Fraction(1024**6),
+}
 NONSENSE = (
     "١٢", "\uff11\uff12", "²", "1e100", "1e-100", "1e1e1", "--1", "+-1", "1 ", "\n1", "1_0", "0x10", "inf", "nan", "", ".", "e9",
     "9" * 70, "9" * 5000, "0." + "0" * 70 + "1", "1mi", "1KI", "1\u0000", "½", "1,5", "True", "1e+", "1.2.3", "1é",
@@ -47,7 +54,7 @@ def amounts(draw: DrawFn) -> tuple[str, Fraction]:
         text, amount = f"{digits}{draw(st.sampled_from('eE'))}{exponent}", digits * Fraction(10) ** exponent
     else:
         suffix = draw(st.sampled_from(list(SUFFIXES)))
-        text, amount = f"{digits}{suffix}", Fraction(digits) * SUFFIXES[suffix]
+        text, amount = f"{digits}{suffix}", digits * SUFFIXES[suffix]
     return sign + text, -amount if sign == "-" else amount
 
 
