@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 LOUD: Final = frozenset({"warning", "error", "exception", "critical"})
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -38,13 +38,27 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 def first_arguments(folder: str, *functions: str) -> set[str]:
     """Return the constant first arguments of calls of these functions or methods in a folder."""
+    return {text for path in sorted(Path(folder).glob("*.py")) for text in _first_arguments(path, functions)}
+
+
+def _first_arguments(path: Path, functions: Collection[str]) -> set[str]:
     return {
         call.args[0].value
-        for path in sorted(Path(folder).glob("*.py"))
         for call in ast.walk(_tree(path))
         if isinstance(call, ast.Call) and _called(call) in functions and call.args
         if isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
     }
+
+
+def subjects(module: str) -> set[str]:
+    """Return what `corepin doctor` looks at: the first arguments of its checks, some of which have a name."""
+    named = {
+        node.value.value
+        for node in ast.walk(_tree(Path(module)))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "subject"
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+    return named | _first_arguments(Path(module), ("_ok", "_finding", "_unknown"))
 
 
 def loud_logs(*folders: str) -> set[str]:
