@@ -39,7 +39,7 @@ WRITERS: Final = {  # by the name of the process, which the kernel cuts at 15 le
     "cset": "cset",
 }
 _KTHREAD: Final = 0x00200000  # PF_KTHREAD of the flags in proc_pid_stat(5)
-_FLAGS, _PROCESSOR = 6, 36  # their places after the name in /proc/PID/stat
+_FLAGS, _TIMES, _PROCESSOR = 6, slice(11, 13), 36  # their places after the name in /proc/PID/stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class _Thread(NamedTuple):
 
     id: int
     name: str
-    ran: str  # how often
+    ran: tuple[str, ...]  # for how long
     is_kernel: bool
     cgroup: str
 
@@ -218,10 +218,18 @@ def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
     return _Thread(
         id=int(task.name),
         name=named.partition("(")[2],
-        ran=(task / "schedstat").read_text(encoding="ascii").split()[2],
+        ran=_ran(task, fields),
         is_kernel=bool(int(fields[_FLAGS]) & _KTHREAD),
         cgroup=_cgroup(task),
     )
+
+
+def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
+    """Return how long a thread ran: exactly, or in hundredths of a second where the kernel counts no better."""
+    try:
+        return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
+    except FileNotFoundError:
+        return tuple(fields[_TIMES])
 
 
 def _cgroup(task: Path) -> str:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.node.node import Node
+    from tests.agent.containerd import Containerd
+    from tests.node.node import AgentProcess, Node
     from tests.servers.catalog import Server
 
 NOT_READY = "node.kubernetes.io/not-ready"  # nobody takes it away without a controller manager
@@ -55,48 +56,51 @@ def _program(server: Server) -> Path:
 
 
 def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, directory: Path) -> Node:
-    from tests.agent.containerd import start_containerd
     from tests.node.kubelet import start_kubelet
-    from tests.node.node import AgentProcess, Node, hostname
+    from tests.node.node import Node, hostname, places
     from tests.node.proxy import serve_proxy
     from tests.node.waiting import until
     from tests.servers.control_plane import start_control_plane, start_scheduler
 
     name = hostname()
-    folders = {part: directory / part for part in ("api", "containerd", "agent")}
-    for folder in (*folders.values(), folders["containerd"] / "cni"):
-        folder.mkdir()
-    (folders["containerd"] / "cni" / "10-never.conflist").write_text(CONFLIST)
-    plane = stack.enter_context(start_control_plane(folders["api"]))
-    containerd = stack.enter_context(start_containerd("2.4", folders["containerd"]))
+    plane = stack.enter_context(start_control_plane(_made(directory / "api")))
+    containerd = _start_runtime(stack, directory / "containerd")
+    folder = containerd.directory / "kubelet"  # its mounts are undone with containerd's
     kubelet = stack.enter_context(
-        start_kubelet(
-            kubelet_program,
-            plane.server,
-            name,
-            folders["containerd"] / "kubelet",  # its mounts are undone with containerd's
-            containerd.socket,
-            containerd.cgroup,
-        )
+        start_kubelet(kubelet_program, plane.server, name, folder, containerd.socket, containerd.cgroup)
     )
     stack.enter_context(start_scheduler(scheduler_program, plane.server))
     proxy = stack.enter_context(serve_proxy(plane.port, str(plane.server.ca_file)))
-    token = folders["agent"] / "token"
-    token.write_text(plane.server.admin_token)
-    flags = (
-        *("--node", name, "--runtime-endpoint", str(containerd.socket)),
-        *("--kubelet-cgroup-root", containerd.cgroup),
-        *("--state-dir", str(folders["agent"] / "state"), "--kubelet-state", str(kubelet.cpu_manager_state)),
-        *("--api-server", proxy.url, "--api-token", str(token)),
-    )
-    agent = AgentProcess(flags, folders["agent"])
+    flags = ("--node", name, *places(containerd, kubelet), "--api-server", proxy.url)
+    agent = _agent(_made(directory / "agent"), plane.server.admin_token, flags)
     node = Node(name, plane, containerd, kubelet, proxy, agent)
     plane.server.create_namespace("corepin")
     until("the kubelet is ready", node.is_ready)
     node.kubectl("taint", "node", name, f"{NOT_READY}-")
-    stack.enter_context(agent.stack)
-    agent.start()
+    stack.enter_context(node.agent.stack)
+    node.agent.start()
     return node
+
+
+def _agent(directory: Path, admin_token: str, flags: tuple[str, ...]) -> AgentProcess:
+    from tests.node.node import AgentProcess
+
+    token = directory / "token"
+    token.write_text(admin_token)
+    own = ("--state-dir", str(directory / "state"), "--api-token", str(token))
+    return AgentProcess((*flags, *own), directory)
+
+
+def _start_runtime(stack: ExitStack, directory: Path) -> Containerd:
+    from tests.agent.containerd import start_containerd
+
+    _made(_made(directory) / "cni").joinpath("10-never.conflist").write_text(CONFLIST)
+    return stack.enter_context(start_containerd("2.4", directory))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture

@@ -333,6 +333,15 @@ def pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def places(containerd: Containerd, kubelet: Kubelet) -> tuple[str, ...]:
+    """Return the flags by which commands find the runtime and the kubelet."""
+    return (
+        *("--runtime-endpoint", str(containerd.socket)),
+        *("--kubelet-cgroup-root", containerd.cgroup),
+        *("--kubelet-state", str(kubelet.cpu_manager_state)),
+    )
+
+
 def hostname() -> str:
     """Return a name for the node."""
     return f"node-{os.getpid()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from tests.node.node import CORES, CRANE, EXCLUSIVE, pod
@@ -34,16 +35,25 @@ def test_pod_says_where_it_runs(node: Node) -> None:
     assert (node.status("bystander"), events(node, "bystander")) == (None, {})
 
 
-def test_refusal_is_told_and_mended(node: Node) -> None:
-    """Who asks for more than there is runs with the others and is told why; a change of mind ends that."""
-    more = str(node.cores + 1)
-    [greedy] = node.run(pod("greedy", EXCLUSIVE, cpu=more))
+@pytest.mark.parametrize("strict", [False, True], ids=["may run with the others", "must fit"])
+def test_refusal_is_told_and_mended(node: Node, strict: bool) -> None:
+    """Who asks for more than there is runs with the others and is told why; a change of mind ends that.
+
+    Without a gate that holds its start this is also so for claims that must fit: they are refused, never pinned.
+    """
+    policies = EXCLUSIVE | ({"smt-policy.corepin.io/pod": "require"} if strict else {})
+    [greedy] = node.run(pod("greedy", policies, cpu=str(node.cores + 1)))
     node.settled({greedy: node.all})
-    until("told", lambda: (node.status("greedy") or {}).get("refusal"))
+    refusal = until("told", lambda: (node.status("greedy") or {}).get("refusal"))
     assert node.status("greedy")["pinned"] is False
-    assert until("event", lambda: events(node, "greedy").get("Unpinnable"))
+    assert refusal["blocksStart"] is strict
+    message = until("event", lambda: events(node, "greedy").get("Unpinnable"))
+    assert refusal["message"] in message
+    assert "Pinned" not in events(node, "greedy")
+    assert node.agent.metric("corepin_agent_refusals", reason=refusal["reason"]) == 1
     node.annotate("greedy", "none")
     until_equal("told", lambda: node.status("greedy"), None)
+    until_equal("metric", lambda: node.agent.metric("corepin_agent_refusals"), 0.0)
 
 
 def test_change_of_policy_is_an_event(node: Node) -> None:

@@ -1,0 +1,150 @@
+"""What operators ask of a real node: corepin map, plan and doctor, with what its agent told the API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agent.doctor_facts import Places, read_facts
+from agent.homes import KernelHomes
+from tests.node.node import COMMAND, EXCLUSIVE, places, pod
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.cpuset import CPUSet
+    from tests.node.node import Node
+
+
+def corepin(node: Node, *arguments: str, manifest: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command as an administrator of the cluster does, on this machine; warnings are errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(COMMAND), *arguments],
+        env={"PATH": os.environ["PATH"], "KUBECONFIG": str(node.plane.server.kubeconfig()), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        input=manifest,
+    )
+
+
+def shown(node: Node, *arguments: str) -> str:
+    """Return what a command prints that works."""
+    done = corepin(node, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def examined(node: Node, *flags: str) -> dict[str, dict[str, str]]:
+    """Return what `corepin doctor` says, by subject; of several the last."""
+    flags = (*places(node.containerd, node.kubelet), "--socket", str(node.agent.socket), *flags)
+    done = corepin(node, "doctor", *flags, "-o", "json")
+    assert done.stderr == ""
+    return {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+@contextmanager
+def busy(node: Node, cpus: CPUSet) -> Iterator[str]:
+    """Keep a thread of nobody's pod running on some CPUs; yield its cgroup."""
+    root = f"{node.containerd.cgroup}/stranger"
+    cgroup, homes = f"{root}/pod/main", KernelHomes(node.hierarchy, root)
+    homes.make(cgroup)
+    with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
+        try:
+            homes.enter(cgroup, process.pid)
+            os.sched_setaffinity(process.pid, cpus)
+            yield cgroup
+        finally:
+            process.kill()
+    homes.remove(cgroup)
+
+
+def test_map_shows_the_owners_of_a_nodes_cpus(node: Node) -> None:
+    """From the node's annotations as from the agent's socket: who owns which CPU, and nobody any more after that."""
+    [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
+    until("told", lambda: "pinned" in pools(node))
+    assert f"default/pinned/main: exclusive, CPUs {pinned.cpus}" in shown(node, "map", "--node", node.name)
+    local = shown(node, "map", "--socket", str(node.agent.socket))
+    assert f"default/pinned/main: exclusive on CPUs {pinned.cpus}, as the kernel says" in local
+    told = json.loads(shown(node, "map", "--node", node.name, "-o", "json"))
+    assert told["pools"]["owners"]["default/pinned/main"]["cpus"] == str(pinned.cpus)
+    assert told["topology"]["online"] == str(node.all)
+
+    node.annotate("pinned", "none")
+    until("told", lambda: "pinned" not in pools(node))
+    assert "pinned" not in shown(node, "map", "--node", node.name)
+
+
+def pools(node: Node) -> str:
+    """Return what the agent has told of the node's CPUs."""
+    return str(node.document()["metadata"]["annotations"]["status.corepin.io/pools"])
+
+
+def test_plan_uses_the_machine_that_the_agent_published(node: Node) -> None:
+    """A claim of all that can be given out fits on the node, one more CPU does not; nobody else has such a node."""
+
+    def planned(cpus: int) -> Any:
+        document = json.dumps(pod("new", EXCLUSIVE, cpu=str(cpus)))
+        done = corepin(node, "plan", "-f", "-", "--node", node.name, "-o", "json", manifest=document)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    state = node.agent.state()["sets"]
+    assert planned(node.cores)["assignments"]["default/new/main"]["cpus"] == state["allocatable"]
+    assert planned(node.cores + 1)["refused"][0]["reason"] == "NotEnoughCPUs"
+    missing = corepin(node, "map", "--node", "nowhere")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "node nowhere: the API server answered 404" in missing.stderr
+
+
+def test_doctor_knows_every_part(node: Node) -> None:
+    """Runtime, cgroups and kubelet as they are; the one thing to mend is what the scheduler believes there is."""
+    found = examined(node)
+    fine = {name: check["told"] for name, check in found.items() if check["verdict"] == "ok"}
+    assert fine["pods' cgroup"] == f"{node.containerd.cgroup}/kubepods"
+    assert fine["cgroups"] == f"version {node.hierarchy.version}, writable"
+    assert fine["runtime"].startswith("containerd 2.4")
+    assert fine["kubelet"].startswith("policy none")
+    assert fine["strangers"] == "no CPU is exclusive now"
+    sets = node.agent.state()["sets"]
+    assert fine["agent"] == f"gives out CPUs {sets['allocatable']}, keeps {sets['reserved']} reserved"
+    amount = found["kubelet's CPUs"]
+    assert (
+        f"the scheduler may place {len(node.all)}000m, corepin can give out {node.cores}000m"
+        in amount["told"]
+    )
+    assert (amount["verdict"], sets["reserved"] in amount["remedy"]) == ("finding", True)
+    assert {check["verdict"] for check in found.values()} == {"ok", "finding"}
+
+
+def test_doctor_sees_who_runs_on_exclusive_cpus(node: Node) -> None:
+    """A busy thread of a stranger is found on the CPU of a pod, while the pod's own busy thread is none."""
+    spinning = pod("pinned", EXCLUSIVE, cpu="1")
+    spinning["spec"]["containers"][0]["command"] = ["/bin/sh", "-c", "while :; do :; done"]
+    [pinned] = node.run(spinning)
+    until_equal("own CPU", lambda: len(pinned.cpus), 1)
+    with busy(node, pinned.cpus) as cgroup:
+        seen = read_facts(Places(), until("known", lambda: owning(node)), seconds=1).strangers
+    assert seen
+    assert seen.by_cgroup[cgroup] == {"sh": 1}
+    assert not [path for path in seen.by_cgroup if path.startswith(f"{node.containerd.cgroup}/kubepods")]
+
+
+def owning(node: Node) -> Any:
+    """Return the agent's state once somebody owns CPUs."""
+    state = node.agent.state()
+    return state if state["ledger"]["assignments"] else None
+
+
+def test_doctor_says_what_it_cannot_see(node: Node) -> None:
+    """Without agent, or in another cluster, what is not known is told with the reason, and the rest is examined."""
+    found = examined(node, "--socket", "/nonexistent", "--node", "nowhere")
+    assert "No such file" in found["agent"]["told"]
+    assert found["runtime"]["verdict"] == "ok"
+    amount = examined(node, "--node", "nowhere")["kubelet's CPUs"]
+    assert (amount["verdict"], "answered 404" in amount["told"]) == ("unknown", True)
