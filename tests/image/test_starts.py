@@ -18,6 +18,7 @@ from tests.servers.daemon import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
     from tests.image.archive import Archive
 
 
@@ -54,11 +55,13 @@ def webhook_mounts(folder: Path) -> dict[str, Path]:
 
 
 def agent_mounts(folder: Path) -> dict[str, Path]:
-    """Return what the agent needs: cgroups, which it may only read here, and folders. There is no runtime yet."""
+    """Return what the agent needs of its host: here it may only read cgroups, and there is no runtime yet."""
     mounts = {there: folder / there.replace("/", "-") for there in ("/run/corepin", "/var/lib/corepin")}
     for here in mounts.values():
         here.mkdir()
-    return {**mounts, "/host/sys/fs/cgroup": Path("/sys/fs/cgroup"), **account(folder)}
+    (folder / "machine-id").write_text(f"{'1234' * 8}\n")
+    mounts |= {"/etc/machine-id": folder / "machine-id", "/host/sys/fs/cgroup": Path("/sys/fs/cgroup")}
+    return {**mounts, **account(folder)}
 
 
 @pytest.mark.parametrize(
