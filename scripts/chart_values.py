@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 BASE = "base"
-OVERLAYS = frozenset({BASE, "hardened", "cert-manager", "own-certificate", "cmk", "observe", "monitoring"})
+OVERLAYS = frozenset(
+    {BASE, "hardened", "cert-manager", "own-certificate", "cmk", "observe", "monitoring", "node-watch"}
+)
 
 # Which overlays have something that others lack, and the condition under which the chart has it.
 WHEN = {
     frozenset({"cert-manager"}): 'eq .Values.certificates "cert-manager"',
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
     frozenset({"monitoring"}): ".Values.monitoring.enabled",
+    frozenset({"node-watch"}): ".Values.webhook.watchNodes",
 }
 # The values that make such a condition true. What else an overlay changes is found in its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -72,6 +75,12 @@ FIELDS = (
     *_workload("Deployment", "certs"),
     *_workload("DaemonSet", "agent"),
     Field("Deployment", "corepin-webhook", "spec/replicas", "webhook.replicas"),
+    Field(
+        "Deployment",
+        "corepin-webhook",
+        "spec/template/spec/automountServiceAccountToken",
+        "webhook.watchNodes",
+    ),
     Field("ConfigMap", "corepin-webhook", "data/config.yaml", "webhook.config"),
     Field("ConfigMap", "corepin-webhook", "data/mutations.yaml", "webhook.mutations", is_optional=True),
     Field("ConfigMap", "corepin-agent", "data/config.yaml", "agent.config"),
