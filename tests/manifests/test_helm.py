@@ -16,7 +16,7 @@ import yaml
 from scripts.chart import CHART, ChartIncomplete, chart_files, combined, written
 from scripts.chart_values import BASE, OVERLAYS
 from tests.manifests.guide import blocks, section, shell
-from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed
+from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
 from tests.servers.catalog import HELM
 from tests.servers.start import require, start_servers
@@ -94,6 +94,26 @@ def test_differences_that_no_value_decides_are_told(base: Object, other: Object,
 def test_helm_renders_what_kustomize_renders(name: str) -> None:
     """The same objects, each with the same content."""
     assert by_identity(rendered(*of_overlay(name))) == by_identity(objects(name))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("hardened", "cert-manager", "cmk", "monitoring", "node-watch"),
+        ("own-certificate", "observe", "monitoring"),
+    ],
+    ids=" ".join,
+)
+def test_components_go_together_as_files_of_values_do(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Several components on one base are the same as their files of values, in the same order."""
+    (tmp_path / "manifests").symlink_to(ROOT.absolute())
+    (tmp_path / "mine").mkdir()
+    components = [f"../manifests/components/{name}" for name in names]
+    folder = {"resources": ["../manifests/base"], "components": components}
+    (tmp_path / "mine/kustomization.yaml").write_text(yaml.safe_dump(folder))
+    flags = [flag for name in names for flag in of_overlay(name)]
+    expected = list(yaml.safe_load_all(text_of(tmp_path / "mine")))
+    assert by_identity(rendered(*flags)) == by_identity(expected)
 
 
 @pytest.mark.parametrize("name", sorted(OVERLAYS))
