@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class NotShown(AgentError):
+    """A pod that was found by its name is not shown by the watch yet: tell it a little later."""
+
+
 class Publisher:
     """Holds the newest state and the reporters who are to be told."""
 
@@ -64,6 +68,9 @@ class Publisher:
         facts = {"reporter": type(reporter).__name__}
         try:
             await reporter.publish(self.state)
+        except NotShown as error:
+            logger.debug("report put off", extra={"facts": {**facts, "reason": str(error)}})
+            return backoff.next()
         except AgentError as error:
             wait = backoff.after(error)
             logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})

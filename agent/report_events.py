@@ -15,9 +15,12 @@ from agent.clock import Clock
 from agent.events import event_document, events_between
 from agent.kubeapi import Conflict
 from agent.pod_requests import runtime_uid
+from agent.publish import NotShown
 from agent.seams import Gone, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from agent.events import Event
     from agent.kubeapi import Api
     from agent.seams import PodSource
@@ -71,17 +74,33 @@ class EventReport:
         self.held_back = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Tell what happened since the last state; what fails is tried again with the next call."""
+        """Tell what happened since the last state; what fails is tried again with the next call.
+
+        An event about a pod that was found by its name waits until the watch shows the pod: then NotShown is raised.
+        """
         by_uid = {runtime_uid(pod): pod for pod in list(self._pods.pods().values())}
         self._buckets = {uid: one for uid, one in self._buckets.items() if uid in by_uid}
         happened = events_between(self._last, state)
         self._last = state
         self._pending.extend(one for one in happened if self._may_tell(one.owner.pod_uid))
-        while self._pending:
-            pod = by_uid.get(self._pending[0].owner.pod_uid)
-            if pod:  # of others the API server has no object
-                await self._send(self._pending[0], pod)
-            self._pending.popleft()
+        late = {pod.uid for pod in state.pods if pod.is_known} - by_uid.keys()
+        await self._send_all(by_uid, late)
+        if self._pending:
+            raise NotShown(f"events wait for pods that are not shown yet: {len(self._pending)}")
+
+    async def _send_all(self, by_uid: Mapping[str, Pod], late: Collection[str]) -> None:
+        """Send what waits, but for events of late pods; of others that are not there the API server has no object."""
+        kept: list[Event] = []
+        try:
+            while self._pending:
+                event = self._pending[0]
+                if event.owner.pod_uid in late:
+                    kept.append(event)
+                elif pod := by_uid.get(event.owner.pod_uid):
+                    await self._send(event, pod)
+                self._pending.popleft()
+        finally:
+            self._pending.extendleft(reversed(kept))
 
     async def reset(self) -> None:
         """Leave the events: the API server forgets them within an hour."""

@@ -19,6 +19,7 @@ import msgspec
 from agent.events import gist
 from agent.list_watch import decode
 from agent.pod_requests import runtime_uid
+from agent.publish import NotShown
 from agent.seams import AgentError, Gone, Unavailable
 from pinning.contract import STATUS_CPUS
 from pinning.kube import Pod
@@ -139,7 +140,7 @@ class PodReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Tell every pod; after all were tried, raise what kept one from being told."""
+        """Tell every pod; after all were tried, raise what kept one from being told, or NotShown."""
         failure: AgentError | None = None
         self._written = {uid: told for uid, told in self._written.items() if uid in self._source.pods()}
         for pod, text in self._changes(state):
@@ -154,6 +155,14 @@ class PodReport:
                 failure = error
         if failure:
             raise failure
+        self._check_shown(state)
+
+    def _check_shown(self, state: NodeState) -> None:
+        """Raise NotShown when the watch lacks a pod that is to be told."""
+        shown = {runtime_uid(pod) for pod in list(self._source.pods().values())}
+        late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
+        if late:
+            raise NotShown(f"not shown yet: {', '.join(late)}")
 
     async def reset(self) -> None:
         """Remove the annotation from every pod of the node, as the API lists them now."""

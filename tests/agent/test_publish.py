@@ -9,7 +9,7 @@ import pytest
 
 from agent.backoff import LONGEST_ASKED, Busy
 from agent.metrics import Metrics
-from agent.publish import Publisher
+from agent.publish import NotShown, Publisher
 from agent.seams import Refused
 from agent.state import NodeState
 from tests.agent.states import state_of
@@ -35,7 +35,7 @@ class Reporter:
         """Do nothing."""
 
 
-def waits(*failures: Exception) -> list[float]:
+def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
     """Return how long was waited after each failure of one reporter."""
     slept: list[float] = []
 
@@ -44,7 +44,7 @@ def waits(*failures: Exception) -> list[float]:
 
     async def main() -> None:
         reporter = Reporter(failures)
-        publisher = Publisher([reporter], Metrics(), sleep)
+        publisher = Publisher([reporter], metrics or Metrics(), sleep)
         publisher.tell(STATE)
         running = asyncio.create_task(publisher.run())
         try:
@@ -77,6 +77,15 @@ def test_failed_report_is_tried_again(failure: Exception, least: float, most: fl
     """After the time that was asked for, up to two minutes; else after a short one."""
     [wait] = waits(failure)
     assert least <= wait <= most
+
+
+@pytest.mark.parametrize(("failure", "count"), [(NotShown("a"), None), (Refused("no"), 1.0)])
+def test_what_only_comes_late_is_no_failure(failure: Exception, count: float | None) -> None:
+    """A pod that is not shown yet is waited for and not counted."""
+    metrics = Metrics()
+    assert waits(failure, metrics=metrics)
+    name = "corepin_agent_report_errors_total"
+    assert metrics.registry.get_sample_value(name, {"reporter": "Reporter"}) == count
 
 
 def test_waits_grow_while_it_fails() -> None:

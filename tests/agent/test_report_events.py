@@ -14,6 +14,7 @@ import pytest
 from agent.clock import Clock
 from agent.events import Reason, event_document, events_between
 from agent.kubeapi import Access, Api
+from agent.publish import NotShown
 from agent.report_events import BURST, PENDING, EventReport
 from agent.seams import Unavailable
 from agent.state import Fight, NodeState, Path, Proof
@@ -212,8 +213,33 @@ def test_who_the_api_does_not_know_is_not_told() -> None:
 
     async def act(api: Api) -> None:
         report = EventReport(api, "node-1", source())
-        await report.publish(state_of(ONE))
+        state = state_of(ONE)
+        gone = tuple(replace(pod, is_known=False) for pod in state.pods)
+        await report.publish(replace(state, pods=gone))
         await report.reset()
 
     run(server, act)
     assert server.requests == []
+
+
+def test_event_of_a_pod_that_is_shown_late_waits() -> None:
+    """A pod that was found by its name is told when the watch shows it; others need not wait for it."""
+    server = Server()
+    other = bound("b", container("main", 1), annotations=EXCLUSIVE)
+    state = state_of(ONE, other)
+
+    async def act(api: Api) -> None:
+        pods = source(other)
+        report = EventReport(api, "node-1", pods)
+        for _ in range(2):
+            with pytest.raises(NotShown):
+                await report.publish(state)
+        assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b"]
+        pods.shown = source(ONE, other).shown
+        server.failures = [503]
+        with pytest.raises(Unavailable):
+            await report.publish(state)
+        await report.publish(state)
+
+    run(server, act)
+    assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b", "a"]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from agent.kubeapi import Access, Api
+from agent.publish import NotShown
 from agent.report_pods import PodReport, pod_status
 from agent.seams import Refused, Unavailable
 from agent.state import NodeState, Path, PodState, Proof
@@ -249,6 +250,23 @@ def test_one_pod_that_fails_costs_the_others_nothing(
         assert report.writes == 2
 
     run(act, server)
+
+
+def test_a_pod_that_is_shown_late_is_told_then() -> None:
+    """What was found by its name is pinned at once; its annotation is written when the watch shows it."""
+    late, other = bound("a", annotations=EXCLUSIVE), bound("b", container("main", 1), annotations=EXCLUSIVE)
+    server = Server()
+
+    async def act(api: Api) -> None:
+        pods = source(other)
+        report = PodReport(api, "node-1", pods)
+        with pytest.raises(NotShown, match="a"):
+            await report.publish(state_of(late, other))
+        pods.shown = source(late, other).shown
+        await report.publish(state_of(late, other))
+
+    run(act, server)
+    assert [path[-1] for path, _ in server.patches] == ["b", "a"]
 
 
 def test_reset_removes_every_annotation() -> None:
