@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.servers.apiserver import ApiServer
 
-SECONDS = 600.0  # for what takes one to sixty
+SECONDS = 900.0  # for what takes one to sixty, and more while everything else is tested too
 PODS = "/api/v1/namespaces/default/pods"
 CGROUPS = Path("/sys/fs/cgroup/kubepods")
 MAIN = "main"
