@@ -10,12 +10,14 @@ import pytest
 import yaml
 
 from tests.docs.blocks import blocks, chapter
+from tests.e2e.cluster import wait_until
 
 if TYPE_CHECKING:
     from tests.servers.apiserver import ApiServer
 
 PAGE = Path("docs/security.md").read_text(encoding="utf-8")
 BASE = Path("manifests/base")
+EXAMPLES = Path("examples")
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -57,7 +59,22 @@ def test_every_policy_is_told() -> None:
 
 
 @pytest.mark.server
-def test_examples_are_accepted(api: ApiServer) -> None:
-    """A real API server takes the quota and the policy."""
-    for example in blocks(PAGE, "yaml"):
-        api.kubectl("apply", "--validate=strict", "--dry-run=server", "-f", "-", input=example)
+def test_examples_work(api: ApiServer) -> None:
+    """A real API server takes quota and policy; the policy refuses a pod that asks, until its namespace is labelled."""
+    quota, policy = blocks(PAGE, "yaml")
+    api.kubectl("apply", "--validate=strict", "--dry-run=server", "-f", "-", input=quota)
+    api.kubectl("apply", "--validate=strict", "-f", "-", input=policy)
+    asking = (EXAMPLES / "crane/exclusive.yaml").read_text(encoding="utf-8")
+    create = ("-n", "team", "create", "--dry-run=server", "-f", "-")
+    try:
+        wait_until(
+            "the policy acts",
+            lambda: "may not ask" in api.kubectl(*create, input=asking, check=False).stderr,
+        )
+        api.kubectl("label", "namespace", "team", "example.com/pinning=yes")
+        wait_until(
+            "the namespace is exempt",
+            lambda: api.kubectl(*create, input=asking, check=False).returncode == 0,
+        )
+    finally:
+        api.kubectl("delete", "-f", "-", input=policy)
