@@ -31,18 +31,12 @@ class Cluster(KubeNode):
     """A cluster of one node."""
 
     overlays: Path  # a folder for those of the tests
-    is_installed: bool = False
+    applied: tuple[str, int] | None = None  # overlay and replicas
 
     # The operator.
 
-    def install(self) -> None:
-        """Apply the manifests, and wait until everything works."""
-        self.apply_overlay("base")
-        self.is_installed = True
-        until("reviews are answered", self.is_reviewed)
-
-    def apply_overlay(self, name: str, replicas: int = 2) -> None:
-        """Apply an overlay of the manifests with so many replicas of the webhook, and wait until all is as it says."""
+    def install(self, name: str = "base", replicas: int = 2) -> None:
+        """Apply an overlay of the manifests with so many replicas of the webhook, and wait until everything works."""
         folder = self.overlays / f"{name}-{replicas}"
         folder.mkdir(exist_ok=True)
         (folder / "kustomization.yaml").write_text(json.dumps(self._overlay(folder, name, replicas)))
@@ -50,6 +44,9 @@ class Cluster(KubeNode):
         for namespace, workload in WORKLOADS:
             self.kubectl("-n", namespace, "rollout", "status", workload, _PATIENCE)
         until_equal("replicas", lambda: len(self.pods_of("webhook")), replicas)
+        if replicas:
+            until("reviews are answered", self.is_reviewed)
+        self.applied = (name, replicas)
 
     def pods_of(self, component: str) -> list[Any]:
         """Return the pods of a component."""

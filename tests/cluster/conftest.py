@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # stopped before other tests start nodes of their own
 def cluster_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Return a running cluster on which nothing is installed; skipped with the reason where there can be none."""
     from tests.cluster.start import start_cluster  # gRPC takes a moment, and most tests need none
@@ -32,9 +32,15 @@ def cluster_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 
 @pytest.fixture
-def cluster(cluster_session: Cluster) -> Iterator[Cluster]:
-    """Return the cluster with corepin installed, and without pods of users; those of the test are removed after it."""
-    if not cluster_session.is_installed:
-        cluster_session.install()
+def cluster(any_cluster: Cluster) -> Cluster:
+    """Return the cluster with `manifests/base` installed."""
+    if any_cluster.applied != ("base", 2):
+        any_cluster.install()
+    return any_cluster
+
+
+@pytest.fixture
+def any_cluster(cluster_session: Cluster) -> Iterator[Cluster]:
+    """Return the cluster as the test before has left it, but without pods of users; the test's own are removed too."""
     yield cluster_session
     cluster_session.clear()

@@ -73,7 +73,7 @@ def addresses(client: httpx.Client, name: str) -> list[str] | None:
         if not found.is_success or found.json()["spec"]["clusterIP"] != "None":
             return None
         return _endpoints(client, namespace, service, found.json())
-    except httpx.TransportError:
+    except httpx.HTTPError:
         return None
 
 
@@ -83,7 +83,7 @@ def _endpoints(client: httpx.Client, namespace: str, service: str, document: Any
     every = document["spec"].get("publishNotReadyAddresses", False)
     return [
         address
-        for part in selected.json()["items"]
+        for part in selected.raise_for_status().json()["items"]
         for endpoint in part["endpoints"] or ()
         if every or endpoint["conditions"].get("ready")
         for address in endpoint["addresses"]

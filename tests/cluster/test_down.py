@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.cluster.pods import isolated, user_pod
+from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
 from tests.node.node import EXCLUSIVE
 from tests.node.test_reports import events
 from tests.node.waiting import until, until_equal
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 CORES_NUMBER = "CMK_NUM_CORES"  # what the webhook adds to such a pod
 
 
-def test_pods_start_without_a_webhook(cluster: Cluster) -> None:
+def test_pods_start_without_a_webhook(any_cluster: Cluster) -> None:
     """With `Ignore` a pod starts without what the webhook adds; what did not fit is told as not pinned."""
-    cluster.apply_overlay("base", replicas=0)
-    try:
-        [pinned] = cluster.run(user_pod("pinned", cores=cluster.cores))
-        assert CORES_NUMBER not in str(cluster.pod("pinned"))
-        until("pinned is told", lambda: (cluster.status("pinned") or {}).get("pinned"))
-        [late] = cluster.run(user_pod("late", EXCLUSIVE, cpu="1"))
-        until("refusal is told", lambda: (cluster.status("late") or {}).get("refusal"))
-        assert cluster.status("late")["pinned"] is False
-        assert until("event", lambda: events(cluster, "late").get("Unpinnable"))
-        cluster.settled({pinned: pinned.cpus, late: cluster.all - pinned.cpus})
-    finally:
-        cluster.apply_overlay("base")
-    until("reviews are answered", cluster.is_reviewed)
+    cluster = any_cluster
+    cluster.install(replicas=0)
+    [pinned] = cluster.run(user_pod("pinned", cores=cluster.cores))
+    assert CORES_NUMBER not in str(cluster.pod("pinned"))
+    until("pinned is told", lambda: (cluster.status("pinned") or {}).get("pinned"))
+    [late] = cluster.run(user_pod("late", EXCLUSIVE, cpu="1"))
+    until("refusal is told", lambda: (cluster.status("late") or {}).get("refusal"))
+    assert cluster.status("late")["pinned"] is False
+    assert until("event", lambda: events(cluster, "late").get("Unpinnable"))
+    cluster.settled({pinned: pinned.cpus, late: cluster.all - pinned.cpus})
 
 
-def test_hardened_refuses_without_a_webhook(cluster: Cluster) -> None:
-    """With `Fail` such pods are refused and others start; when the webhook is back, both do."""
-    cluster.apply_overlay("hardened", replicas=0)
-    try:
-        done = cluster.plane.server.kubectl(
-            "create", "-f", "-", input=json.dumps(isolated("one")), check=False
-        )
-        assert "failed calling webhook" in done.stderr
-        cluster.run(user_pod("plain"))
-    finally:
-        cluster.apply_overlay("hardened")
-    until("reviews are answered", cluster.is_reviewed)
+def test_hardened_refuses_without_a_webhook(any_cluster: Cluster) -> None:
+    """With `Fail` pods that ask for CPUs are refused, and others start."""
+    cluster = any_cluster
+    cluster.install("hardened", replicas=0)
+    refused = cluster.plane.server.kubectl(
+        "create", "-f", "-", input=json.dumps(isolated("one")), check=False
+    )
+    assert "failed calling webhook" in refused.stderr
+    cluster.run(user_pod("plain"))
+
+
+def test_hardened_works_with_a_webhook(any_cluster: Cluster) -> None:
+    """As soon as the webhook is there, pods that ask for CPUs are created, completed and pinned."""
+    cluster = any_cluster
+    cluster.install("hardened")
     [one] = cluster.run(isolated("one"))
+    assert ISOLATED in limits_of(cluster.pod("one"))
     until_equal("own CPU", lambda: len(one.cpus), 1)
-    cluster.apply_overlay("base")

@@ -40,7 +40,7 @@ def test_uninstalled_as_the_guide_says(cluster: Cluster, tmp_path: Path) -> None
     pinned, bystander = cluster.run(isolated("pinned"), user_pod("bystander"))
     until("told", lambda: (cluster.status("pinned") or {}).get("pinned"))
     assert ours(cluster)
-    cluster.is_installed = False
+    cluster.applied = None
     terminal = shell(cluster.plane.server, tmp_path)
     told = [terminal.run(block) for block in re.findall(r"```\w+\n(.*?)```", section("Uninstall"), re.DOTALL)]
     assert any("successfully rolled out" in text for text in told)

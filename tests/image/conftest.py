@@ -31,7 +31,7 @@ def image() -> Archive:
     return Archive(build_image())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def root(image: Archive, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the unpacked image."""
     folder = tmp_path_factory.mktemp("root-")
