@@ -54,7 +54,7 @@ class Metrics:
         self._observes = self._gauge("observes", "1 while another one gives the CPUs of this node out.")
         self._throttled = self._gauge(
             "exclusive_throttled_periods",
-            "Periods in which the quota stopped an exclusive container (nr_throttled).",
+            "Periods in which the quota stopped an exclusive container (nr_throttled), read at least every 30 s.",
             "namespace",
             "pod",
             "container",
