@@ -24,7 +24,7 @@ setup:
 demo: setup ## start the webhook, send it the examples, show what it says and which CPUs they would get
 	@$(BIN)/python -m demo
 
-test: check ## every check and every test; builds kube-apiserver and etcd the first time
+test: check ## every check and every test; builds Kubernetes and the image the first time
 	@$(BIN)/coverage erase
 	@$(BIN)/pytest --cov --cov-report=
 	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100
