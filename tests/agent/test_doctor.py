@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from pinning.cpuset import EMPTY, CPUSet
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
 from tests.machines import materialise
 from tests.pods import container
+
+if TYPE_CHECKING:
+    from tests.agent.containerd import Containerd
 
 AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]), "containerd 2.4.2")
 LOCAL = replace(AGENT, runtime="local processes in cgroups v1")
@@ -278,3 +282,14 @@ def test_thread_that_runs_is_seen() -> None:
     assert threads[process.pid].name == "sh"
     assert os.getpid() not in threads
     assert _strangers(PROC, state, EMPTY, 10) == Strangers({})
+
+
+def test_real_runtimes_are_named(containerd: Containerd, tmp_path: Path) -> None:
+    """Debian's containerd and the newest one tell their names; the old one has no NRI, the other may have."""
+    places = Places(runtime=containerd.socket, nri=tmp_path / "no.sock")
+    told = {check.subject: check.told for check in examine(read_facts(places, None, 0))}
+    is_old = containerd.programs.version == "1.6"
+
+    assert told["runtime"].startswith(f"containerd {containerd.programs.version}")
+    assert ("it came with 1.7" in told["NRI"]) is is_old
+    assert ("not to be seen" in told["NRI"]) is not is_old
