@@ -53,6 +53,16 @@ class Mutations:
         return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
 
     @cached_property
+    def labels(self) -> frozenset[str]:
+        """Return the keys of the labels that are added."""
+        return frozenset(self.per_pod.get("metadata", {}).get("labels") or ())
+
+    @cached_property
+    def annotations(self) -> frozenset[str]:
+        """Return the keys of the annotations that are added."""
+        return frozenset(self.per_pod.get("metadata", {}).get("annotations") or ())
+
+    @cached_property
     def is_typed(self) -> bool:
         """Say whether the partial types of `pinning.kube` hold all that merging this file must look at."""
         metadata, spec = self.per_pod.get("metadata", {}), self.per_pod.get("spec", {})

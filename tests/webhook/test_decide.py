@@ -336,8 +336,17 @@ one_container = st.fixed_dictionaries(
     },
 )
 annotation = st.dictionaries(
-    st.sampled_from(["cmk.intel.com/mutate", CPU_MANAGER, SMT, "sidecar-limits.corepin.io/pod", "own"]),
-    st.sampled_from(["true", "exclusive", "isolate", "false", ""]),
+    st.sampled_from(
+        [
+            "cmk.intel.com/mutate",
+            CPU_MANAGER,
+            SMT,
+            "sidecar-limits.corepin.io/pod",
+            "kubernetes.io/limit-ranger",
+            "own",
+        ]
+    ),
+    st.sampled_from(["true", "exclusive", "isolate", "false", "", "cpu request for container main"]),
     max_size=4,
 )
 body = st.fixed_dictionaries(
@@ -356,7 +365,10 @@ generated = st.fixed_dictionaries(
         "metadata": st.none()
         | st.fixed_dictionaries(
             {},
-            optional={"annotations": st.none() | annotation, "labels": st.sampled_from([None, {}, LAUNCHER])},
+            optional={
+                "annotations": st.none() | annotation,
+                "labels": st.sampled_from([None, {}, {"app": "x"}, {"app": "x", **LAUNCHER}]),
+            },
         )
     },
 )

@@ -9,13 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pods import CORES, container, pod
+from tests.pods import CORES, CPU_MANAGER, container, pod
 from tests.webhook.test_decide import BEYOND, generated, request
+from webhook.answer import Patched
 from webhook.config import Settings, load_settings
 from webhook.decide import Decider
 from webhook.likeness import ANSWERS_KEPT, KEY_LIMIT, Answers, decoder, likeness
 from webhook.mutate import plan_mutation
-from webhook.mutations import BUILT_IN
+from webhook.mutations import BUILT_IN, load_mutations
 from webhook.pod_rules import review_new_pod
 
 
@@ -24,7 +25,7 @@ from webhook.pod_rules import review_new_pod
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool) -> None:
     """For any pod, plan and verdict on its likeness are those on the pod itself."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part, _ = likeness(decoder.decode(json.dumps(document)), BUILT_IN.volumes)
+    part, _ = likeness(decoder.decode(json.dumps(document)), BUILT_IN)
     assert plan_mutation(part, rules, BUILT_IN) == plan_mutation(document, rules, BUILT_IN)
     assert review_new_pod(part, rules, BUILT_IN) == review_new_pod(document, rules, BUILT_IN)
 
@@ -48,6 +49,46 @@ def test_pods_of_one_controller_are_decided_once() -> None:
     other = copy.deepcopy(sibling(3))
     other["spec"]["containers"][0]["resources"]["limits"][CORES] = "3"
     assert rules.mutate(request(other)) != first
+
+
+def test_numbered_pods_are_decided_once() -> None:
+    """What a StatefulSet or an indexed Job writes on each pod does not count, unlike what the rules read."""
+    rules = Decider(Settings(), BUILT_IN)
+
+    def numbered(number: int, **annotations: str) -> Any:
+        made = sibling(number)
+        made["metadata"]["labels"] = {"statefulset.kubernetes.io/pod-name": f"web-{number}"}
+        index = {"batch.kubernetes.io/job-completion-index": str(number)}
+        made["metadata"]["annotations"] = {**index, **annotations}
+        return made
+
+    first = rules.mutate(request(numbered(1)))
+    assert rules.mutate(request(numbered(2))) is first
+    for key in (
+        CPU_MANAGER,
+        "cmk.intel.com/mutate",
+        "kubernetes.io/limit-ranger",
+        "kubernetes.io/config.mirror",
+    ):
+        assert rules.mutate(request(numbered(3, **{key: "x"}))) is not first
+
+
+def test_what_the_file_adds_is_looked_at() -> None:
+    """A pod that has a label or annotation of the mutations file already is another one than a pod that has not."""
+    both = b"mutations: {perPod: {metadata: {labels: {a: b}, annotations: {c: d}}}}"
+    rules = Decider(Settings(), load_mutations(both))
+    for part, key in (("labels", "a"), ("annotations", "c")):
+        without, having = sibling(1), sibling(2)
+        without["metadata"][part], having["metadata"][part] = {"other": "x"}, {"other": "x", key: "y"}
+        added = [len(answered(rules, one).operations) for one in (without, having)]
+        assert added[0] == added[1] + 1
+
+
+def answered(rules: Decider, one: Any) -> Patched:
+    """Return the answer to a pod that is changed."""
+    answer = rules.mutate(request(one))
+    assert isinstance(answer, Patched)
+    return answer
 
 
 def test_a_configuration_forgets_what_another_one_decided() -> None:
