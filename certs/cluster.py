@@ -116,7 +116,9 @@ def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
     except (config.ConfigException, OSError) as error:
         raise ClusterError(f"no cluster: {error}: set KUBECONFIG, or run in a pod") from error
     settings.retries = False  # the loop tries again, and knows what it saw
-    return ApiClient(settings)
+    api = ApiClient(settings)
+    api.user_agent = "corepin-certs"  # named in audit logs, and as the manager of what is written
+    return api
 
 
 class KubeCluster:
@@ -172,7 +174,7 @@ class KubeCluster:
         self._send("POST", f"{self._core}/events", _event(event, self._names, self._uid), JSON)
 
     def _send(self, method: str, path: str, body: object = None, content_type: str = JSON) -> dict[str, Any]:
-        headers = {"Accept": JSON, "Content-Type": content_type, "User-Agent": "corepin-certs"}
+        headers = {"Accept": JSON, "Content-Type": content_type}
         try:
             request = self._api.param_serialize(
                 method, path, header_params=headers, body=body, auth_settings=["BearerToken"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 from cryptography import x509
@@ -38,6 +39,15 @@ def test_rotation_works_with_the_rights_that_it_has(installed: Installed) -> Non
         "-n", SYSTEM, "get", "events", "-o", "jsonpath={.items[*].involvedObject.name}"
     )
     assert "corepin-webhook-tls" in events.stdout
+
+
+def test_what_the_rotation_writes_is_its_own(installed: Installed) -> None:
+    """The API server names it as the manager of caBundle, so that nobody else's apply takes it away."""
+    assert rotate(installed.api, installed.rotation.token).returncode == 0
+    shown = ("get", "mutatingwebhookconfiguration", "zz-corepin", "-o", "json", "--show-managed-fields")
+    managers = json.loads(installed.api.kubectl(*shown).stdout)["metadata"]["managedFields"]
+    owned = {it["manager"] for it in managers if "f:caBundle" in json.dumps(it["fieldsV1"])}
+    assert owned == {"corepin-certs"}
 
 
 def test_applying_the_manifests_again_keeps_certificates(installed: Installed) -> None:
