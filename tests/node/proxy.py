@@ -42,6 +42,7 @@ class Proxy(socketserver.ThreadingTCPServer):
     def __init__(self, port: int, authority: str) -> None:
         self.requests: list[Request] = []
         self.failure: int | None = None
+        self.delay = 0.0  # seconds, before a request is passed on
         self.upstream = port
         self.tls = ssl.create_default_context(cafile=authority)
         self._open: set[socket.socket] = set()
@@ -62,6 +63,16 @@ class Proxy(socketserver.ThreadingTCPServer):
             yield
         finally:
             self.failure = None
+
+    @contextmanager
+    def slow(self, seconds: float) -> Iterator[None]:
+        """Keep every request waiting for some seconds; what is open breaks at the beginning."""
+        self.delay = seconds
+        self.break_all()
+        try:
+            yield
+        finally:
+            self.delay = 0.0
 
     @contextmanager
     def counting(self) -> Iterator[list[Request]]:
@@ -101,6 +112,7 @@ class _Handler(socketserver.StreamRequestHandler):
             failure = self.server.failure
             method, path, _ = line.decode().split(" ", 2)
             self.server.requests.append(Request(time.monotonic(), method, path, failure, body))
+            time.sleep(self.server.delay)
             if failure is None:
                 self._pass_on(line, fields, body)
             elif failure != CUT:

@@ -129,6 +129,40 @@ def test_failing_api_server_is_asked_seldom(node: Node, status: int) -> None:
     node.settled({pinned: node.all, bystander: node.all, late: node.all})
 
 
+def test_slow_api_server_holds_up_reports_and_no_container(node: Node) -> None:
+    """While every answer takes seconds a change is in the kernel as soon as it is known, and requests do not pile up."""
+    pinned, bystander = shared_pair(node)
+    with node.proxy.counting() as requests, node.proxy.slow(3.0):
+        node.annotate("pinned", "none")
+        node.settled({pinned: node.all, bystander: node.all})
+        until_equal("told", lambda: node.status("pinned"), None)
+        node.annotate("pinned", "exclusive")
+        until_equal("own CPU", lambda: len(pinned.cpus), 1)
+    patient(requests, 40)
+
+
+def test_refused_token_is_borne_until_there_is_a_good_one(node: Node) -> None:
+    """While the API server does not know the agent's token nobody moves and it is asked seldom; then all is followed."""
+    pinned, bystander = shared_pair(node)
+    cpus = (pinned.cpus, bystander.cpus)
+    token = node.agent.directory / "token"
+    good, before = token.read_text(), node.agent.metric("corepin_agent_api_errors_total", code="401")
+    try:
+        with node.proxy.counting() as requests:
+            token.write_text("expired")
+            node.proxy.break_all()
+            node.annotate("pinned", "none")
+            until(
+                "refused",
+                lambda: node.agent.metric("corepin_agent_api_errors_total", code="401") > before + 3,
+            )
+            assert (pinned.cpus, bystander.cpus) == cpus
+    finally:
+        token.write_text(good)
+    patient(requests, 30)
+    node.settled({pinned: node.all, bystander: node.all})
+
+
 def test_killed_agent_leaves_every_container_where_it_is(node: Node) -> None:
     """After `kill -9` CPUs stay as they are; who came or changed meanwhile is served by the next agent."""
     pinned, bystander = shared_pair(node)
