@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.lookup import Lookups
-from agent.seams import Gone, Refused, Unavailable
+from agent.seams import AgentError, Gone, Refused, Unavailable
 from agent.track import Track
 from pinning.cpuset import EMPTY, CPUSet
 from pinning.observed import Observed, SeenContainer, SeenPod, State
@@ -108,10 +108,14 @@ class Observer:
         if track is None:
             is_newborn = self._has_listed or one.state is State.CREATED
             return Track(one, is_awaited=self._has_listed, is_newborn=is_newborn)
+        self._take(track, one)
+        return track
+
+    @staticmethod
+    def _take(track: Track, one: RuntimeContainer) -> None:
         if track.seen.state is not one.state:
             track.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
         track.seen = one
-        return track
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
         self.rewritten = []
@@ -136,8 +140,18 @@ class Observer:
                 "cgroup cannot be read", extra={"facts": {"container": track.name, "reason": str(error)}}
             )
             return state, EMPTY
+        if state is State.CREATED and self._has_begun(track.cgroup):
+            state = State.RUNNING
+            self._take(track, replace(track.seen, state=state))
         self._compare(track, cpus, moved=moved)
         return state, cpus
+
+    def _has_begun(self, cgroup: str) -> bool:
+        """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
+        try:
+            return self._seams.cgroups.life(cgroup).begun_seconds is not None
+        except AgentError:
+            return False
 
     def _compare(self, track: Track, cpus: CPUSet, *, moved: bool) -> None:
         """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from tests.agent.simulated import MACHINE_ID, SOCKET
 from tests.machine.client import REPOSITORY, Machine
 from tests.pinning.world import Wish, pod_document
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60  # half a second on an idle machine
 POLL_SECONDS = 0.01
 POLICIES = (None, "none", "share", "exclusive", "exclusive", "exclusive")
 SMT = (None, None, None, "require", "isolate")
@@ -187,19 +188,25 @@ class Churn:
 
 def settled(agent: AgentProcess, churn: Churn) -> Ledger:
     """Wait until the agent has nothing left to do, and return its ledger; fail when it never has."""
+    return planned(agent.state, churn.observe, (agent.root / "agent.log").read_text)
+
+
+def planned(
+    state: Callable[[], dict[str, Any] | None], observe: Callable[[], Observed], log: Callable[[], str]
+) -> Ledger:
+    """Wait until the plan of what is observed changes nothing, and return the ledger of the agent's state."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     why = "it told nothing"
     while time.monotonic() < deadline:
-        state = agent.state()
-        if state and state["podsComplete"]:
-            ledger = Ledger.from_dict(state["ledger"])
-            made = plan(churn.observe(), ledger, DEFAULT)
+        told = state()
+        if told and told["podsComplete"]:
+            ledger = Ledger.from_dict(told["ledger"])
+            made = plan(observe(), ledger, DEFAULT)
             if made.ledger == ledger and not made.actions:
                 return ledger
             why = f"left to do: {made.actions} {set(made.ledger) ^ set(ledger)}"
         time.sleep(POLL_SECONDS)
-    log = (agent.root / "agent.log").read_text()[-3000:]
-    raise AssertionError(f"not settled after {PATIENCE_SECONDS} s: {why}\n{log}")
+    raise AssertionError(f"not settled after {PATIENCE_SECONDS} s: {why}\n{log()[-3000:]}")
 
 
 def held_on_disk(agent: AgentProcess) -> Ledger:

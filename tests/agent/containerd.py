@@ -148,10 +148,14 @@ class Containerd:
         """Stop and remove every pod, its containers with it."""
         listed = self.call("ListPodSandbox", api_pb2.ListPodSandboxRequest(), api_pb2.ListPodSandboxResponse)
         for sandbox in listed.items:
-            stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox.id)
-            self.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
-            remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
-            self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
+            self.remove_pod(sandbox.id)
+
+    def remove_pod(self, sandbox: str) -> None:
+        """Stop and remove one pod, its containers with it."""
+        stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox)
+        self.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
+        remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
+        self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
 
     def start(self) -> None:
         """Start the daemon and wait until it serves. The kernel ends it with the thread that calls this."""
@@ -234,6 +238,11 @@ class Pod:
         """Stop a container at once."""
         request = api_pb2.StopContainerRequest(container_id=container_id, timeout=0)
         self.containerd.call("StopContainer", request, api_pb2.StopContainerResponse)
+
+    def remove(self, container_id: str) -> None:
+        """Remove a stopped container."""
+        request = api_pb2.RemoveContainerRequest(container_id=container_id)
+        self.containerd.call("RemoveContainer", request, api_pb2.RemoveContainerResponse)
 
 
 @contextmanager

@@ -1,0 +1,272 @@
+"""The real agent beside real containerd: containers born, moved, restarted, rewritten; daemons killed.
+
+`COREPIN_BIRTHS` says how many pods are started under churn (200 by default), `COREPIN_KILLS_HERE` how often the agent
+is killed on each version of containerd (10).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from cri_api.v1 import api_pb2
+
+from agent.inotify import Inotify
+from pinning.cpuset import CPUSet
+from pinning.ledger import Ledger, problems
+from pinning.node_config import DEFAULT
+from pinning.pools import node_sets
+from tests.agent.churn import planned
+from tests.agent.containerd_node import ContainerdNode, start_node
+from tests.node.node import TELLING
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.agent.containerd import Containerd
+    from tests.node.node import Container
+
+BIRTHS = int(os.environ.get("COREPIN_BIRTHS", "200"))
+KILLS = int(os.environ.get("COREPIN_KILLS_HERE", "10"))
+AT_ONCE = 8  # pods that are started at the same time
+LONGEST_WAIT = 0.2  # seconds from a change to the kill: passes begin and end within
+MOST_PODS = 5
+WINDOW = "corepin_agent_unpinned_window_seconds_count"
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="moving a container takes two CPUs")
+
+
+@pytest.fixture
+def node(containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
+    """Return a node without pods, with an agent."""
+    with start_node(containerd, tmp_path) as made:
+        yield made
+
+
+def telling(wanted: CPUSet) -> tuple[str, ...]:
+    """Return a command that writes its CPUs at its first instruction, and again until they are those wanted."""
+    return ("/bin/sh", "-c", f"WANTED={wanted}\n{TELLING}")
+
+
+def pinned_and_bystander(node: ContainerdNode) -> tuple[Container, Container, CPUSet]:
+    """Return an exclusive container, one that asks for nothing, and the CPUs of the first."""
+    pinned, bystander = node.add("pinned", "exclusive"), node.add("bystander")
+    until("own CPU", lambda: node.told()["pinned"]["pinned"])
+    own = pinned.cpus
+    assert len(own) == 1
+    node.settled({pinned: own, bystander: node.all - own})
+    return pinned, bystander, own
+
+
+def update_as_stranger(node: ContainerdNode, one: Container, cpus: CPUSet) -> None:
+    """Change the CPUs of a container over CRI behind the agent's back."""
+    linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=one.id, linux=linux)
+    node.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
+
+
+def test_all_changes_of_policy(node: ContainerdNode) -> None:
+    """Each of the six changes moves the pod and leaves the bystander everything but an exclusive CPU."""
+    pinned, bystander, own = pinned_and_bystander(node)
+    for policy in ("share", "none", "exclusive", "none", "share", "exclusive"):
+        node.write("pinned", policy)
+        until_equal("told", lambda: node.told()["pinned"]["policy"] or "none", policy)
+        mine = node.all if policy == "none" else own
+        node.settled({pinned: mine, bystander: node.all - own if policy == "exclusive" else node.all})
+
+
+def test_restart_keeps_cpus_and_end_frees_them(node: ContainerdNode) -> None:
+    """The next container of the pod has the same CPU, which is nobody else's meanwhile; removed, it is everybody's."""
+    _, bystander, own = pinned_and_bystander(node)
+    node.stop("pinned")
+    again = node.start("pinned", telling(own))
+    node.settled({again: own, bystander: node.all - own})
+    node.remove("pinned")
+    node.settled({bystander: node.all})
+
+
+def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: ContainerdNode) -> None:
+    """Two rewrites are put right; the third is a fight, which is told and not fought."""
+    _, bystander, own = pinned_and_bystander(node)
+    for number in (1.0, 2.0):
+        until_equal(
+            "record", lambda: node.recorded(bystander), node.all - own
+        )  # nothing of ours is on its way
+        update_as_stranger(node, bystander, node.all)
+        until_equal("seen", lambda: node.agent.metric("corepin_agent_foreign_rewrites_total"), number)
+        node.settled({bystander: node.all - own})
+    until_equal("record", lambda: node.recorded(bystander), node.all - own)
+    update_as_stranger(node, bystander, node.all)
+    until("told", lambda: node.agent.state()["fights"])
+    assert [one["container"] for one in node.agent.state()["fights"]] == ["default/bystander/main"]
+    assert node.told()["pinned"]["intruders"] == ["default/bystander/main"]
+    assert bystander.cpus == node.all
+
+
+def test_killed_containerd_is_survived(node: ContainerdNode) -> None:
+    """While the daemon is away CPUs stay and policies are still followed; who is started afterwards joins the others."""
+    pinned, bystander, own = pinned_and_bystander(node)
+    node.containerd.kill()
+    assert (pinned.cpus, bystander.cpus) == (own, node.all - own)
+    node.write("pinned", "none")
+    node.settled({pinned: node.all, bystander: node.all})
+    node.containerd.start()
+    node.write("pinned", "exclusive")
+    later = node.add("later")
+    node.settled({pinned: own, bystander: node.all - own, later: node.all - own})
+
+
+# Births.
+
+
+class Told(threading.Thread):
+    """Asks the agent again and again for how long each container may have run elsewhere."""
+
+    def __init__(self, node: ContainerdNode) -> None:
+        super().__init__()
+        self.windows: dict[str, float] = {}
+        self.over = threading.Event()
+        self._node = node
+
+    def run(self) -> None:
+        """Ask until it is over."""
+        while not self.over.wait(0.1):
+            for name, one in self._node.told().items():
+                seconds = one["proof"] and one["proof"]["windowSeconds"]
+                if seconds is not None:
+                    self.windows[name] = seconds
+
+
+def live(node: ContainerdNode, told: Told, name: str, wanted: CPUSet) -> list[str]:
+    """Start a pod, wait until it has its CPUs and its window is told, remove it; return the lines it wrote."""
+    one = node.add(name, command=telling(wanted))
+    until_equal(f"log of {name}", lambda: node.log(name)[-1:], [str(wanted)])
+    until(f"window of {name}", lambda: name in told.windows)
+    assert one.cpus == wanted
+    lines = node.log(name)
+    node.remove(name)
+    return lines
+
+
+def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every pod has its CPUs at its first instruction, or the time until then is told; no update is lost."""
+    _, bystander, own = pinned_and_bystander(node)
+    shared = node.all - own
+    births = BIRTHS if node.containerd.programs.version == "2.4" else BIRTHS // 5
+    names = [f"churn-{number}" for number in range(births)]
+    told = Told(node)
+    told.start()
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            seen = dict(zip(names, pool.map(lambda name: live(node, told, name, shared), names), strict=True))
+    finally:
+        told.over.set()
+        told.join()
+    late = {name: told.windows[name] for name, lines in seen.items() if len(lines) > 1}
+    zero = sum(told.windows[name] == 0 for name in names)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{births} pods: {births - len(late)} right at their first instruction ({zero} told so), the others"
+            f" after {sorted(late.values())} s\n"
+        )
+    assert all(late.values()), late
+    node.settled({bystander: shared})
+
+
+# Kills.
+
+
+class Recorder(threading.Thread):
+    """Notes every cpuset that containers have while it runs, as far as the kernel tells of writes."""
+
+    def __init__(self, containers: dict[str, Container]) -> None:
+        super().__init__()
+        self._queue = Inotify()
+        self._of = {self._queue.add(one.folder / "cpuset.cpus"): name for name, one in containers.items()}
+        self._containers = dict(containers)
+        self.seen: dict[str, set[CPUSet]] = {name: {one.cpus} for name, one in containers.items()}
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look whenever something was written."""
+        while not self._over.wait(0.001):
+            for event in self._queue.news():
+                name = self._of[event.watch]
+                self.seen[name].add(self._containers[name].cpus)
+
+    def stop(self) -> dict[str, set[CPUSet]]:
+        """End, and return the cpusets of each container."""
+        self._over.set()
+        self.join()
+        self._queue.close()
+        return self.seen
+
+
+class Churn:
+    """Changes pods at random; the same seed makes the same changes."""
+
+    def __init__(self, node: ContainerdNode, seed: int) -> None:
+        self.random = Random(seed)  # noqa: S311  chance is what is wanted
+        self._node = node
+        self._numbers = count()
+
+    def step(self) -> None:
+        """Do one change."""
+        names = sorted(self._node.documents)
+        if len(names) < MOST_PODS and self.random.random() < 0.5:
+            self._node.add(f"pod-{next(self._numbers)}", self._policy())
+            return
+        if names:
+            name = self.random.choice(names)
+            self.random.choice((self._edit, self._edit, self._restart, self._node.remove))(name)
+
+    def _policy(self) -> str | None:
+        return self.random.choice((None, "none", "share", "exclusive", "exclusive"))
+
+    def _edit(self, name: str) -> None:
+        self._node.write(name, self._policy())
+
+    def _restart(self, name: str) -> None:
+        self._node.stop(name)
+        self._node.start(name)
+
+
+def check_rules(node: ContainerdNode, ledger: Ledger) -> None:
+    """Check that no CPU is owned twice or by somebody gone, and that containers run where they should."""
+    observed = node.observe()
+    sets = node_sets(observed.topology, observed.universe, DEFAULT)
+    assert problems(ledger, sets) == ()
+    assert {one.owner.pod_uid for one in ledger} <= {pod.uid for pod in observed.pods}
+    for one in observed.live:
+        held = ledger.of(one.owner)
+        assert one.cpus == (held.cpus if held else sets.shared(ledger))
+
+
+def test_killed_agent_goes_on(node: ContainerdNode) -> None:
+    """After each SIGKILL under churn every CPU has one owner, none is lost, and who was right was never moved."""
+    churn = Churn(node, seed=len(node.containerd.programs.version))
+    for _ in range(KILLS):
+        for _ in range(churn.random.randint(1, 3)):
+            churn.step()
+        time.sleep(churn.random.uniform(0, LONGEST_WAIT))
+        node.agent.kill()
+        before = {name: one.cpus for name, one in node.containers.items()}
+        recorder = Recorder(node.containers)
+        recorder.start()
+        try:
+            node.agent.start()
+            ledger = planned(node.agent.state, node.observe, lambda: node.agent.log)
+        finally:
+            seen = recorder.stop()
+        after = {name: one.cpus for name, one in node.containers.items()}
+        stayed = {name: cpus for name, cpus in before.items() if after[name] == cpus}
+        assert {name: seen[name] for name in stayed} == {name: {cpus} for name, cpus in stayed.items()}
+        check_rules(node, ledger)
