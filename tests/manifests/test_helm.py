@@ -18,7 +18,8 @@ from scripts.chart_values import BASE, OVERLAYS
 from tests.manifests.guide import blocks, section, shell
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
-from tests.servers.catalog import HELM
+from tests.node.waiting import until_equal
+from tests.servers.catalog import HELM, KUBECTL
 from tests.servers.start import require, start_servers
 
 pytestmark = pytest.mark.server  # for helm and kubectl
@@ -64,6 +65,7 @@ def leaves(values: Object, path: str = "") -> Iterator[str]:
 
 def test_generated_files_are_up_to_date() -> None:
     """The chart is what `make chart` writes: nothing was changed by hand, no manifest without the chart."""
+    require(KUBECTL)
     generated = chart_files()
     assert written() == generated.keys()
     for path, text in generated.items():
@@ -252,7 +254,7 @@ def test_helm_installs_upgrades_and_removes(tmp_path: Path) -> None:
         there = api.kubectl(*find_ours).stdout.splitlines()
         assert len(there) == len(objects(BASE)) - 2  # the namespaces are not asked for
         token = api.kubectl("-n", SYSTEM, "create", "token", "corepin-certs").stdout.strip()
-        assert rotate(api, token).returncode == 0
+        until_equal("a rotation, once its rights hold", lambda: rotate(api, token).returncode, 0)
         published, data = bundles(api), issued(api)
         assert "" not in published
         assert data
