@@ -61,6 +61,17 @@ def subjects(module: str) -> set[str]:
     return named | _first_arguments(Path(module), ("_ok", "_finding", "_unknown"))
 
 
+def makers(*calls: str) -> set[str]:
+    """Return the modules of pinning and webhook in which one of these is called."""
+    return {
+        str(path)
+        for folder in ("pinning", "webhook")
+        for path in sorted(Path(folder).glob("*.py"))
+        for call in ast.walk(_tree(path))
+        if isinstance(call, ast.Call) and _called(call) in calls
+    }
+
+
 def loud_logs(*folders: str) -> set[str]:
     """Return what programs log as a warning or worse."""
     return {event for folder in folders for event in first_arguments(folder, *LOUD)}

@@ -51,7 +51,14 @@ ELSEWHERE = {
     "Refusals and warnings about virtual machines": (),
     "Why a claim is not fulfilled": ("pinning/refusal.py",),
 }
+UNHEARD = {"pinning/kubelet.py"}  # the kubelet's own choice, which is compared with and never refuses a claim
 NOT_SHOWN = {"dict[str, Any]", "a number of ", "another value"}
+
+
+def test_every_maker_of_messages_is_looked_at() -> None:
+    """No module makes a cause or a refusal without being in the lists above."""
+    listed = {*UNHEARD, *PODS, *MACHINES, *NODES, *(module for more in ELSEWHERE.values() for module in more)}
+    assert said.makers("Cause", "cause", "NotEnoughCPUs", "Refusal") - listed == set()
 
 
 def section(title: str) -> str:
@@ -95,6 +102,7 @@ def test_every_told_message_exists(title: str) -> None:
         pytest.param(
             "Events of certificates", said.first_arguments("certs", "Event", "_warning"), id="certs"
         ),
+        pytest.param("What corepin doctor looks at", said.subjects("agent/doctor.py"), id="doctor"),
         pytest.param(
             "Warnings in the logs", said.loud_logs("agent", "webhook", "certs", "corepin"), id="logs"
         ),
