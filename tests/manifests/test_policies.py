@@ -38,7 +38,7 @@ from tests.manifests.rendered import AGENT
 
 pytestmark = pytest.mark.server
 
-SECONDS = 20.0
+SECONDS = 60.0
 HERE, THERE = f"{NODES}/{HERE_NODE}", f"{NODES}/{THERE_NODE}"
 MAPS, EVENTS = f"/api/v1/namespaces/{AGENT}/configmaps", "/api/v1/namespaces/demo/events"
 

@@ -10,9 +10,8 @@ from webhook.listener import Limits
 
 pytestmark = pytest.mark.server  # for kubectl
 
-LEAVING_SECONDS = (
-    10  # API servers use open connections until they learn that an endpoint left (kubernetes #127335)
-)
+# Until API servers learn that an endpoint left, they go on using open connections to it (kubernetes #127335).
+LEAVING_SECONDS = 10
 
 
 def webhook(name: str) -> Object:
