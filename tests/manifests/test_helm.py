@@ -200,10 +200,12 @@ def test_choices_of_the_guide_render(tmp_path: Path) -> None:
     """Files of values go together, and a file of one's own is the agents' configuration."""
     (choices,) = [block for block in blocks("console", section("Helm")) if "helm install" in block]
     own = tmp_path / "my-agent.yaml"
-    own.write_text("smtPolicy: require\n")
+    own.write_text("smtPolicy: require # 'as' \"it\" stands: {{ .Values }} <&> \\n é\n", encoding="utf-8")
     flags = shlex.split(choices.replace("\\\n", "").replace("my-agent.yaml", str(own)))[4:]
     there = by_identity(rendered(*flags))
-    assert there[("ConfigMap", AGENT, "corepin-agent")]["data"]["config.yaml"] == own.read_text()
+    assert there[("ConfigMap", AGENT, "corepin-agent")]["data"]["config.yaml"] == own.read_text(
+        encoding="utf-8"
+    )
     (entry,) = there[("MutatingWebhookConfiguration", None, "zz-corepin")]["webhooks"]
     assert entry["failurePolicy"] == "Fail"
     assert ("PrometheusRule", SYSTEM, "corepin") in there
