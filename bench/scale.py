@@ -180,8 +180,7 @@ def main() -> int:
     measured = []
     for nodes in sorted({args.nodes, *(one for one in args.beside if one < args.nodes)}):
         measured.append(measure_alone(nodes, args.pods // args.nodes, args.idle))
-        print(f"{nodes} nodes: done, load average {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    print("\n".join(table(measured)))
+        print(f"\nload average {os.getloadavg()[0]:.1f}", *table(measured), sep="\n", flush=True)
     answers = list(verdicts(measured)) if len(measured) > 1 else []
     for _, sentence in answers:
         print(sentence)
