@@ -142,7 +142,8 @@ class Applier:
     def _date(self, track: Track, cgroup: str, cpus: CPUSet) -> None:
         """Note for how long a container that is right now may have run elsewhere."""
         with suppress(AgentError):
-            track.was_right(cpus, self._cgroups.life(cgroup).begun_seconds or 0.0)
+            life = self._cgroups.life(cgroup)
+            track.was_right(cpus, life.seconds or 0.0 if track.is_running or life.has_begun else 0.0)
 
     def _seconds_in_vm(self, track: Track) -> float:
         started = track.seen.started

@@ -92,13 +92,15 @@ class Cradle:
             return True
         life = self._cgroups.life(newborn.cgroup)
         if self._cgroups.read(newborn.cgroup) != cpus:
-            if life.begun_seconds is not None:
+            if life.has_begun:
                 return True
             self._cgroups.write(newborn.cgroup, cpus)
             self._told(newborn)
             life = self._cgroups.life(newborn.cgroup)
             if self._cgroups.read(newborn.cgroup) != cpus:
                 return False
-        if life.has_process:
-            self._right[newborn.id] = Right(cpus, life.begun_seconds or 0.0, self._clock.monotonic())
-        return life.has_process
+        if life.seconds is None:
+            return False
+        window = life.seconds if life.has_begun else 0.0
+        self._right[newborn.id] = Right(cpus, window, self._clock.monotonic())
+        return True

@@ -149,7 +149,7 @@ class Observer:
     def _has_begun(self, cgroup: str) -> bool:
         """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
         try:
-            return self._seams.cgroups.life(cgroup).begun_seconds is not None
+            return self._seams.cgroups.life(cgroup).has_begun
         except AgentError:
             return False
 

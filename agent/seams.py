@@ -169,8 +169,8 @@ class Nursery(Protocol):
 class Life(NamedTuple):
     """How far a container has come."""
 
-    has_process: bool
-    begun_seconds: float | None  # since its oldest process; None until one runs the container's command
+    seconds: float | None  # since its oldest process, the runtime's own at first; None while there is none
+    has_begun: bool  # it runs its command, or may
 
 
 class PodSource(Protocol):

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _DEAD = frozenset("ZXx")  # proc_pid_stat(5): zombies and tasks that are being freed
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
-# What runc calls its processes in a container's cgroup before they become the container's command.
-_RUNC = ("runc", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
+# What runc's processes in a container's cgroup are called before they become the container's command: it starts
+# itself anew from /proc/self/exe or a numbered descriptor, and names its stages. "": it ended.
+_RUNC = ("", "runc", "exe", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:
@@ -90,12 +91,16 @@ def life_of(processes: Iterable[int]) -> Life:
     """Return how far the container of these processes has come.
 
     A process is older than the command it runs, so the time is no less than that since the first instruction. How
-    runtimes other than runc begin is not known: each of their processes counts. The kernel tells hundredths of a
-    second.
+    runtimes other than runc begin is not known: each of their processes counts as begun. The kernel tells hundredths
+    of a second.
     """
-    commands = {pid: command for pid in processes if (command := _command(pid))}
-    begun = [when for pid, command in commands.items() if command not in _RUNC and (when := started(pid))]
-    return Life(bool(commands), max(0, _ticks_now() - min(begun)) / _TICKS if begun else None)
+    found = {pid: when for pid in processes if (when := started(pid))}
+    seconds = max(0, _ticks_now() - min(found.values())) / _TICKS if found else None
+    return Life(seconds, has_begun=not all(_is_runc(_command(pid)) for pid in found))
+
+
+def _is_runc(command: str) -> bool:
+    return command in _RUNC or command.isdecimal()
 
 
 def _command(pid: int) -> str:

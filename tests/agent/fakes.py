@@ -112,7 +112,6 @@ class FakeCgroups:
     writes: list[tuple[str, str]] = field(default_factory=list)
     widened: list[tuple[str, int]] = field(default_factory=list)
     ages: dict[str, float] = field(default_factory=dict)  # of first processes, by cgroup
-    empty: set[str] = field(default_factory=set)  # cgroups without any process
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -156,8 +155,8 @@ class FakeCgroups:
         """Return that the container runs for as long as the test says, not at all while it is created."""
         self.read(cgroup)
         one = next(one for one in self.node.containers.values() if one.cgroup == cgroup)
-        begun = self.ages.get(cgroup, 0.0) if one.state is State.RUNNING else None
-        return Life(cgroup not in self.empty, begun)
+        is_running = one.state is State.RUNNING
+        return Life(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take no note: tests call `written` themselves."""

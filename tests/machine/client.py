@@ -146,7 +146,7 @@ class SimulatedCgroups:
     def life(self, cgroup: str) -> Life:
         """Return that there is no process: the machine has none."""
         self.read(cgroup)
-        return Life(has_process=False, begun_seconds=None)
+        return Life(None, has_begun=False)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take these CPUs in the cgroup for our own writing."""
