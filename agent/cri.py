@@ -111,7 +111,8 @@ class CRI:
         except Gone:
             return None
         except Refused as refused:
-            logger.warning("container status refused", extra={"container": container_id, "why": str(refused)})
+            facts = {"container": container_id, "reason": str(refused)}
+            logger.warning("container status refused", extra={"facts": facts})
             return Facts()
         return replace(read_facts(answer.info), started=answer.status.started_at / NANOSECONDS)
 
@@ -139,7 +140,8 @@ class CRI:
                 await self._watch_connected(changed, backoff)
             except AgentError as error:
                 wait = backoff.next()
-                logger.warning("runtime out of reach", extra={"why": str(error), "retry_seconds": wait})
+                facts = {"reason": str(error), "retry_seconds": round(wait, 1)}
+                logger.warning("runtime out of reach", extra={"facts": facts})
                 await asyncio.sleep(wait)
 
     async def _watch_connected(self, changed: Callable[[], None], backoff: Backoff) -> None:
@@ -183,7 +185,7 @@ class CRI:
                 self._told |= _owners(event)
                 changed()
         except Refused as refused:
-            logger.info("runtime has no events, polling", extra={"why": str(refused)})
+            logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
 
     async def close(self) -> None:
         """End the connection."""

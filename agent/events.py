@@ -145,7 +145,7 @@ def event_document(event: Event, pod: Pod, node: str, now: str) -> dict[str, Any
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{(metadata.get('name') or '')[:LONGEST_NAME]}.{about[:16]}",
+            "name": f"{_shortened(metadata.get('name') or '')}.{about[:16]}",
             "namespace": namespace,
         },
         "involvedObject": involved,
@@ -159,3 +159,8 @@ def event_document(event: Event, pod: Pod, node: str, now: str) -> dict[str, Any
         "lastTimestamp": now,
         "count": 1,
     }
+
+
+def _shortened(pod: str) -> str:
+    """Return the beginning of a pod's name; a dot may follow no other dot and no dash."""
+    return pod[:LONGEST_NAME].rstrip("-.")

@@ -105,7 +105,8 @@ class NodeMachine:
         try:
             self._cgroups.widen(cgroup, cpus)
         except (Gone, Refused) as error:
-            logger.warning("CPUs stay out of the pod root", extra={"cpus": str(cpus), "why": str(error)})
+            facts = {"cpus": str(cpus), "reason": str(error)}
+            logger.warning("CPUs stay out of the pod root", extra={"facts": facts})
         return self._cgroups.read(cgroup)
 
     def boot_id(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from agent.clock import Clock
-from agent.events import Reason, event_document, events_between
+from agent.events import LONGEST_NAME, Reason, event_document, events_between
 from agent.kubeapi import Access, Api
 from agent.publish import NotShown
 from agent.report_events import BURST, PENDING, EventReport
@@ -93,6 +94,16 @@ def test_an_event_names_its_container() -> None:
     assert made["involvedObject"]["fieldPath"] == "spec.containers{main}"
     assert len(made["message"]) == 1024
     assert made["metadata"]["name"].startswith("a.")
+
+
+@pytest.mark.parametrize("letter", ["-", "."])
+def test_name_of_an_event_is_one(letter: str) -> None:
+    """However long the pod's name is, and wherever it is cut, the API server takes what comes of it."""
+    name = f"{'a' * (LONGEST_NAME - 1)}{letter}{'b' * 50}"
+    pod = bound(name, annotations=EXCLUSIVE)
+    [event] = events_between(None, state_of(pod))
+    made = event_document(event, pod, "node-1", WHEN)["metadata"]["name"]
+    assert re.fullmatch(r"a{199}\.[0-9a-f]{16}", made)
 
 
 class Server:
