@@ -44,7 +44,7 @@ class Access:
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise Unavailable(
-                "KUBERNETES_SERVICE_HOST is not set: this is no pod; name a source of pods instead"
+                "KUBERNETES_SERVICE_HOST is not set: this is no pod: name one with --api-server, or --pods-dir"
             )
         shown = f"[{host}]" if ":" in host else host
         return cls(f"https://{shown}:{port}", account / "ca.crt", account / "token")

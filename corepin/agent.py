@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_kubelet_root_flag, add_list_flag, add_optional_flag, listed
+from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
 
 if TYPE_CHECKING:
     import argparse
@@ -20,6 +21,9 @@ STATE_DIR = "/var/lib/corepin"
 SOCKET = "/run/corepin/agent.sock"
 SIDECAR = "200m,64M"
 TAINTS = frozenset({"cmk", "overcommit"})
+GATES = frozenset(
+    {GATE_CPU_MANAGER, GATE_SIDECAR}
+)  # the webhook's list too, of which the agent uses the first
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
 EPILOG = """\
@@ -104,8 +108,11 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
     try:
         asyncio.run(work)
-    except (AgentError, PinningError, OSError) as error:
+    except (AgentError, PinningError) as error:
         raise CommandFailed(str(error)) from error
+    except OSError as error:  # a directory, a socket or a port
+        told = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
+        raise CommandFailed(f"{told}: mend that, or name another by its flag") from error
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
@@ -153,6 +160,9 @@ def _reports(args: argparse.Namespace) -> ReportFlags:
         wrong = ", ".join(sorted(taints - TAINTS))
         raise CommandFailed(f"--taint: {wrong} is unknown: write {' or '.join(sorted(TAINTS))}")
     gates = listed("--feature-gates", _split(args.feature_gates))
+    if not gates <= GATES:
+        wrong = ", ".join(sorted(gates - GATES))
+        raise CommandFailed(f"--feature-gates: {wrong} is unknown: write {' or '.join(sorted(GATES))}")
     sidecar = parse_sidecar(args.sidecar_resources)
     return ReportFlags(args.namespace, gates, "cmk" in taints, "overcommit" in taints, sidecar)
 

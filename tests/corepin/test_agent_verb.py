@@ -59,10 +59,10 @@ def test_sidecars_cost_what_the_webhook_gives_them() -> None:
 def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest may name the node by the downward API."""
     monkeypatch.setenv(variable("--node"), "from-env")
-    monkeypatch.setenv(variable("--feature-gates"), "CPUManager,Other")
+    monkeypatch.setenv(variable("--feature-gates"), "CPUManager,Sidecar")
     found = config()
     assert found.node == "from-env"
-    assert found.reports.feature_gates == {"CPUManager", "Other"}
+    assert found.reports.feature_gates == {"CPUManager", "Sidecar"}
 
 
 def test_sockets_and_servers_are_read() -> None:
@@ -93,6 +93,7 @@ def test_sockets_and_servers_are_read() -> None:
         pytest.param(("--runtime", "local"), "--pods-dir", id="local without pods"),
         pytest.param(("--metrics-listen", "x"), "--metrics-listen", id="address"),
         pytest.param(("--taint", "other"), "write cmk or overcommit", id="taint"),
+        pytest.param(("--feature-gates", "CpuManager"), "write CPUManager or Sidecar", id="gate"),
         pytest.param(("--config", "/none.yaml"), "/none.yaml", id="config"),
         pytest.param(("--api-server", "host"), "https://HOST:6443", id="API server"),
         pytest.param(("--sidecar-resources", "200m"), "for example 200m,64M", id="sidecar without memory"),
@@ -105,6 +106,21 @@ def test_wrong_flags_are_told(
 ) -> None:
     """One line names the flag and the remedy."""
     assert told in failure(capsys, *arguments)
+
+
+def test_places_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A state directory that cannot be made is named, with the flag's remedy."""
+    (tmp_path / "file").write_text("")
+    told = failure(capsys, "--state-dir", str(tmp_path / "file/state"), "--api-server", "https://127.0.0.1:1")
+    assert f"{tmp_path}/file" in told
+    assert told.endswith("mend that, or name another by its flag")
+
+
+def test_outside_of_a_pod_the_api_server_has_to_be_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Who is no pod of the cluster learns which flags would help."""
+    assert "--api-server, or --pods-dir" in failure(capsys, "--state-dir", str(tmp_path))
 
 
 def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
