@@ -19,7 +19,7 @@ from tests.manifests.guide import blocks, section, shell
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
 from tests.node.waiting import until_equal
-from tests.servers.catalog import HELM, KUBECTL
+from tests.servers.catalog import HELM, KUBECTL, KUBERNETES
 from tests.servers.start import require, start_servers
 
 pytestmark = pytest.mark.server  # for helm and kubectl
@@ -246,11 +246,12 @@ OURS = (
 )
 
 
-def test_helm_installs_upgrades_and_removes(tmp_path: Path) -> None:
-    """The guide's commands on a real API server: an upgrade keeps certificates and caBundle, the end leaves nothing."""
+@pytest.mark.parametrize("version", list(KUBERNETES))
+def test_helm_installs_upgrades_and_removes(version: str, tmp_path: Path) -> None:
+    """The guide's commands on real API servers: an upgrade keeps certificates and caBundle, the end leaves nothing."""
     install, upgrade, reset, uninstall = blocks("sh", section("Helm"))
     find_ours = ("get", OURS, "-A", "-l", "app.kubernetes.io/name=corepin", "-o", "name")
-    with start_servers() as api:
+    with start_servers(version) as api:
         here = shell(api, tmp_path)
         here.run(install)
         there = api.kubectl(*find_ours).stdout.splitlines()
