@@ -21,9 +21,7 @@ STATE_DIR = "/var/lib/corepin"
 SOCKET = "/run/corepin/agent.sock"
 SIDECAR = "200m,64M"
 TAINTS = frozenset({"cmk", "overcommit"})
-GATES = frozenset(
-    {GATE_CPU_MANAGER, GATE_SIDECAR}
-)  # the webhook's list too, of which the agent uses the first
+GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent acts on the first
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
 EPILOG = """\
