@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, cast
@@ -122,7 +122,7 @@ class PodsDir:
         """Read what changed in the folder; say whether other pods are shown. `closed` files are read at once."""
         before = (self._pods, self.complete)
         try:
-            found = {entry.name: entry.stat() for entry in os.scandir(self._folder) if _is_manifest(entry)}
+            found = _manifests(self._folder)
         except OSError as error:
             self.complete = False  # nobody is gone because the folder cannot be read
             self._unreadable = {"": f"{self._folder}: {error.strerror}: make the folder, or name another one"}
@@ -204,6 +204,17 @@ async def _wait(wake: asyncio.Event) -> None:
             await wake.wait()
     except TimeoutError:
         return
+
+
+def _manifests(folder: Path) -> dict[str, os.stat_result]:
+    """Return the manifests of a folder; raise OSError when it cannot be read."""
+    found = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # it goes at this moment, or is a link that leads to no file
+                if _is_manifest(entry):
+                    found[entry.name] = entry.stat()
+    return found
 
 
 def _is_manifest(entry: os.DirEntry[str]) -> bool:

@@ -242,3 +242,13 @@ def test_memory_that_cannot_be_written_is_told(
     source.finish(uid_for("default/a"), "Failed")
     assert source.pods()[uid_for("default/a")].get("status") == {"phase": "Failed"}
     assert caplog.messages == ["finished pods are not remembered"]
+
+
+def test_links_to_no_file_are_no_manifests(tmp_path: Path) -> None:
+    """A link to itself or to nothing keeps nobody from seeing the other pods."""
+    write(tmp_path / "a.yaml", manifest("a"))
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "nothing.yaml").symlink_to("nowhere")
+    source = PodsDir(tmp_path)
+    source.look()
+    assert (names(source), source.complete, source.problems) == (["a"], True, {})
