@@ -370,7 +370,10 @@ def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
         world.put(app())
         found = await world.until(lambda found: running("app")(found) and found["app"].pid != first.pid)
         assert not is_alive(first.pid)
-        assert world.homes.pids(world.home("app")) == [found["app"].pid]
+        home = world.home(
+            "app"
+        )  # between two commands a process has no environment, by which affinity knows it
+        await world.until(lambda _: world.homes.pids(home) == [found["app"].pid])
 
     run(world, steps())
 
