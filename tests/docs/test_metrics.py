@@ -53,3 +53,9 @@ def test_words_about_containers_are_those_of_the_code() -> None:
     code = Path(agent.metrics.__file__).read_text(encoding="utf-8")
     words = re.findall(r'yield "(\w+)"|_containers\.labels\("(\w+)"\)', code)
     assert {first or second for first, second in words} == told("state")
+
+
+def test_reporters_are_those_of_the_agent() -> None:
+    """Each part of the agent that reports, by the name that it is counted under."""
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path("agent").glob("report_*.py")))
+    assert set(re.findall(r"^class (\w+Report)\b", code, re.MULTILINE)) == told("reporter")
