@@ -305,11 +305,11 @@ def _end_tasks(cgroup: str) -> None:
 
 
 def _pids(cgroup: str) -> set[int]:
-    files = [file for folder in cgroup_folders(cgroup) for file in folder.rglob("cgroup.procs")]
     found: set[int] = set()
-    for file in files:
-        with suppress(OSError):
-            found |= {int(pid) for pid in file.read_text().split()}
+    for folder in cgroup_folders(cgroup):
+        for path, _, _ in os.walk(folder):  # which bears that cgroups go away meanwhile
+            with suppress(OSError):
+                found |= {int(pid) for pid in (Path(path) / "cgroup.procs").read_text().split()}
     return found
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -23,7 +24,10 @@ spec: {containers: [{name: main, image: example.org/it}]}
 
 def processes_of(directory: Path) -> list[str]:
     """Return the processes whose command line names `directory`."""
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+            lines.append(path.read_bytes())
     return [line.decode() for line in lines if str(directory).encode() + b"/" in line]
 
 
