@@ -171,7 +171,7 @@ def _nri(facts: Facts) -> Iterator[Check]:
     if not facts.runtime or facts.is_local:
         return
     seen = "its socket is there" if facts.nri else _nri_since(facts.runtime) or "its socket is not to be seen"
-    told = "this corepin sets CPUs over CRI when a container is created, and measures the time until then"
+    told = "not used: CPUs are set as soon as a container is created, and the time until then is measured"
     yield _ok("NRI", f"{seen}; {told}")
 
 
