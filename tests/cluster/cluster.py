@@ -40,13 +40,22 @@ class Cluster(KubeNode):
         folder = self.overlays / f"{name}-{replicas}"
         folder.mkdir(exist_ok=True)
         (folder / "kustomization.yaml").write_text(json.dumps(self._overlay(folder, name, replicas)))
-        self.kubectl("apply", "--server-side", "-k", str(folder))
+        done = self.plane.server.kubectl("apply", "--server-side", "-k", str(folder))
+        assert not done.stderr  # no warning, neither of deprecated fields nor of Pod Security
         for namespace, workload in WORKLOADS:
-            self.kubectl("-n", namespace, "rollout", "status", workload, _PATIENCE)
+            self._roll_out(namespace, workload)
         until_equal("replicas", lambda: len(self.pods_of("webhook")), replicas)
         if replicas:
             until("reviews are answered", self.is_reviewed)
         self.applied = (name, replicas)
+
+    def restart(self, namespace: str, workload: str) -> None:
+        """Replace every pod of a workload, and wait until that is done."""
+        self.kubectl("-n", namespace, "rollout", "restart", workload)
+        self._roll_out(namespace, workload)
+
+    def _roll_out(self, namespace: str, workload: str) -> None:
+        self.kubectl("-n", namespace, "rollout", "status", workload, _PATIENCE)
 
     def pods_of(self, component: str) -> list[Any]:
         """Return the pods of a component."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from pinning.cpuset import CPUSet
 from tests.cluster.cluster import AGENT, SYSTEM
 from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
 from tests.node.node import CORES, EXCLUSIVE, STATUS, pod
@@ -107,14 +108,22 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
     ]
 
 
-def test_replaced_agent_leaves_containers_where_they_are(cluster: Cluster) -> None:
-    """`kubectl rollout restart` gives the node another agent, which goes on from the checkpoint on the node."""
-    pinned, bystander = cluster.run(user_pod("pinned", EXCLUSIVE, cpu="1"), user_pod("bystander"))
-    until("told", lambda: (cluster.status("pinned") or {}).get("pinned"))
-    cpus, told = pinned.cpus, cluster.status("pinned")
-    cluster.kubectl("-n", AGENT, "rollout", "restart", "daemonset/corepin-agent")
-    cluster.kubectl("-n", AGENT, "rollout", "status", "daemonset/corepin-agent", "--timeout=180s")
-    cluster.settled({pinned: cpus, bystander: cluster.all - cpus})
-    assert cluster.status("pinned") == told
-    cluster.annotate("pinned", "none")
-    cluster.settled({pinned: cluster.all, bystander: cluster.all})
+def test_pod_of_a_deployment_is_pinned(cluster: Cluster) -> None:
+    """A controller's pod, which has no name of its own when it is reviewed, is completed and pinned as any other."""
+    made = isolated("unused")
+    template = {"metadata": {"labels": {"app": "it"}, "annotations": made["metadata"]["annotations"]}}
+    document = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "it", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "it"}}, "template": template | {"spec": made["spec"]}},
+    }
+    cluster.apply(document)
+    try:
+        [name] = until("its pod", lambda: [one["metadata"]["name"] for one in cluster.pods()])
+        container = cluster.running(name)
+        until("told", lambda: (cluster.status(name) or {}).get("pinned"))
+        assert ISOLATED in limits_of(cluster.pod(name))
+        cluster.settled({container: CPUSet.parse(cluster.status(name)["cpus"])})
+    finally:
+        cluster.kubectl("delete", "deployment/it")

@@ -64,6 +64,7 @@ def agent_mounts(folder: Path) -> dict[str, Path]:
     return {**mounts, **account(folder)}
 
 
+@pytest.mark.server  # kubectl renders the manifests
 @pytest.mark.parametrize(
     ("component", "path", "mounts"),
     [
