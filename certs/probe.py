@@ -25,7 +25,7 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> Address:
         """Read `HOST:PORT` or `[IPv6]:PORT`."""
         host, _, port = text.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 65536:
             raise ValueError(f"{text!r} is not HOST:PORT")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 

@@ -115,7 +115,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 3600:
-        raise CommandFailed(f"--seconds: {text!r} is not a number of seconds up to 3600")
+        raise CommandFailed(f"--seconds: {text!r} is not a number of seconds up to 3600: write for example 5")
     return seconds
 
 
