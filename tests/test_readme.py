@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,23 @@ def test_commands_work(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Pod app: valid" in done.stdout
     assert "NUMA node 0" in done.stdout
+
+
+def test_the_picture_is_drawn_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod of "First use" on the machine that the README names."""
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "pod.yaml").write_text(README.split("```yaml\n")[1].split("```")[0])
+    rows = [
+        {"cpu": cpu, "node": cpu % 8 // 4, "socket": cpu % 8 // 4, "core": cpu % 8, "online": True}
+        for cpu in range(16)
+    ]
+    (tmp_path / "machine.json").write_text(json.dumps({"cpus": rows}))
+
+    planned = ["plan", "-f", str(tmp_path / "pod.yaml"), "--topology", str(tmp_path / "machine.json")]
+    assert main(planned) == 0
+    assert capsys.readouterr().out == README.split("```text\n")[1].split("```")[0]
 
 
 def test_the_webhook_serves(tmp_path: Path) -> None:
@@ -101,7 +119,7 @@ def test_names_are_the_contracts() -> None:
     }
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "image", "help"])
+@pytest.mark.parametrize("target", ["demo", "test", "image", "help", "e2e-smt"])
 def test_targets_exist(target: str) -> None:
     """Every `make` target that the README names is in the Makefile, with its line of help."""
     assert f"make {target}" in README

@@ -19,7 +19,7 @@ RUN_BY = {
     "operator-guide.md": "tests/manifests/test_guide.py::test_commands_work",
     "user-guide.md": "tests/docs/test_user_guide.py::test_commands_work",
 }
-LANGUAGES = {"sh", "console", "yaml", "json"}
+LANGUAGES = {"sh", "console", "yaml", "json", "text"}
 
 
 def without_blocks(page: Path) -> str:
