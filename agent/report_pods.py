@@ -99,12 +99,13 @@ def _container(one: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _applied(proof: Proof, old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tell the time when the CPUs changed; the window may be known only later."""
     cpus, before = str(proof.cpus), _members(old, "applied")
-    if before.get("cpus") == cpus:
-        return before
     told: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
+    if before.get("cpus") == cpus:
+        told = dict(before)
     if proof.window_seconds is not None:
-        told["windowSeconds"] = proof.window_seconds
+        told.setdefault("windowSeconds", proof.window_seconds)
     return told
 
 

@@ -162,7 +162,7 @@ class Nursery(Protocol):
         ...
 
     async def watch(self, born: Callable[[Newborn], None]) -> None:
-        """Call `born` with each container whose cgroup is made, until cancelled; some may be missed."""
+        """Call `born` with each container whose cgroup is made, until cancelled; maybe twice, and some are missed."""
         ...
 
 

@@ -97,8 +97,10 @@ class FakeRuntime:
     async def _version(self, _: Any) -> Any:
         return api_pb2.VersionResponse(runtime_name=self.name, runtime_version=self.version)
 
-    async def _list(self, _: Any) -> Any:
-        return api_pb2.ListContainersResponse(containers=self.containers)
+    async def _list(self, request: Any) -> Any:
+        wanted = request.filter.id
+        found = [one for one in self.containers if not wanted or one.id == wanted]
+        return api_pb2.ListContainersResponse(containers=found)
 
     async def _list_sandboxes(self, _: Any) -> Any:
         return api_pb2.ListPodSandboxResponse(items=self.sandboxes)
@@ -123,4 +125,10 @@ class FakeRuntime:
             await context.abort(*self.errors["GetContainerEvents"])
         assert self.events is not None
         while name := await self.events.get():
-            yield api_pb2.ContainerEventResponse(container_id=name)
+            metadata = api_pb2.PodSandboxMetadata(uid=f"uid-{name}")
+            one = api_pb2.ContainerStatus(id=name, metadata=api_pb2.ContainerMetadata(name=name))
+            yield api_pb2.ContainerEventResponse(
+                container_id=name,
+                pod_sandbox_status=api_pb2.PodSandboxStatus(metadata=metadata),
+                containers_statuses=[one],
+            )

@@ -112,6 +112,7 @@ class FakeCgroups:
     writes: list[tuple[str, str]] = field(default_factory=list)
     widened: list[tuple[str, int]] = field(default_factory=list)
     ages: dict[str, float] = field(default_factory=dict)  # of first processes, by cgroup
+    begun: set[str] = field(default_factory=set)  # cgroups of created containers that run without being told
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -155,7 +156,7 @@ class FakeCgroups:
         """Return that the container runs for as long as the test says, not at all while it is created."""
         self.read(cgroup)
         one = next(one for one in self.node.containers.values() if one.cgroup == cgroup)
-        is_running = one.state is State.RUNNING
+        is_running = one.state is State.RUNNING or cgroup in self.begun
         return Life(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:

@@ -15,7 +15,7 @@ from agent.cri import CRI
 from agent.cri_facts import SOCKETS, Facts, cgroup_path, find_socket, is_vm_handler, read_facts
 from agent.seams import AgentError, Gone, Refused, RuntimeContainer, Unavailable
 from pinning.cpuset import EMPTY, CPUSet
-from pinning.observed import State
+from pinning.observed import Owner, State
 from tests.agent.fake_cri import FakeRuntime
 
 ONE = CPUSet.parse("1")
@@ -280,6 +280,53 @@ def test_events_are_told_at_once(tmp_path: Path) -> None:
                 fake.events.put_nowait("one")
                 await asyncio.wait_for(told.acquire(), SECONDS)
         assert fake.asked["ListContainers"] == 0
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
+def test_owner_is_known_from_the_last_listing(tmp_path: Path) -> None:
+    """Whose a listed container is, and that a listed sandbox is none, is answered without another call."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        await runtime.containers()
+        asked = dict(fake.asked)
+        assert await runtime.owner("one") == Owner("uid-one", "one")
+        with pytest.raises(Gone):
+            await runtime.owner("s-one")
+        assert fake.asked == asked
+
+    play(tmp_path, scenario)
+
+
+def test_owner_of_what_is_new_is_asked_for(tmp_path: Path) -> None:
+    """A container that no listing showed yet is asked for by its id; what the runtime does not have is gone."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        fake.add("two", INFO)
+        assert await runtime.owner("two") == Owner("uid-two", "two")
+        with pytest.raises(Gone):
+            await runtime.owner("s-two")
+        with pytest.raises(Gone):
+            await runtime.owner("three")
+
+    play(tmp_path, scenario)
+
+
+def test_owner_is_known_from_events(tmp_path: Path) -> None:
+    """What an event told of is known without a call, until a listing began after it."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        async with watching(runtime) as told:
+            assert fake.events is not None
+            fake.events.put_nowait("one")
+            await asyncio.wait_for(told.acquire(), SECONDS)
+            assert await runtime.owner("one") == Owner("uid-one", "one")
+        assert fake.asked["ListContainers"] == 0
+        await runtime.containers()
+        with pytest.raises(Gone):
+            await runtime.owner("one")
 
     play(tmp_path, scenario, events=True, poll_seconds=60)
 

@@ -98,6 +98,17 @@ def test_drift_and_the_window_are_told() -> None:
     assert main["applied"]["windowSeconds"] == 0.004
 
 
+def test_window_that_is_known_later_is_told_later() -> None:
+    """It is added to what was told of the same CPUs, and is what it was from then on."""
+    one = bound("a", annotations=EXCLUSIVE)
+    text = pod_status(of(state_of(one), "a"), None)
+    for seconds in (0.004, 9.0):
+        proofs = {owner(one): Proof(CPUSet([1, 5]), LATER, Path.FOUND, window_seconds=seconds)}
+        text = pod_status(of(state_of(one, proofs=proofs), "a"), text)
+    applied = json.loads(text or "")["containers"]["main"]["applied"]
+    assert applied == {"cpus": "1,5", "time": WHEN, "path": "cgroup", "windowSeconds": 0.004}
+
+
 @pytest.mark.parametrize(
     "before", [None, "", "no json", "[]", '{"containers": 7}', '{"containers": {"main": 7}}']
 )
