@@ -1,0 +1,37 @@
+"""docs/agent-reports.md explains every field of its example, which tests/agent holds to what the agent writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.docs import said
+from tests.docs.blocks import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = Path("docs/agent-reports.md").read_text(encoding="utf-8")
+TABLE = PAGE.partition("| field | meaning |")[2].partition("\n\n")[0]
+
+
+def keys(told: dict[str, Any]) -> Iterator[str]:
+    """Yield every key of an object, however deep."""
+    for key, value in told.items():
+        yield key
+        if isinstance(value, dict):
+            yield from keys(value)
+
+
+def test_every_field_is_explained() -> None:
+    """What the containers of the example say is in the table of fields; each field is one that the code writes."""
+    containers = json.loads(blocks(PAGE, "json")[0])["containers"]
+    shown = {key for one in containers.values() for key in keys(one)}
+    plain = {"time", "path", "reason", "message"}  # explained by the words around them
+    assert shown - plain - set(re.findall(r"`(\w+)`", TABLE)) == set()
+    rows = re.findall(r"^\| (.*?) \|", TABLE, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {"drift", "intruders"} <= told
+    assert told - said.texts("agent/report_pods.py") == set()
