@@ -1,4 +1,4 @@
-"""Inside the guest: every SMT policy, a live change, a CPU that goes and comes back, and ten kills under churn."""
+"""Inside the guest: local runtime, SMT policies, a live change, a CPU that goes and comes back, ten kills."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from agent.sysfs import read_topology
 from pinning.contract import CRANE_CPU_MANAGER
 from pinning.cpuset import CPUSet
 from tests.smt.inside import OWNER, Node, overlap, report, running_node, switch
+from tests.smt.local_runtime import local_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ def main() -> None:
     """Report everything."""
     report("boot", uptime=Path("/proc/uptime").read_text(), kernel=os.uname().release)
     report_topology()
+    local_runtime()
     with running_node() as node:
         report("runtime", uptime=Path("/proc/uptime").read_text())
         node.agent.start()

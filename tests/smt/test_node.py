@@ -59,6 +59,17 @@ def test_machine_has_sockets_cores_and_threads(node: Report) -> None:
     assert grouped(rows, 2) == set(SOCKETS)
 
 
+def test_local_runtime_uses_cgroups_of_version_2(node: Report) -> None:
+    """A process is born on the CPUs that were sent, moved with its child, and leaves no cgroup behind."""
+    told = node.one("local")
+
+    assert told["runtime"] == "local processes in cgroups v2"
+    assert told["first"] == "1"
+    assert told["cpuset"] == "2-3"
+    assert told["processes"] == ["2-3", "2-3"]
+    assert told["left"] == []
+
+
 def test_prefer_takes_a_whole_core_and_one_thread(node: Report) -> None:
     """Of three CPUs two are one core, and the sibling of the third is left to the shared set."""
     seen = node.one("policies")

@@ -1,0 +1,76 @@
+"""Inside the guest: the runtime `local` on cgroup v2, with the sets that an agent would send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.hierarchy import find_hierarchy
+from agent.local import LocalRuntime, open_local
+from agent.pods_dir import PodsDir
+from pinning.cpuset import CPUSet
+from pinning.observed import State
+from tests.smt.inside import SECONDS, report
+
+if TYPE_CHECKING:
+    from agent.seams import RuntimeContainer
+
+FOLDER: Final = Path("/tmp/local")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+BORN, MOVED = CPUSet([1]), CPUSet([2, 3])
+COMMAND: Final = "grep Cpus_allowed_list /proc/self/status; sleep 1000000 & wait"
+POD: Final = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "p"},
+    "spec": {
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "app", "command": ["sh", "-c", COMMAND]}],
+    },
+}
+
+
+def local_runtime() -> None:
+    """Start a pod on one CPU, move it to others, take it away, and report what the kernel said each time."""
+    asyncio.run(_steps())
+
+
+async def _steps() -> None:
+    file, log = FOLDER / "pods/p.json", FOLDER / "logs/default_p_app.log"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(POD))
+    source = PodsDir(file.parent)
+    source.look()
+    runtime, cgroups = open_local(source, CGROUPS, FOLDER)
+    async with asyncio.timeout(SECONDS):
+        one = await _running(runtime)
+        while not log.read_text().endswith("\n"):
+            await asyncio.sleep(0.01)
+        await runtime.update_cpus(one.id, MOVED)
+        folder = find_hierarchy(CGROUPS).folder(str(one.cgroup))
+        pids = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
+        told = {
+            "runtime": runtime.name,
+            "first": log.read_text().split()[-1],
+            "cpuset": str(cgroups.read(str(one.cgroup))),
+            "processes": [str(CPUSet(os.sched_getaffinity(pid))) for pid in pids],
+        }
+        file.unlink()
+        source.look()
+        while await runtime.containers():
+            await asyncio.sleep(0.01)
+    report("local", **told, left=[str(path) for path in CGROUPS.glob("corepin-local*")])
+
+
+async def _running(runtime: LocalRuntime) -> RuntimeContainer:
+    """Send its CPUs to the container when it is created, and return it when it runs."""
+    while True:
+        for one in await runtime.containers():
+            if one.state is State.CREATED:
+                await runtime.update_cpus(one.id, BORN)
+            elif one.state is State.RUNNING:
+                return one
+        await asyncio.sleep(0.01)
