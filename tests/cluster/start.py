@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,9 @@ from tests.servers.control_plane import start_control_plane, start_controllers, 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    from tests.agent.containerd import Containerd
     from tests.servers.catalog import Server
+    from tests.servers.control_plane import ControlPlane
 
 PLUGINS: Final = Path("/usr/lib/cni")  # where Debian has them
 PACKAGES: Final = {"containernetworking-plugins": str(PLUGINS / "ptp"), "util-linux": "nsenter"}
@@ -39,23 +42,13 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
         KUBELET: directory / "kubelet/root",
         STATE: directory / "state",
     }
-    for folder in (directory / "api", *folders.values()):
+    for folder in (directory / "api", directory / "overlays", *folders.values()):
         folder.mkdir(parents=True)
+    for part in ("root", "state"):  # images and containers: a gigabyte, which pytest would keep
+        stack.callback(shutil.rmtree, folders[RUNTIME] / part, ignore_errors=True)
     place = stack.enter_context(node_place(directory, folders))
-    flags = (
-        f"--bind-address={place.near}",
-        f"--advertise-address={place.near}",
-        f"--service-cluster-ip-range={place.services}",
-        "--kubelet-preferred-address-types=InternalIP",  # no other name of the node is known here
-        "--enable-aggregator-routing=true",  # webhooks are called at their endpoints: there is no kube-proxy
-    )
-    plane = stack.enter_context(start_control_plane(directory / "api", place.near, 443, flags))
-    stack.enter_context(start_controllers(_program(catalog.KUBE_CONTROLLER_MANAGER), plane.server))
-    stack.enter_context(start_scheduler(_program(catalog.KUBE_SCHEDULER), plane.server))
-    stack.enter_context(serve_names(plane.server, place.near))
-    _write_network(folders[RUNTIME] / "cni", place)
-    snapshotter = "overlayfs" if "overlay" in Path("/proc/filesystems").read_text() else "native"
-    containerd = stack.enter_context(start_containerd(VERSIONS[1], folders[RUNTIME], place.run, snapshotter))
+    plane = _start_servers(stack, directory / "api", place)
+    containerd = _start_runtime(stack, folders[RUNTIME], place)
     containerd.load(image)
     kubelet = stack.enter_context(
         start_kubelet(
@@ -66,10 +59,32 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
             settings=_kubelet_settings(place),
         )
     )
-    (directory / "overlays").mkdir()
     cluster = Cluster(NODE, plane, containerd, kubelet, directory / "overlays")
     until("the kubelet is ready", cluster.is_ready)
     return cluster
+
+
+def _start_servers(stack: ExitStack, directory: Path, place: Place) -> ControlPlane:
+    """Start what runs beside the node."""
+    flags = (
+        f"--bind-address={place.near}",
+        f"--advertise-address={place.near}",
+        f"--service-cluster-ip-range={place.services}",
+        "--kubelet-preferred-address-types=InternalIP",  # no other name of the node is known here
+        "--enable-aggregator-routing=true",  # webhooks are called at their endpoints: there is no kube-proxy
+    )
+    plane = stack.enter_context(start_control_plane(directory, place.near, 443, flags))
+    stack.enter_context(start_controllers(_program(catalog.KUBE_CONTROLLER_MANAGER), plane.server))
+    stack.enter_context(start_scheduler(_program(catalog.KUBE_SCHEDULER), plane.server))
+    stack.enter_context(serve_names(plane.server, place.near))
+    return plane
+
+
+def _start_runtime(stack: ExitStack, directory: Path, place: Place) -> Containerd:
+    """Start containerd; where the kernel can lay file systems over one another no container copies its image."""
+    _write_network(directory / "cni", place)
+    snapshotter = "overlayfs" if "overlay" in Path("/proc/filesystems").read_text() else "native"
+    return stack.enter_context(start_containerd(VERSIONS[1], directory, place.run, snapshotter))
 
 
 def _program(server: Server) -> Path:

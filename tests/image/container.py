@@ -84,8 +84,11 @@ def container(
     (bundle / "config.json").write_text(json.dumps(spec, indent=2))
     runc = ("runc", f"--root={folder / 'runc'}")
     command = (*runc, "run", f"--bundle={bundle}", bundle.name)
-    with running(bundle.name, command, bundle / "log") as daemon:
-        yield Container(daemon, (*runc, "state", bundle.name))
+    try:
+        with running(bundle.name, command, bundle / "log") as daemon:
+            yield Container(daemon, (*runc, "state", bundle.name))
+    finally:
+        subprocess.run((*runc, "delete", "--force", bundle.name), check=False, capture_output=True)
 
 
 def _spec(
@@ -123,6 +126,6 @@ def _spec(
         "mounts": [*_SYSTEM_MOUNTS, *bound],
         "linux": {
             "namespaces": [{"type": kind} for kind in _NAMESPACES],
-            "cgroupsPath": f"/corepin-image-{os.getpid()}/{name}",
+            "cgroupsPath": f"/corepin-image-{os.getpid()}-{name}",
         },
     }
