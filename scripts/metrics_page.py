@@ -89,17 +89,6 @@ def programs() -> dict[str, list[Row]]:
     return {title: sorted(_rows(registry)) for title, registry in registries.items()}
 
 
-def exposed() -> frozenset[str]:
-    """Return every name that a query may ask for."""
-    return frozenset(name for rows in programs().values() for row in rows for name in _series(row))
-
-
-def _series(row: Row) -> Iterable[str]:
-    if row.kind == "histogram":
-        return (f"{row.name}_bucket", f"{row.name}_sum", f"{row.name}_count")
-    return (row.name,)
-
-
 def _rows(registry: CollectorRegistry) -> Iterator[Row]:
     """Yield what a registry holds; what a process is like, every program tells."""
     for collector in _private(registry, "collector_to_names"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 import agent.metrics
@@ -12,6 +15,23 @@ from pinning.refusal import Reason
 from scripts import metrics_page
 from tests.agent.states import ISOLATE, bound, state_of
 from tests.pods import container
+
+SCRAPED = (
+    "namespace",
+    "pod",
+    "container",
+    "node",
+    "le",
+)  # labels of the target, and of a histogram's buckets
+
+
+def series(row: metrics_page.Row) -> list[str]:
+    """Return the names under which a metric is asked for."""
+    return (
+        [f"{row.name}{end}" for end in ("_bucket", "_sum", "_count")]
+        if row.kind == "histogram"
+        else [row.name]
+    )
 
 
 def values(registry: CollectorRegistry, metric: str, label: str) -> set[str]:
@@ -59,3 +79,33 @@ def test_reporters_are_those_of_the_agent() -> None:
     """Each part of the agent that reports, by the name that it is counted under."""
     code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path("agent").glob("report_*.py")))
     assert set(re.findall(r"^class (\w+Report)\b", code, re.MULTILINE)) == told("reporter")
+
+
+def queries() -> list[tuple[str, str]]:
+    """Return each query of alerts and dashboard, with the text that its labels are used in."""
+    folder = Path("manifests/components/monitoring")
+    alerts = yaml.safe_load((folder / "alerts.yaml").read_text(encoding="utf-8"))
+    rules = [rule for group in alerts["spec"]["groups"] for rule in group["rules"]]
+    panels = json.loads((folder / "dashboard.json").read_text(encoding="utf-8"))["panels"]
+    shown = [
+        (target["expr"], target.get("legendFormat", "")) for panel in panels for target in panel["targets"]
+    ]
+    return [(rule["expr"], " ".join(rule["annotations"].values())) for rule in rules] + shown
+
+
+@pytest.mark.parametrize(("query", "words"), queries())
+def test_queries_ask_for_labels_that_there_are(query: str, words: str) -> None:
+    """Alerts and dashboard ask for metrics, labels and values that a program exposes, or that scraping adds."""
+    rows = {
+        name: row for listed in metrics_page.programs().values() for row in listed for name in series(row)
+    }
+    asked = re.findall(r"(corepin_\w+)(?:\{(.*?)\})?", query)
+    assert asked
+    known = set(SCRAPED)
+    for name, selector in asked:
+        known |= set(rows[name].labels)
+        for label, listed in re.findall(r'(\w+)=~?"(.*?)"', selector):
+            assert label in (*SCRAPED, *rows[name].labels)
+            assert listed.startswith("$") or set(listed.split("|")) <= told(label)
+    used = re.findall(r"\$labels\.(\w+)|\{\{ ?(\w+) ?\}\}", words)
+    assert {first or second for first, second in used} <= known

@@ -9,17 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import FENCE
+from tests.docs.blocks import FENCE, blocks
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), Path("CHANGELOG.md"), *sorted(Path("docs").glob("*.md"))]
-# Who runs the shell blocks of a page; `console` blocks need nodes, and no API server alone has any.
+# Who runs the blocks of a page: commands on a real API server, examples through webhook, planner or API server.
 RUN_BY = {
-    "README.md": "tests/test_readme.py::test_commands_work",
-    "migrate.md": "tests/docs/test_migrate.py::test_from_cmk",
-    "operator-guide.md": "tests/manifests/test_guide.py::test_commands_work",
-    "user-guide.md": "tests/docs/test_user_guide.py::test_commands_work",
+    "sh": {
+        "README.md": "tests/test_readme.py::test_commands_work",
+        "migrate.md": "tests/docs/test_migrate.py::test_from_cmk",
+        "operator-guide.md": "tests/manifests/test_guide.py::test_commands_work",
+        "user-guide.md": "tests/docs/test_user_guide.py::test_commands_work",
+    },
+    "yaml": {
+        "README.md": "tests/test_readme.py::test_the_pod_is_valid",
+        "agent-reports.md": "tests/agent/test_agent_reports_doc.py::test_the_config_map_is_written_so",
+        "migrate.md": "tests/docs/test_migrate.py::test_from_cmk",
+        "operator-guide.md": "tests/manifests/test_guide.py::test_the_folder_of_your_own",
+        "security.md": "tests/docs/test_security.py::test_examples_work",
+        "user-guide.md": "tests/docs/test_user_guide.py::test_examples_are_admitted",
+    },
+    "json": {
+        "agent-reports.md": "tests/agent/test_agent_reports_doc.py::test_the_json_examples_are_written_so"
+    },
+    "text": {"README.md": "tests/test_readme.py::test_the_picture_is_drawn_so"},
 }
-LANGUAGES = {"sh", "console", "yaml", "json", "text"}
+NOT_RUN = "console"  # needs nodes, or the reader's own registry
 
 
 def without_blocks(page: Path) -> str:
@@ -56,12 +70,18 @@ def test_cited_tests_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_block_is_known(page: Path) -> None:
-    """Code blocks say their language, and a page with shell blocks is run by a test."""
-    languages = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))}
-    assert languages <= LANGUAGES
-    if "sh" in languages:
-        path, _, name = RUN_BY[page.name].partition("::")
+    """Code blocks say their language, and a test runs them, or compares them with what is written."""
+    languages = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))} - {NOT_RUN}
+    for language in languages:
+        path, _, name = RUN_BY[language][page.name].partition("::")
         assert name in written_in(Path(path))
+
+
+def test_every_runner_has_blocks_to_run() -> None:
+    """No page is in the list above for a language that it has no more."""
+    pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    listed = [(language, name) for language, by in RUN_BY.items() for name in by]
+    assert [pair for pair in listed if not blocks(pages[pair[1]], pair[0])] == []
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

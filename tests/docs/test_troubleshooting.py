@@ -24,6 +24,7 @@ PODS = (
     "webhook/pod_rules.py",
     "webhook/mutate.py",
     "webhook/sidecars.py",
+    "webhook/decide.py",
 )
 MACHINES = (
     "pinning/realtime.py",
