@@ -50,3 +50,8 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
         terminalreporter.write_line(f"$ {told['command']}\n{told['said']}")
     for passed in report.facts.get("passed", []):
         terminalreporter.write_line(f"{passed['uptime']:>6.0f} s after boot: {passed['step']}")
+    for failed in report.facts.get("failed", []):
+        terminalreporter.section("why the walk came to no end")
+        terminalreporter.write_line(failed["traceback"])
+        for name, text in failed["logs"].items():
+            terminalreporter.write_line(f"--- {name}\n{text}")

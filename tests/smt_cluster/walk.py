@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
+import httpx
+
 from pinning.contract import CRANE_CPU_MANAGER, EXCLUSIVE_CORES, SIDECAR_LIMITS_POD, SMT_POLICY, STATUS_CPUS
 from pinning.cpuset import CPUSet
 from tests.agent import containerd as containers
@@ -48,7 +50,9 @@ def start(stack: ExitStack) -> Cluster:
     machine.prepare()
     api = stack.enter_context(start_cluster())
     _passed("start")
-    return Cluster(api, stack.enter_context(api.client()))
+    client = stack.enter_context(api.client())
+    client.timeout = httpx.Timeout(view.ANSWER_SECONDS)
+    return Cluster(api, client)
 
 
 def walk(cluster: Cluster) -> None:
@@ -146,16 +150,7 @@ def sidecar(cluster: Cluster) -> None:
         registration["webhooks"][0]["timeoutSeconds"] = installed.REVIEW_SECONDS
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(registration))
         meshed = pod("meshed", {**EXCLUSIVE, SIDECAR_LIMITS_POD: "true"}, {"cpu": "2", "memory": "64Mi"})
-        probe = ("create", "--dry-run=server", "-o", "name", "-f", "-")
-        cluster.until(
-            "the mesh acts",
-            lambda: (
-                "proxy"
-                in cluster.api.kubectl(
-                    *probe[:3], "jsonpath={.spec.containers[*].name}", *probe[4:], input=json.dumps(meshed)
-                ).stdout
-            ),
-        )
+        cluster.until("the mesh acts", lambda: "proxy" in cluster.would_run(meshed))
         cluster.create(meshed, "exclusive")
         cluster.settle()
         cluster.look("meshed")
