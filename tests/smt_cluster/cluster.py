@@ -28,7 +28,7 @@ CGROUPS = Path("/sys/fs/cgroup/kubepods")
 MAIN = "main"
 TWO_PROCESSES = ("/bin/sh", "-c", "sleep 1000000 & wait")
 OVERLOADED = ("request did not complete within requested timeout", "context deadline exceeded", "i/o timeout")
-ATTEMPTS = 5
+REPEATS = 4
 _POLL_SECONDS = 1.0
 
 
@@ -51,14 +51,18 @@ class Cluster:
 
         What an overloaded API server gave up, after 34 seconds, is typed again; it may have been done all the same.
         """
-        for attempt in range(ATTEMPTS):
-            done = self.api.kubectl(*words, input=stdin, check=False)
-            said = done.stdout + done.stderr
-            if done.returncode == 0 or not any(word in said for word in OVERLOADED):
+        said, status = self._typed(words, stdin)
+        for _ in range(REPEATS):
+            if not status or not any(word in said for word in OVERLOADED):
                 break
-        status = 0 if attempt and "AlreadyExists" in said else done.returncode
+            said, status = self._typed(words, stdin)
+            status = 0 if "AlreadyExists" in said else status
         report("kubectl", command=" ".join(("kubectl", *words)), said=said, status=status)
         return said
+
+    def _typed(self, words: tuple[str, ...], stdin: str | None) -> tuple[str, int]:
+        done = self.api.kubectl(*words, input=stdin, check=False)
+        return done.stdout + done.stderr, done.returncode
 
     def create(self, pod: Mapping[str, Any], policy: str | None) -> None:
         """Create a pod; `policy` is what its container `main` will be told to have."""
