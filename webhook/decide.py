@@ -69,7 +69,7 @@ class Decider:
         return self._judge(whole)
 
     def _likeness(self, request: Request) -> tuple[Pod, bytes]:
-        return likeness(_decode(likeness_decoder, request.object), self.mutations)
+        return likeness(_decode(likeness_decoder, request.object), self.mutations.volumes)
 
     def _judge(self, pod: Pod) -> Verdict:
         return Verdict() if _is_mirror(pod) else review_new_pod(pod, self.settings, self.mutations)

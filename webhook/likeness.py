@@ -1,7 +1,7 @@
 """What pods of one controller have in common: the part of a new pod that the rules look at, as a key.
 
-Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, token volume, mount names, and labels and annotations
-that number them, which no rule reads. So the answer to one of them is the answer to all, and the rules, pure as they
+Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, token volume, mount names and labels that number them,
+which no rule reads. So the answer to one of them is the answer to all, and the rules, pure as they
 are, need to run once (measured: half of a review). The rules see this part and no more: what is not in it cannot decide.
 """
 
@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar, cast
 
 import msgspec
 
-from pinning.annotations import is_policy_key
-from pinning.contract import CMK_MUTATE, KUBEVIRT_LABEL, LIMIT_RANGER, MIRROR_POD
+from pinning.contract import KUBEVIRT_LABEL
 from pinning.kube import EnvVar, Pod, ResourceRequirements, Toleration, Volume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from webhook.mutations import Mutations
+    from collections.abc import Callable, Collection
 
 Answer = TypeVar("Answer")
 
 KEY_LIMIT: Final = 16_384  # bytes; a larger pod is rare, and decided anew each time
 ANSWERS_KEPT: Final = 512  # 8 MB of keys at the very most
-READ: Final = frozenset({CMK_MUTATE, LIMIT_RANGER, MIRROR_POD})  # of annotations, beside the policies
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
+# The one label that a rule reads; what a mutations file may add to needs the whole pod (`Mutations.is_typed`).
+_Labels = TypedDict("_Labels", {KUBEVIRT_LABEL: str}, total=False)  # type: ignore[misc] # a name of the contract
+
+
 class _Metadata(TypedDict, total=False):
-    labels: dict[str, str] | None
+    labels: _Labels | None
     annotations: dict[str, str] | None
 
 
@@ -65,24 +65,12 @@ class _Likeness(TypedDict, total=False):
 decoder: Final = msgspec.json.Decoder(_Likeness)
 
 
-def likeness(read: _Likeness, added: Mutations) -> tuple[Pod, bytes]:
-    """Return the part of a pod that decides, and its key; of labels, annotations and volumes those that are read."""
-    metadata, spec = read.get("metadata"), read.get("spec")
-    if metadata:
-        labels, annotations = metadata.get("labels"), metadata.get("annotations")
-        if labels:
-            metadata["labels"] = {
-                key: labels[key] for key in labels if key == KUBEVIRT_LABEL or key in added.labels
-            }
-        if annotations:
-            metadata["annotations"] = {
-                key: annotations[key]
-                for key in annotations
-                if key in READ or key in added.annotations or is_policy_key(key)
-            }
+def likeness(read: _Likeness, volumes: Collection[str]) -> tuple[Pod, bytes]:
+    """Return the part of a pod that decides, and its key; of its volumes only those named `volumes` matter."""
+    spec = read.get("spec")
     present = spec.get("volumes") if spec else None
     if spec and present:
-        spec["volumes"] = [volume for volume in present if volume.get("name") in added.volumes]
+        spec["volumes"] = [volume for volume in present if volume.get("name") in volumes]
     return cast("Pod", read), _encode(read)
 
 

@@ -24,7 +24,7 @@ Fragment = dict[str, Any]
 Shape = TypeVar("Shape")
 
 # What the typed decoding of a review keeps; a file that goes beyond makes the webhook decode whole objects.
-_TYPED_META: Final = frozenset({"annotations", "labels"})
+_TYPED_META: Final = frozenset({"annotations"})
 _TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
 _TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
 _OWN_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
@@ -51,16 +51,6 @@ class Mutations:
     def volumes(self) -> frozenset[str]:
         """Return the names of the volumes that are added; whether a pod has others plays no part."""
         return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
-
-    @cached_property
-    def labels(self) -> frozenset[str]:
-        """Return the keys of the labels that are added."""
-        return frozenset(self.per_pod.get("metadata", {}).get("labels") or ())
-
-    @cached_property
-    def annotations(self) -> frozenset[str]:
-        """Return the keys of the annotations that are added."""
-        return frozenset(self.per_pod.get("metadata", {}).get("annotations") or ())
 
     @cached_property
     def is_typed(self) -> bool:

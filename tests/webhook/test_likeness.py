@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pods import CORES, CPU_MANAGER, container, pod
+from tests.pods import CORES, LAUNCHER, container, pod
 from tests.webhook.test_decide import BEYOND, generated, request
 from webhook.answer import Patched
 from webhook.config import Settings, load_settings
@@ -25,7 +25,7 @@ from webhook.pod_rules import review_new_pod
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool) -> None:
     """For any pod, plan and verdict on its likeness are those on the pod itself."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part, _ = likeness(decoder.decode(json.dumps(document)), BUILT_IN)
+    part, _ = likeness(decoder.decode(json.dumps(document)), BUILT_IN.volumes)
     assert plan_mutation(part, rules, BUILT_IN) == plan_mutation(document, rules, BUILT_IN)
     assert review_new_pod(part, rules, BUILT_IN) == review_new_pod(document, rules, BUILT_IN)
 
@@ -52,36 +52,25 @@ def test_pods_of_one_controller_are_decided_once() -> None:
 
 
 def test_numbered_pods_are_decided_once() -> None:
-    """What a StatefulSet or an indexed Job writes on each pod does not count, unlike what the rules read."""
+    """What a StatefulSet or an indexed Job labels each pod with does not count; that it is a launcher does."""
     rules = Decider(Settings(), BUILT_IN)
 
-    def numbered(number: int, **annotations: str) -> Any:
+    def numbered(number: int, **labels: str) -> Any:
         made = sibling(number)
-        made["metadata"]["labels"] = {"statefulset.kubernetes.io/pod-name": f"web-{number}"}
-        index = {"batch.kubernetes.io/job-completion-index": str(number)}
-        made["metadata"]["annotations"] = {**index, **annotations}
+        made["metadata"]["labels"] = {"statefulset.kubernetes.io/pod-name": f"web-{number}", **labels}
         return made
 
     first = rules.mutate(request(numbered(1)))
     assert rules.mutate(request(numbered(2))) is first
-    for key in (
-        CPU_MANAGER,
-        "cmk.intel.com/mutate",
-        "kubernetes.io/limit-ranger",
-        "kubernetes.io/config.mirror",
-    ):
-        assert rules.mutate(request(numbered(3, **{key: "x"}))) is not first
+    assert rules.mutate(request(numbered(3, **LAUNCHER))) is not first
 
 
-def test_what_the_file_adds_is_looked_at() -> None:
-    """A pod that has a label or annotation of the mutations file already is another one than a pod that has not."""
-    both = b"mutations: {perPod: {metadata: {labels: {a: b}, annotations: {c: d}}}}"
-    rules = Decider(Settings(), load_mutations(both))
-    for part, key in (("labels", "a"), ("annotations", "c")):
-        without, having = sibling(1), sibling(2)
-        without["metadata"][part], having["metadata"][part] = {"other": "x"}, {"other": "x", key: "y"}
-        added = [len(answered(rules, one).operations) for one in (without, having)]
-        assert added[0] == added[1] + 1
+def test_labels_of_the_file_are_looked_at() -> None:
+    """A pod that has a label which the mutations file adds is another one than a pod that has not."""
+    rules = Decider(Settings(), load_mutations(b"mutations: {perPod: {metadata: {labels: {a: b}}}}"))
+    without, having = sibling(1), sibling(2)
+    without["metadata"]["labels"], having["metadata"]["labels"] = {"other": "x"}, {"other": "x", "a": "y"}
+    assert len(answered(rules, without).operations) == len(answered(rules, having).operations) + 1
 
 
 def answered(rules: Decider, one: Any) -> Patched:
