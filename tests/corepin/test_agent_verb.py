@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,6 @@ from corepin import cli
 from corepin.agent import _config
 from corepin.flags import variable
 from webhook.config import SidecarResources
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    """Undo what a starting agent does to the logging of its process."""
-    loggers = [logging.getLogger(name) for name in (None, "httpx", "httpcore", "asyncio")]
-    before = [(logger.level, logger.handlers[:]) for logger in loggers]
-    yield
-    for logger, (level, handlers) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 def config(*arguments: str) -> AgentConfig:

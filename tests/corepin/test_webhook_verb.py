@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,20 +13,6 @@ from corepin.flags import listed, variable
 from corepin.webhook import _options
 from tests.webhook.mounted import Mounted, new_ca, pair
 from webhook.listener import Address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    """Undo what a starting server does to the logging of its process."""
-    loggers = [logging.getLogger(name) for name in (None, "uvicorn", "asyncio")]
-    before = [(logger.level, logger.handlers[:]) for logger in loggers]
-    yield
-    for logger, (level, handlers) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
