@@ -1,7 +1,8 @@
-"""Measure the agent on this machine: memory, idle CPU, and the time from an edited pod to the kernel's read back.
+"""Measure the agent on this machine: memory, idle CPU, and what an edited pod costs until the kernel was read back.
 
 `python -m bench.agent` (as root) runs real processes in real cgroups, by the local runtime, with all of the agent's
 libraries loaded. The kernel's cpusets are real; what is not here is a CRI runtime, so its calls cost nothing.
+`bench.edits` has the edits.
 """
 
 from __future__ import annotations
@@ -18,54 +19,13 @@ import time
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING
 
-from agent.config import AgentConfig
-from agent.process import Listeners
-from agent.wiring import build, run
-
-if TYPE_CHECKING:
-    from agent.process import Agent
-    from agent.state import ContainerState, NodeState
+from agent.wiring import run
+from bench.edits import config, edit, measure_edits, table, write_bystanders
 
 LIBRARIES = ("agent.cri", "agent.kubeapi", "agent.report_events", "agent.report_node", "agent.report_pods")
 SETTLE_SECONDS = 60
 IDLE_SECONDS = 65  # two sweeps
-CRANE = "qos.gocrane.io/cpu-manager"
-POD = """\
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {name}
-  uid: uid-{name}
-  annotations: {{{annotations}}}
-spec:
-  containers:
-  - name: main
-    command: [sleep, "100000"]
-    resources: {{limits: {{cpu: {cpu}}}}}
-"""
-
-
-def config(folder: Path) -> AgentConfig:
-    """Return an agent that runs the pods of a folder."""
-    (folder / "pods").mkdir(exist_ok=True)
-    return AgentConfig("bench", folder / "state", runtime="local", pods_dir=folder / "pods")
-
-
-def write_bystanders(folder: Path, count: int) -> None:
-    """Write pods that ask for nothing, all in one file."""
-    pods = [POD.format(name=f"pod-{number}", annotations="", cpu="100m") for number in range(count)]
-    (folder / "pods").mkdir(exist_ok=True)
-    (folder / "pods/bystanders.yaml").write_text("---\n".join(pods))
-
-
-def edit(folder: Path, policy: str) -> None:
-    """Replace the manifest of the pod that is edited."""
-    new = folder / "edited.new"
-    new.write_text(POD.format(name="edited", annotations=f"{CRANE}: {policy}", cpu="1"))
-    new.replace(folder / "pods/edited.yaml")
 
 
 # Memory and idle CPU: an agent in a process of its own.
@@ -146,75 +106,21 @@ def resident_mb(pid: int) -> float:
     return int(status["VmRSS"].split()[0]) / 1024
 
 
-# From the edit to the kernel: agent and stop watch in one process.
-
-
-class StopWatch:
-    """Sees every state that the agent tells, as a reporter in front of all others."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._tell = agent.publisher.tell
-        self._news = asyncio.Event()
-        self._state: NodeState | None = None
-        agent.publisher.tell = self._told  # type: ignore[method-assign]
-
-    def _told(self, state: NodeState) -> None:
-        self._state = state
-        self._tell(state)
-        self._news.set()
-
-    async def until(self, policy: str, count: int) -> None:
-        """Wait until the edited pod has a policy, and every container of the node is where it shall be."""
-        while not (self._state and is_settled(self._state, policy, count)):
-            await self._news.wait()
-            self._news.clear()
-
-
-def is_settled(state: NodeState, policy: str, count: int) -> bool:
-    """Say whether the kernel was read back right for every container."""
-    found: dict[str, ContainerState] = {pod.name: one for pod in state.pods for one in pod.containers}
-    edited = found.get("edited")
-    is_there = edited is not None and str(edited.policy or "none") == policy
-    return is_there and len(found) == count and all(one.applied == one.cpus for one in found.values())
-
-
-async def measure_edits(folder: Path, pods: int, edits: int) -> dict[str, list[float]]:
-    """Edit one pod again and again; return the seconds by kind of change."""
-    write_bystanders(folder, pods - 1)
-    edit(folder, "none")
-    agent = await build(config(folder))
-    watch = StopWatch(agent)
-    serving = asyncio.create_task(agent.serve(Listeners()))
-    await watch.until("none", pods)
-    times: dict[str, list[float]] = {}
-    before = "none"
-    for number in range(edits):
-        policy = ("exclusive", "none", "share", "exclusive", "share", "none", "exclusive", "none")[number % 8]
-        began = time.perf_counter()
-        edit(folder, policy)
-        await watch.until(policy, pods)
-        times.setdefault(f"{before} -> {policy}", []).append(time.perf_counter() - began)
-        before = policy
-        await asyncio.sleep(0.01)
-    serving.cancel()
-    await asyncio.wait([serving])
-    return times
-
-
 def print_edits(pods: int, edits: int) -> None:
-    """Print the time of each kind of change."""
+    """Print what edits cost, and how busy the machine was with everything else."""
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        times = asyncio.run(measure_edits(folder, pods, edits))
+        taken = asyncio.run(measure_edits(folder, pods, edits))
         end_processes(folder)
-    times["all"] = [one for kind in times.values() for one in kind]
     print(
         f"{edits} edits with {pods} containers, from the file to the kernel's read back of every container:"
     )
-    for kind, taken in times.items():
-        taken.sort()
-        p99 = taken[min(len(taken) - 1, len(taken) * 99 // 100)]
-        print(f"  {kind:22} {len(taken):5} p50 {median(taken) * 1e3:6.1f} ms  p99 {p99 * 1e3:6.1f} ms")
+    for line in table(taken):
+        print(line)
+    print(
+        f"load of the machine {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} CPUs"
+    )
 
 
 def main() -> None:
