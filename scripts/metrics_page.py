@@ -43,7 +43,7 @@ LABELS: Final = {
     "files": "`configuration` or `certificate`",
     "endpoint": "`mutate` or `validate`",
     "outcome": "`allowed`, `patched`, `denied`, `rejected` (could not be read), `failed` (a bug)",
-    "reason": "of a review: the reason of the first cause, `malformed` or `bug`, or empty; of a refusal: see troubleshooting",
+    "reason": "of a review: the reason of the first cause, `malformed`, `too_large`, `content_type`, `busy` (too many large bodies at once) or `bug`, or empty; of a refusal: see troubleshooting",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
     "state": "`proven`, `narrowed` (tasks use a part by their own choice), `drift`, `compromised`, `failing`, `fought`",

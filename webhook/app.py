@@ -24,12 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fastapi.telemetry import TelemetryConfig
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from webhook.reload import Generation
 
 BODY_LIMIT = 7 * 2**20  # two objects of 3 MB, which is what etcd and the API server take, plus the envelope
+LARGE_BODY = 2**18  # bytes; what has fewer is not looked through
+MOST_VALUES = (
+    100_000  # lists and objects in a body: each takes up to 500 bytes when it is read, `{}` three on the wire
+)
+UNREAD_LIMIT = 64 * 2**20  # bytes of bodies that are held at once while they arrive
 FIELDS_TOLD = 10
+TOLD_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 NO_TELEMETRY: TelemetryConfig = {  # FastAPI looks for OpenTelemetry in the environment at every request otherwise
@@ -71,7 +77,17 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 TOO_LARGE = Reply(413, b"corepin: the body has more than 7 MiB\n", "rejected", "too_large")
+TOO_MANY = Reply(413, b"corepin: the body has more than 100000 lists and objects\n", "rejected", "too_large")
+BUSY = Reply(503, b"corepin: too many large bodies at once, try again\n", "rejected", "busy")
 NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "rejected", "content_type")
+
+
+class Unread:
+    """How many bytes of unfinished bodies are held, by all endpoints together."""
+
+    def __init__(self, limit: int = UNREAD_LIMIT) -> None:
+        self.limit = limit
+        self.held = 0
 
 
 class ReviewEndpoint:
@@ -84,7 +100,9 @@ class ReviewEndpoint:
         deciders: Callable[[], Generation[Decisions]],
         meter: ReviewMeter,
         log: ReviewLog,
+        unread: Unread | None = None,
     ) -> None:
+        self._unread = unread or Unread()
         self._endpoint = endpoint
         self._judge = judge
         self._deciders = deciders
@@ -105,8 +123,14 @@ class ReviewEndpoint:
         content_type, length = _framing(scope)
         if content_type.partition(b";")[0].strip().lower() != JSON:
             return NOT_JSON
-        body = await _read(receive) if length <= BODY_LIMIT else None
-        return TOO_LARGE if body is None else self.review(body)
+        if length > BODY_LIMIT:
+            return TOO_LARGE
+        body = await _read(receive, self._unread)
+        if isinstance(body, Reply):
+            return body
+        if len(body) > LARGE_BODY and body.count(b"{") + body.count(b"[") > MOST_VALUES:
+            return TOO_MANY
+        return self.review(body)
 
     def review(self, body: bytes) -> Reply:
         """Return the answer to one review, decided by one generation of the configuration."""
@@ -120,7 +144,7 @@ class ReviewEndpoint:
             text = f"corepin: cannot read the review: {error}\n".encode(errors="replace")
             return Reply(400, text, "rejected", "malformed", (error.path,), request, generation.number)
         except Exception:
-            uid = request.uid if request else None
+            uid = request.uid[:TOLD_LENGTH] if request else None
             logger.exception("review failed", extra={"facts": {"uid": uid, "endpoint": self._endpoint}})
             text = b"corepin: internal error, see the log of the webhook\n"
             return Reply(500, text, "failed", "bug", (), request, generation.number)
@@ -139,11 +163,11 @@ class ReviewEndpoint:
         )
         line.fields = reply.fields
         if (request := reply.request) is not None:
-            line.uid = request.uid
-            line.namespace = request.namespace
-            line.kind = request.kind.kind
-            line.operation = request.operation
-            line.name = request.name
+            line.uid = request.uid[:TOLD_LENGTH]
+            line.namespace = request.namespace and request.namespace[:TOLD_LENGTH]
+            line.kind = request.kind.kind[:TOLD_LENGTH]
+            line.operation = request.operation[:TOLD_LENGTH]
+            line.name = request.name and request.name[:TOLD_LENGTH]
             line.generate_name = None if request.name else wire.peek_generate_name(request)
         self._log(line)
 
@@ -169,8 +193,9 @@ def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, 
         "validate": lambda decider, request: decider.validate(request),
     }
     endpoints: dict[str, ASGIApp] = {}
+    unread = Unread()
     for name, judge in judges.items():
-        endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log)
+        endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log, unread)
         app.add_route(f"/{name}", endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
         endpoints[f"/{name}"] = endpoint
     app.add_middleware(Express, endpoints=endpoints)
@@ -183,7 +208,7 @@ def _decision(request: Request, answer: Answer, generation: int) -> Reply:
     if isinstance(answer, Denied):
         outcome = "denied"
         reason = answer.causes[0].reason
-        fields = tuple(cause.field for cause in answer.causes[:FIELDS_TOLD])
+        fields = tuple(cause.field[:TOLD_LENGTH] for cause in answer.causes[:FIELDS_TOLD])
     elif isinstance(answer, Patched) and answer.operations:
         outcome = "patched"
     return Reply(200, encode(request.uid, answer), outcome, reason, fields, request, generation, JSON)
@@ -200,21 +225,35 @@ def _framing(scope: Scope) -> tuple[bytes, int]:
     return content_type, length
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """Return the body, None when it is over the limit whatever its header said."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > BODY_LIMIT:
-            return None
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks) if len(chunks) > 1 else chunk
+async def _read(receive: Receive, unread: Unread) -> bytes | Reply:
+    """Return the body, or the refusal of one that is over the limit, whatever its header said."""
+    message = await _next(receive)
+    chunk: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return chunk if len(chunk) <= BODY_LIMIT else TOO_LARGE
+    chunks, size = [chunk], len(chunk)
+    unread.held += size
+    try:
+        while message.get("more_body", False):
+            if size > BODY_LIMIT:
+                return TOO_LARGE
+            if unread.held > unread.limit:
+                return BUSY
+            message = await _next(receive)
+            chunk = message.get("body", b"")
+            chunks.append(chunk)
+            size += len(chunk)
+            unread.held += len(chunk)
+        return b"".join(chunks) if size <= BODY_LIMIT else TOO_LARGE
+    finally:
+        unread.held -= size
+
+
+async def _next(receive: Receive) -> Message:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Disconnected
+    return message
 
 
 async def _send(send: Send, reply: Reply) -> None:

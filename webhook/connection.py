@@ -1,12 +1,13 @@
 """One connection of a client: uvicorn's protocol with the limits and checks that it lacks.
 
-uvicorn never drops a client that is slow with its first byte, its headers or its body, and shows no application
-the peer's certificate. Both are settled here, once per connection and not once per request.
+uvicorn never drops a client that is slow with its first byte, its headers or its body, reads heads of any length,
+holds any number of connections, and shows no application the peer's certificate. That is settled here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.responses import PlainTextResponse
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 FORBIDDEN = 403
+HEAD_LIMIT = 64 * 1024  # bytes of a request line and headers; API servers send some 500
+REQUEST_LIMIT = (
+    16 * 2**20
+)  # bytes of a request with what is thrown away of it: twice the largest body, and trailers
 
 
 @dataclass(slots=True)
@@ -30,6 +35,7 @@ class Policy:
 
     needs_certificate: bool = False
     names: frozenset[str] = frozenset()
+    connections: int = 1000
     is_draining: bool = field(default=False, init=False)
 
     def refusal(self, certificate: dict[str, Any] | None) -> str | None:
@@ -52,6 +58,9 @@ class Connection(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={}, _loop=loop)
         self._policy = policy
         self.busy_since: float | None = None  # None while the connection is idle between two requests
+        self.idle_since = 0.0
+        self._is_in_head = False
+        self._request_bytes = 0  # of the request that is being read, without its first chunk
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Check the client's certificate; one that is refused gets 403 for whatever it asks."""
@@ -60,15 +69,36 @@ class Connection(HttpToolsProtocol):
         refusal = self._policy.refusal(transport.get_extra_info("peercert"))
         if refusal is not None:
             self.app = PlainTextResponse(f"corepin: {refusal}\n", FORBIDDEN)
+        if len(self.connections) > self._policy.connections:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Cut the connection that is idle for longest; where none is, the one that is busy for longest."""
+        others = [one for one in cast("set[Connection]", self.connections) if one is not self]
+        min(others, key=Connection.standing).transport.abort()
+
+    def standing(self) -> tuple[bool, float]:
+        """Return what orders connections: idle ones before busy ones, each since when."""
+        return (False, self.idle_since) if self.busy_since is None else (True, self.busy_since)
 
     def data_received(self, data: bytes) -> None:
         """Note the first byte of a request."""
         if self.busy_since is None:
             self.busy_since = self.loop.time()
+        self._request_bytes += len(data)
         super().data_received(data)
+        if self._request_bytes > (HEAD_LIMIT if self._is_in_head else REQUEST_LIMIT):
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """Begin to count the bytes of a request."""
+        super().on_message_begin()
+        self._is_in_head = True
+        self._request_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Start a request; while draining its answer ends the connection."""
+        self._is_in_head = False
         super().on_headers_complete()
         if self._policy.is_draining:
             self.cycle.keep_alive = False
@@ -76,8 +106,9 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note the end of a request that was answered before its body had ended (413): the rest was thrown away."""
         super().on_message_complete()
+        self._request_bytes = 0
         if self.cycle.response_complete:
-            self.busy_since = None
+            self.busy_since, self.idle_since = None, monotonic()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -85,6 +116,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Note that nothing is owed, unless another request waits already."""
         super().on_response_complete()
+        self.idle_since = monotonic()  # the loop's time stands still for a millisecond or more
         self.busy_since = self.loop.time() if self.pipeline else None
 
     @property

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 KEY_LIMIT: Final = 16_384  # bytes; a larger pod is rare, and decided anew each time
-ANSWERS_KEPT: Final = 512  # 8 MB of keys at the very most
+KEYS_KEPT: Final = (
+    2**19
+)  # bytes of keys, some 500 usual pods; the answer to many containers is 50 times its key
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -79,6 +81,7 @@ class Answers(Generic[Answer]):
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Answer] = {}
+        self._room = KEYS_KEPT
 
     def of(self, key: bytes, decide: Callable[[], Answer]) -> Answer:
         """Return the answer to a key, deciding it when it is new."""
@@ -86,7 +89,9 @@ class Answers(Generic[Answer]):
         if kept is None:
             kept = decide()
             if len(key) <= KEY_LIMIT:
-                if len(self._kept) >= ANSWERS_KEPT:
+                if self._room < len(key):
                     self._kept.clear()
+                    self._room = KEYS_KEPT
                 self._kept[key] = kept
+                self._room -= len(key)
         return kept

@@ -33,6 +33,7 @@ class Limits:
     linger_seconds: float = 0.5  # after SIGTERM: for requests that were on their way on an idle connection
     grace_seconds: float = 5.0  # after that: for answers that are not out yet
     tls_close_seconds: float = 1.0
+    connections: int = 1000  # an API server holds some dozens; an idle one takes 50 kB
 
 
 class Address(NamedTuple):
@@ -45,7 +46,7 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> Address:
         """Read `HOST:PORT`, `:PORT` or `[IPv6]:PORT`."""
         host, colon, port = text.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65535:
+        if not colon or not port.isdecimal() or int(port[:6]) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 

@@ -93,12 +93,14 @@ class Service:
         asks_clients = options.tls.client_ca is not None
         context = listener_context(lambda: self.identities.current().value.context, asks_clients=asks_clients)
         app = create_app(self.deciders.current, self.metrics, ReviewLog())
-        policy = Policy(asks_clients, options.client_names)
+        policy = Policy(asks_clients, options.client_names, options.limits.connections)
         return Listener(app, options.listen.bind(), options.limits, policy, context)
 
     def _status_listener(self) -> Listener:
         app = create_status_app(self.readiness, self.metrics)
-        return Listener(app, self.options.metrics_listen.bind(), self.options.limits, Policy())
+        limits = self.options.limits
+        policy = Policy(connections=limits.connections)
+        return Listener(app, self.options.metrics_listen.bind(), limits, policy)
 
     def _not_after(self) -> datetime:
         return self.identities.current().value.not_after

@@ -13,7 +13,7 @@ import pytest
 from pinning.errors import Cause
 from tests.webhook.reviews import review
 from webhook.answer import Allowed, Answer, Denied, Patched
-from webhook.app import BODY_LIMIT, create_app
+from webhook.app import BODY_LIMIT, Decisions, create_app
 from webhook.logs import ReviewLog
 from webhook.metrics import Metrics
 from webhook.reload import Generation
@@ -59,10 +59,11 @@ class StubDecider:
 class Edge:
     """The application, with everything it writes kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, decider: Decisions | None = None) -> None:
         self.metrics = Metrics()
+        served = Generation(7, decider or StubDecider())
         self.lines: list[bytes] = []
-        app = create_app(lambda: Generation(7, StubDecider()), self.metrics, ReviewLog(self.lines.append))
+        app = create_app(lambda: served, self.metrics, ReviewLog(self.lines.append))
         self.app = app
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -14,7 +14,7 @@ from tests.webhook.test_decide import BEYOND, generated, request
 from webhook.answer import Patched
 from webhook.config import Settings, load_settings
 from webhook.decide import Decider
-from webhook.likeness import ANSWERS_KEPT, KEY_LIMIT, Answers, decoder, likeness
+from webhook.likeness import KEY_LIMIT, KEYS_KEPT, Answers, decoder, likeness
 from webhook.mutate import plan_mutation
 from webhook.mutations import BUILT_IN, load_mutations
 from webhook.pod_rules import review_new_pod
@@ -107,9 +107,10 @@ def test_what_is_kept_is_bounded() -> None:
         decided.append(1)
         return len(decided)
 
-    for number in range(ANSWERS_KEPT + 1):
-        answers.of(b"%d" % number, decide)
-    assert answers.of(b"%d" % ANSWERS_KEPT, decide) == ANSWERS_KEPT + 1
-    assert answers.of(b"0", decide) == ANSWERS_KEPT + 2, "the oldest were forgotten together"
+    fitting = KEYS_KEPT // 1000
+    for number in range(fitting + 1):
+        answers.of(b"%01000d" % number, decide)
+    assert answers.of(b"%01000d" % fitting, decide) == fitting + 1
+    assert answers.of(b"%01000d" % 0, decide) == fitting + 2, "the oldest were forgotten together"
     huge = b"x" * (KEY_LIMIT + 1)
     assert answers.of(huge, decide) != answers.of(huge, decide)
