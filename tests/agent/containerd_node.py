@@ -90,8 +90,8 @@ class ContainerdNode:
     def log(self, name: str) -> list[str]:
         """Return the lines that a pod wrote."""
         file = self.containerd.directory / "logs" / f"uid-{name}" / f"{NAME}.log"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line.split(" ", 3)[3].strip() for line in lines]
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [line.split(" ", 3)[3].strip() for line in lines if line.endswith("\n")]
 
     def told(self) -> Mapping[str, Any]:
         """Return what the agent tells of each pod's container."""

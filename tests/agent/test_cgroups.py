@@ -257,7 +257,7 @@ async def foreign_writes(cgroups: KernelCgroups, interfere: Callable[[], None]) 
     watch = asyncio.create_task(cgroups.watch(written_by_somebody))
     await asyncio.sleep(0)
     interfere()
-    await asyncio.wait_for(any_told.wait(), 10)
+    await asyncio.wait_for(any_told.wait(), 60)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     return told

@@ -24,7 +24,7 @@ INFO = {
     "sandboxID": "s-one",
     "runtimeSpec": {"linux": {"cgroupsPath": "kubepods-pod1.slice:crio:one"}},
 }
-SECONDS = 10.0
+SECONDS = 60.0
 Scenario = Callable[[FakeRuntime, CRI], Awaitable[None]]
 
 

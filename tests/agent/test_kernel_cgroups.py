@@ -167,7 +167,7 @@ def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: Ke
         cgroups.write(pod.container, HERE)
         (pod.folder(pod.container) / "cpuset.cpus").write_text(str(LOW))
         try:
-            return await asyncio.wait_for(told.get(), 20)
+            return await asyncio.wait_for(told.get(), 60)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

@@ -28,7 +28,7 @@ from pinning.observed import State
 
 LAST = CPUSet([max(os.sched_getaffinity(0))])
 UID = uid_for("default/p")
-SECONDS = 20.0
+SECONDS = 60.0
 TELL = "grep Cpus_allowed_list /proc/self/status"
 
 

@@ -17,7 +17,7 @@ from pinning.cpuset import CPUSet
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
 
-PATIENCE_SECONDS = 5
+PATIENCE_SECONDS = 60
 TWO = Wish("2", policy="exclusive")
 
 

@@ -18,7 +18,7 @@ from pinning.node_config import NodeConfig
 from tests.agent.states import bound, source, state_of
 from tests.pods import CORES, container
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Watch(httpx.AsyncByteStream):

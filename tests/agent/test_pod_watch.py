@@ -99,7 +99,7 @@ async def follow(
     api = Api(Access(URL), httpx.MockTransport(server))
     source = PodWatch(api, "node-1", sleep)
     task = asyncio.create_task(source.watch(check))
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await api.close()

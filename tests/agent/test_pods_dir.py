@@ -13,7 +13,7 @@ from agent.finished import FILE, read_finished
 from agent.manifest import uid_for
 from agent.pods_dir import SETTLE_SECONDS, PodsDir
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def manifest(name: str, policy: str = "exclusive") -> str:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 CORES = "cmk.intel.com/exclusive-cores"
 OTHERS = ("cmk.intel.com/exclusive-non-isolcpus-cores", "corepin.io/isolated-cores")
 KUBEVIRT = ("cpumanager", "kubevirt.io/cpumanager")
-SECONDS = 20.0
+SECONDS = 60.0
 _numbers = count(1)
 
 

@@ -19,7 +19,7 @@ from pinning.observed import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-START_SECONDS = 20
+START_SECONDS = 60
 POLL_SECONDS = 0.02  # how soon a change is seen; the machine sends no events
 REPOSITORY = Path(__file__).parents[2]
 ERRORS = {"gone": Gone, "refused": Refused, "unavailable": Unavailable, "invalid": ValueError}

@@ -240,7 +240,8 @@ class KubeNode:
         """Return what a pod wrote: time and text of each line."""
         file = self.kubelet.logs / f"default_{name}_{uid}" / "main" / "0.log"
         with suppress(FileNotFoundError):
-            fields = [line.split(" ", 3) for line in file.read_text().splitlines()]
+            whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            fields = [line.split(" ", 3) for line in whole]
             return [(one[0], one[3].strip()) for one in fields]
         return []
 
