@@ -5,6 +5,7 @@ The processes serve all API servers. Namespaces choose by a label which of the w
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"
-CMK, GUARDED, DOWN, DOWN_OPEN = "cmk", "guarded", "down", "down-open"
+CMK, GUARDED, DOWN, DOWN_OPEN, DOWN_SHUT = "cmk", "guarded", "down", "down-open", "down-shut"
+MUTE = "mute"
 ANNOTATED, MESHED = "e2e.corepin.io/annotated", "e2e.corepin.io/meshed"
 
 
@@ -57,8 +59,15 @@ def neighbours() -> Iterator[Neighbours]:
 
 
 @pytest.fixture(scope="session")
+def mute() -> Iterator[str]:
+    """Return the address of a webhook that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
 def registered_of(
-    webhooks: dict[str, WebhookProcess], neighbours: Neighbours
+    webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str
 ) -> Iterator[Callable[[ApiServer], Registered]]:
     """Return an API server with everything registered, when first asked for it."""
     made: dict[str, Registered] = {}
@@ -67,7 +76,7 @@ def registered_of(
         def prepare(api: ApiServer) -> Registered:
             if api.version not in made:
                 already_there.create(api)
-                documents = _registrations(webhooks, neighbours)
+                documents = _registrations(webhooks, neighbours, mute)
                 stack.callback(unregister, api, documents)
                 register(api, documents)
                 made[api.version] = Registered(api, webhooks[MAIN])
@@ -89,7 +98,9 @@ def cluster(registered: Registered) -> Cluster:
     return registered.namespace()
 
 
-def _registrations(webhooks: dict[str, WebhookProcess], neighbours: Neighbours) -> list[dict[str, object]]:
+def _registrations(
+    webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str
+) -> list[dict[str, object]]:
     """Return all registrations; those of the main webhook last, so that when it acts all do."""
     nobody, some_ca = f"https://127.0.0.1:{free_port()}", webhooks[MAIN].ca_bundle
     instances = [
@@ -97,6 +108,8 @@ def _registrations(webhooks: dict[str, WebhookProcess], neighbours: Neighbours) 
         Instance(GUARDED, webhooks[GUARDED].url, webhooks[GUARDED].ca_bundle),
         Instance(DOWN, nobody, some_ca),
         Instance(DOWN_OPEN, nobody, some_ca, failure_policy="Ignore"),
+        Instance(DOWN_SHUT, nobody, some_ca, failure_policy="Fail"),
+        Instance(MUTE, mute, some_ca),
         Instance(MAIN, webhooks[MAIN].url, webhooks[MAIN].ca_bundle),
     ]
     others = [

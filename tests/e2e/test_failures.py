@@ -11,10 +11,10 @@ import pytest
 import trustme
 
 from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
-from tests.e2e.conftest import DOWN, DOWN_OPEN, GUARDED
+from tests.e2e.conftest import DOWN, DOWN_OPEN, DOWN_SHUT, GUARDED, MUTE
 from tests.e2e.registration import INSTANCE, MAIN, Instance, register
 from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
-from tests.pods import CORES, container
+from tests.pods import CORES, CPU_MANAGER, container
 from tests.servers.catalog import NEWEST
 from tests.servers.start import start_servers
 
@@ -40,6 +40,31 @@ def test_webhook_is_down_and_validation_must_be(registered: Registered) -> None:
     template = {"metadata": {"labels": {"app": "it"}}, "spec": POD["spec"]}
     spec = {"selector": {"matchLabels": {"app": "it"}}, "template": template}
     cluster.created({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "it"}, "spec": spec})
+
+
+def test_webhook_is_down_and_everything_must_be(registered: Registered) -> None:
+    """With failurePolicy Fail on the mutating side too, as in `hardened`, pods that ask wait for the webhook; others do not."""
+    cluster = registered.namespace({INSTANCE: DOWN_SHUT})
+    asking = pod_document("asks", container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
+    for pod in (POD, asking):
+        outcome = cluster.create(pod)
+        assert 'failed calling webhook "pods.mutate.corepin.io"' in outcome.stderr
+        assert not cluster.exists("pod", pod["metadata"]["name"])
+    cluster.created(PLAIN)
+    outcome = cluster.run("annotate", "pod/plain", f"{CPU_MANAGER}=exclusive")
+    assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
+    assert CPU_MANAGER not in cluster.stored("pod", "plain")["metadata"].get("annotations", {})
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_webhook_says_nothing(registered: Registered) -> None:
+    """A webhook that hangs is waited for as long as the manifests say, and then it is as if it were down."""
+    cluster = registered.namespace({INSTANCE: MUTE})
+    outcome = cluster.create(POD)
+    assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
+    assert "?timeout=2s" in outcome.stderr
+    assert not cluster.exists("pod", "it")
+    cluster.created(PLAIN)
 
 
 def test_call_without_a_certificate_is_refused(
