@@ -11,7 +11,7 @@ from cri_api.v1 import api_pb2
 
 from agent.backoff import Backoff
 from agent.cri_calls import Calls
-from agent.cri_facts import Facts, describe, read_facts, state_of
+from agent.cri_facts import Facts, describe, is_vm_handler, read_facts, state_of
 from agent.seams import AgentError, Gone, Refused
 from pinning.observed import Owner, State
 
@@ -60,7 +60,11 @@ class CRI:
         listed = await self._list()
         sandboxes = await self._list_sandboxes()  # afterwards: the sandbox of every listed container is in it
         known = [one for one in listed if one.pod_sandbox_id in sandboxes]
-        self._owners = {one.id: _owner(one, sandboxes[one.pod_sandbox_id]) for one in known}
+        self._owners = {
+            one.id: _owner(one, sandbox)
+            for one in known
+            if not is_vm_handler((sandbox := sandboxes[one.pod_sandbox_id]).runtime_handler)
+        }
         self._sandboxes = sandboxes.keys()
         facts = await asyncio.gather(*(self._facts_of(one) for one in known))
         found = [(one, fact) for one, fact in zip(known, facts, strict=True) if fact]
@@ -69,9 +73,10 @@ class CRI:
         return tuple(describe(one, sandboxes[one.pod_sandbox_id], fact) for one, fact in found)
 
     async def owner(self, container_id: str) -> Owner:
-        """Return whose container this is; raise Gone for a sandbox and for what is not there, Unavailable, Refused.
+        """Return whose container this is; raise Gone for anything else, Unavailable, Refused.
 
-        Asks only about what neither the last listing nor an event told.
+        A sandbox is no container, nor is what runs in a VM: its cgroup, if it has one, is the runtime's. Asks only
+        about what neither the last listing nor an event told.
         """
         known = self._told.get(container_id) or self._owners.get(container_id)
         if known:
@@ -79,7 +84,7 @@ class CRI:
         if container_id not in self._sandboxes:
             for one in await self._list(api_pb2.ContainerFilter(id=container_id)):
                 sandbox = (await self._list_sandboxes()).get(one.pod_sandbox_id)
-                if sandbox:
+                if sandbox and not is_vm_handler(sandbox.runtime_handler):
                     return _owner(one, sandbox)
         raise Gone(f"{container_id} is no container")
 
@@ -198,6 +203,8 @@ def _owner(container: api_pb2.Container, sandbox: api_pb2.PodSandbox) -> Owner:
 
 def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
     """Return whose the containers are that an event tells of: those of one pod."""
+    if is_vm_handler(event.pod_sandbox_status.runtime_handler):
+        return {}
     uid = event.pod_sandbox_status.metadata.uid
     return {one.id: Owner(uid, one.metadata.name) for one in event.containers_statuses}
 

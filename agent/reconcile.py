@@ -234,12 +234,16 @@ class Reconciler:
                 self._close_window(key, track)
 
     def _close_window(self, key: str, track: Track) -> None:
-        """Tell for how long a new container may have run elsewhere, once nothing is on its way to it any more."""
-        if self._cradle.is_tending(key) or self._applier.births.is_sending(key):
+        """Tell for how long a new container may have run elsewhere, once nothing is on its way to it any more.
+
+        What was written beside the passes has to be read by one first: the runtime's word is no proof.
+        """
+        is_read = bool(track.applied) or track.cgroup is None
+        if not is_read or self._cradle.is_tending(key) or self._applier.births.is_sending(key):
             return
-        seconds = self._cradle.window(key, track.applied)
+        seconds = self._cradle.window(key, self._wanted[key])
         if seconds is not None:
-            track.was_right(track.applied, seconds)
+            track.was_right(self._wanted[key], seconds)
         window = track.settled()
         if window is not None:
             self.metrics.window_seconds.observe(window)

@@ -314,6 +314,20 @@ def test_owner_of_what_is_new_is_asked_for(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_container_in_a_vm_is_none_of_the_host(tmp_path: Path) -> None:
+    """Listed or not: whatever cgroup the runtime makes for it is not the agent's to write."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO, handler="kata-qemu")
+        with pytest.raises(Gone):
+            await runtime.owner("one")
+        await runtime.containers()
+        with pytest.raises(Gone):
+            await runtime.owner("one")
+
+    play(tmp_path, scenario)
+
+
 def test_owner_is_known_from_events(tmp_path: Path) -> None:
     """What an event told of is known without a call, until a listing began after it."""
 
