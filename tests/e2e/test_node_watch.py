@@ -141,22 +141,6 @@ def test_nonsense_of_a_node_is_ignored_and_told(watched: Watched) -> None:
     wait_until("it is forgotten", lambda: watched.webhook.metric("corepin_webhook_nodes_ignored") == 0)
 
 
-def test_the_account_may_read_nodes_and_nothing_else(watched: Watched) -> None:
-    """The rights are list and watch of nodes."""
-    api, user = watched.cluster.api, f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
-    for verb, what, expected in (
-        ("list", "nodes", "yes"),
-        ("watch", "nodes", "yes"),
-        ("get", "nodes", "no"),
-        ("patch", "nodes", "no"),
-        ("get", "nodes/proxy", "no"),
-        ("list", "pods", "no"),
-        ("list", "secrets", "no"),
-    ):
-        done = api.kubectl("auth", "can-i", verb, what, "-A", f"--as={user}", check=False)
-        assert done.stdout.strip() == expected, (verb, what)
-
-
 def test_what_is_known_outlives_the_api_server(watched: Watched) -> None:
     """With the API server out of its reach the webhook stays ready, refuses what it would have refused, and says what is broken."""
     watched.tell("small", machine_text(4))

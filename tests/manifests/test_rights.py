@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 
-from tests.manifests.installed import ADMISSION, DEMO, HERE_NODE, PODS, Caller, Installed
-from tests.manifests.rendered import AGENT, SYSTEM
+from tests.manifests.installed import (
+    ADMISSION,
+    DEMO,
+    HERE_NODE,
+    PATIENCE_SECONDS,
+    PODS,
+    Caller,
+    Installed,
+)
+from tests.manifests.rendered import AGENT, SYSTEM, Object, objects
 
 pytestmark = pytest.mark.server
 
@@ -53,6 +64,35 @@ ROTATION_AT_HOME = ROTATION_EVERYWHERE | {
     *(("", "secrets", "corepin-webhook-tls", verb) for verb in ("get", "patch")),
     ("", "events", "", "create"),
 }
+
+
+def test_the_webhook_that_watches_nodes_may_read_them(installed: Installed) -> None:
+    """With the component its account lists and watches nodes; without it, it may do nothing again."""
+    watching = {("", "nodes", "", verb) for verb in ("list", "watch")}
+    parts = [it for it in objects("node-watch") if it["kind"].startswith("ClusterRole")]
+    ours = json.dumps(
+        {"apiVersion": "v1", "kind": "List", "items": [it for it in parts if named_webhook(it)]}
+    )
+    installed.api.kubectl("apply", "-f", "-", input=ours)
+    try:
+        wait_for_rules(installed, watching)
+    finally:
+        installed.api.kubectl("delete", "-f", "-", input=ours)
+    wait_for_rules(installed, set())
+
+
+def named_webhook(it: Object) -> bool:
+    """Whether an object is the component's."""
+    return bool(it["metadata"]["name"] == "corepin-webhook")
+
+
+def wait_for_rules(installed: Installed, expected: set[Rule]) -> None:
+    """Wait until the webhook's account may do exactly this in every namespace: authorizers learn of it by a watch."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    spaces = (DEMO, SYSTEM, "kube-system")
+    while (found := [rules(installed, installed.webhook, space) for space in spaces]) != [expected] * 3:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
 
 
 def rules(installed: Installed, caller: Caller, namespace: str) -> set[Rule]:
