@@ -12,7 +12,7 @@ COPY requirements.lock requirements-build.lock ./
 RUN python3 -m venv /build \
  && /build/bin/pip install ${QUIET} --require-hashes -r requirements-build.lock \
  && python3 -m venv --without-pip /opt/corepin \
- && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --require-hashes --only-binary :all: -r requirements.lock
+ && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --require-hashes --only-binary :all: -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY pinning pinning
 COPY webhook webhook
@@ -22,7 +22,7 @@ COPY corepin corepin
 # Compiled here, because the root file system is read-only where it runs; by hash, so that file times do not matter.
 # Of the commands that the dependencies bring none is called.
 RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-deps --no-index /wheels/*.whl \
+ && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --no-deps --no-index /wheels/*.whl \
  && find /opt/corepin/bin -type f ! -name corepin -delete \
  && /opt/corepin/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/corepin/lib
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ NAME: Final = "docker.io/library/corepin:0.1.0"  # what `image: corepin:0.1.0` o
 SUITE: Final = "bookworm"
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _MIRROR: Final = "http://deb.debian.org/debian"
-_UNUSED_SECONDS: Final = 24 * 3600.0  # an image that nobody asked for so long is of an older checkout
+_KEPT: Final = 3  # images of 400 MB: this checkout's, and those of others that tests may be using
 # As in Debian's own image: what apt fetched to make the base is no part of it.
 _LEFT_BY_APT: Final = ("./var/lib/apt/lists/*", "./var/cache/apt/archives/*.deb", "./var/log/bootstrap.log")
 
@@ -158,7 +158,5 @@ def _run(command: Iterable[str]) -> str:
 
 def _forget_unused(cache: Path) -> None:
     """Remove the images of older checkouts."""
-    for image in cache.glob("image-*"):
-        with suppress(FileNotFoundError):
-            if time.time() - image.stat().st_mtime > _UNUSED_SECONDS:
-                shutil.rmtree(image, ignore_errors=True)
+    for image in sorted(cache.glob("image-*"), key=lambda it: it.stat().st_mtime)[:-_KEPT]:
+        shutil.rmtree(image, ignore_errors=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tests.image.archive import Archive
 
+UNCHECKED_HASH = bytes((1, 0, 0, 0))  # PEP 552
 LARGEST_MB = 300  # of what is added to the base
 BIN_FOLDERS = {"bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "opt/corepin/bin"}
 COMPILERS = {"as", "c++", "cc", "clang", "cpp", "g++", "gcc", "go", "ld", "make", "tcc"}
@@ -75,9 +76,11 @@ def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> Non
 
 
 def test_modules_are_compiled(root: Path) -> None:
-    """Every module has its bytecode, because nothing can be written where it runs."""
+    """Modules have their bytecode, because nothing can be written where they run; it holds whatever their file's time."""
     packages = root / "opt/corepin/lib/python3.11/site-packages"
     for name in ("agent", "certs", "corepin", "pinning", "webhook"):
         sources = {path.stem for path in (packages / name).glob("*.py")}
         compiled = {path.name.split(".")[0] for path in (packages / name / "__pycache__").glob("*.pyc")}
         assert sources == compiled != set()
+    kinds = {path.read_bytes()[4:8] for path in packages.rglob("*.pyc")}
+    assert kinds == {UNCHECKED_HASH}
