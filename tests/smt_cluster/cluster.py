@@ -27,8 +27,13 @@ PODS = "/api/v1/namespaces/default/pods"
 CGROUPS = Path("/sys/fs/cgroup/kubepods")
 MAIN = "main"
 TWO_PROCESSES = ("/bin/sh", "-c", "sleep 1000000 & wait")
-OVERLOADED = ("request did not complete within requested timeout", "context deadline exceeded", "i/o timeout")
-REPEATS = 4
+OVERLOADED = (
+    "request did not complete within requested timeout",
+    "context deadline exceeded",
+    "i/o timeout",
+    "TLS handshake timeout",
+)
+REPEATS = 9
 _POLL_SECONDS = 1.0
 
 
@@ -49,7 +54,7 @@ class Cluster:
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl as people do and return what it prints, warnings and errors too.
 
-        What an overloaded API server gave up, after 34 seconds, is typed again; it may have been done all the same.
+        What an overloaded API server gave up, after ten seconds or 34, is typed again; it may have been done all the same.
         """
         said, status = self._typed(words, stdin)
         for _ in range(REPEATS):
