@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Final
 
 from pinning.errors import BadContract
 
+LONGEST_MASK: Final = 2**15  # characters: every other one of 4096 vCPUs takes a third of it
 _ITEM = re.compile(r"(\^)?([0-9]{1,18})|([0-9]{1,18})-([0-9]{1,18})")
 
 
@@ -30,6 +32,8 @@ class RealtimeMask:
         """Read a mask; raise BadContract naming the first item that is not one."""
         if not text:
             return cls(is_empty=True)
+        if len(text) > LONGEST_MASK:
+            raise BadContract(f"its {len(text)} characters are more than the {LONGEST_MASK} that are read")
         found = [_parse_item(item.strip()) for item in text.split(",")]
         singles = [(item[1] or "", item[2]) for item in found if item[2]]
         listed = [(int(item[3]), int(item[4])) for item in found if item[3]]

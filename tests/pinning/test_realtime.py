@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.errors import BadContract
-from pinning.realtime import RealtimeMask
+from pinning.realtime import LONGEST_MASK, RealtimeMask
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,13 @@ def test_backward_range() -> None:
     """A range that ends before it begins is refused."""
     with pytest.raises(BadContract, match="the range '1-0' runs backwards"):
         RealtimeMask.parse("1-0")
+
+
+def test_mask_too_long_for_any_machine() -> None:
+    """A mask of hundreds of thousands of items, which would take a second to read, is refused by its length."""
+    assert RealtimeMask.parse(",".join(["0-9"] * (LONGEST_MASK // 4))).selected_count(5) == 5
+    with pytest.raises(BadContract, match="its 32769 characters are more than the 32768"):
+        RealtimeMask.parse("1," * (LONGEST_MASK // 2) + "1")
 
 
 def test_number_too_long_for_any_machine() -> None:
