@@ -33,6 +33,7 @@ OVERLOADED = (
     "i/o timeout",
     "TLS handshake timeout",
 )
+DONE_BEFORE = ("(AlreadyExists)", "(NotFound)")  # the answers to a repeated create or delete
 REPEATS = 9
 _POLL_SECONDS = 1.0
 
@@ -56,12 +57,14 @@ class Cluster:
 
         What an overloaded API server gave up, after ten seconds or 34, is typed again; it may have been done all the same.
         """
-        said, status = self._typed(words, stdin)
+        answer, status = self._typed(words, stdin)
+        said = answer
         for _ in range(REPEATS):
-            if not status or not any(word in said for word in OVERLOADED):
+            if not status or not any(word in answer for word in OVERLOADED):
                 break
-            said, status = self._typed(words, stdin)
-            status = 0 if "AlreadyExists" in said else status
+            answer, status = self._typed(words, stdin)
+            said += answer
+            status = 0 if any(word in answer for word in DONE_BEFORE) else status
         report("kubectl", command=" ".join(("kubectl", *words)), said=said, status=status)
         return said
 
