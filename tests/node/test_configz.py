@@ -1,23 +1,100 @@
-"""The configz of a real kubelet, as the agent reads it."""
+"""The configz of a real kubelet: who may ask for it, and what the agent reads in it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import httpx
+import pytest
+import yaml
 
-from agent.configz import KubeletWord, read_configz
+from agent.configz import KubeletWord, ask_kubelet
+from agent.kubeapi import Access
 from agent.kubelet import KubeletPolicy
 from agent.sysfs import read_topology
-from pinning.cpuset import EMPTY
-from tests.node.node import Node
+from pinning.cpuset import EMPTY, CPUSet
+from tests.node.settings import kubelet_settings
+
+if TYPE_CHECKING:
+    from tests.node.node import Node
+
+RIGHTS = Path("manifests/base/agent-rbac.yaml")
 
 
-def test_a_real_kubelets_configz_is_understood(node: Node) -> None:
-    """Its policy is read, and that it reserves nothing; its certificate is its own here, so the test trusts any."""
+def serving(node: Node) -> dict[str, Any]:
+    """Return the settings of a kubelet whose certificate is of the cluster, and who asks it who may see what."""
+    pair = node.plane.server.authority.issue_cert("127.0.0.1")
+    folder = node.kubelet.directory
+    pair.cert_chain_pems[0].write_to_path(folder / "serving.crt")
+    pair.private_key_pem.write_to_path(folder / "serving.key")
+    return {
+        "tlsCertFile": str(folder / "serving.crt"),
+        "tlsPrivateKeyFile": str(folder / "serving.key"),
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True, "cacheTTL": "0s"}},
+        "authorization": {
+            "mode": "Webhook",
+            "webhook": {"cacheAuthorizedTTL": "0s", "cacheUnauthorizedTTL": "0s"},
+        },
+    }
+
+
+def account(node: Node, name: str, *rules: Any) -> Path:
+    """Make a service account with some rights, and return the file with its token."""
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "corepin"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    kinds = (
+        {"apiVersion": "v1", "kind": "ServiceAccount"},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "rules": list(rules)},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "roleRef": role,
+            "subjects": [subject],
+        },
+    )
+    for kind in kinds:
+        metadata = (
+            {"name": name, "namespace": "corepin"} if "Service" in str(kind["kind"]) else {"name": name}
+        )
+        node.kubectl("apply", "-f", "-", input=json.dumps({**kind, "metadata": metadata}))
+    token = node.plane.server.directory / f"{name}.token"
+    token.write_text(node.kubectl("create", "token", name, "-n", "corepin"))
+    return token
+
+
+def agent_rules() -> list[Any]:
+    """Return the rules of the agent's ClusterRole in the manifests."""
+    documents = yaml.safe_load_all(RIGHTS.read_text())
+    [role] = [one for one in documents if one["kind"] == "ClusterRole"]
+    return list(role["rules"])
+
+
+def ask(node: Node, token: Path) -> KubeletWord | None:
+    """Return what the kubelet tells an account."""
     port = json.loads((node.kubelet.directory / "config.json").read_text())["port"]
-    answer = httpx.get(f"https://127.0.0.1:{port}/configz", verify=False)  # noqa: S501 its own certificate
+    access = Access(f"https://127.0.0.1:{port}", node.plane.server.ca_file, token)
+    return asyncio.run(ask_kubelet(access, read_topology(Path("/"))))
 
-    assert read_configz(answer.content, read_topology(Path("/"))) == KubeletWord(KubeletPolicy.NONE, EMPTY)
-    assert {"kubeReserved", "systemReserved"}.isdisjoint(answer.json()["kubeletconfig"])
+
+def test_kubelet_tells_the_agents_account_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """With the rights of the manifests it tells what it reserves; without `nodes/configz` among them it tells nothing."""
+    rules = agent_rules()
+    others = [rule for rule in rules if "nodes/configz" not in rule["resources"]]
+    assert len(others) == len(rules) - 1
+    agent, stranger = account(node, "may-ask", *rules), account(node, "may-not-ask", *others)
+    with kubelet_settings(node, **serving(node), reservedSystemCPUs="0"):
+        assert ask(node, agent) == KubeletWord(KubeletPolicy.NONE, CPUSet([0]))
+        assert ask(node, stranger) is None
+        assert "403" in caplog.records[-1].__dict__["facts"]["reason"]
+    caplog.clear()
+    assert ask(node, agent) is None  # its certificate is its own again, and such a kubelet gets no token
+    assert "certificate" in caplog.records[-1].__dict__["facts"]["reason"]
+
+
+def test_kubelet_that_reserves_nothing_says_so(node: Node) -> None:
+    """The amounts that are not in its configuration are none."""
+    with kubelet_settings(node, **serving(node), kubeReserved={"cpu": "0"}):
+        token = account(node, "may-ask", *agent_rules())
+        assert ask(node, token) == KubeletWord(KubeletPolicy.NONE, EMPTY)

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.node.node import EXCLUSIVE, pod
+from tests.node.settings import kubelet_settings
 from tests.node.test_commands import examined
 from tests.node.test_reports import events
-from tests.node.test_restarts import restart_kubelet
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.node.node import Node
-
-
-@contextmanager
-def static_policy(node: Node) -> Iterator[None]:
-    """Run the node's kubelet with its static policy, as its own guide says to change it: no pods, and no state."""
-    file = node.kubelet.directory / "config.json"
-    before = file.read_text()
-    reserved = node.agent.state()["sets"]["reserved"]
-    try:
-        change(node, json.loads(before) | {"cpuManagerPolicy": "static", "reservedSystemCPUs": reserved})
-        yield
-    finally:
-        node.clear()
-        change(node, json.loads(before))
-
-
-def change(node: Node, config: dict[str, Any]) -> None:
-    """Give the kubelet another configuration."""
-
-    def meanwhile() -> None:
-        (node.kubelet.directory / "config.json").write_text(json.dumps(config, indent=2))
-        node.kubelet.cpu_manager_state.unlink()
-
-    restart_kubelet(node, meanwhile)
 
 
 def condition(node: Node) -> tuple[str, str]:
@@ -52,7 +24,8 @@ def condition(node: Node) -> tuple[str, str]:
 def test_static_kubelet_is_observed(node: Node) -> None:
     """The kubelet's CPUs stay as they are; condition, metric, log, doctor and the refused claim name the remedy."""
     until_equal("condition", lambda: condition(node), ("False", "CorepinGivesCPUs"))
-    with static_policy(node):
+    reserved = node.agent.state()["sets"]["reserved"]
+    with kubelet_settings(node, cpuManagerPolicy="static", reservedSystemCPUs=reserved):
         claimed = pod("claimed", EXCLUSIVE, cpu="1")
         claimed["spec"]["containers"][0]["resources"]["limits"]["memory"] = "50Mi"  # the kubelet wants both
         [own] = node.run(claimed)
