@@ -86,7 +86,9 @@ def parse_listen(text: str) -> tuple[str, int] | None:
         return None
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port[:6]) > MAX_PORT:
-        raise BadContract(f"--metrics-listen: {text!r} is not HOST:PORT: write for example :8081, or off")
+        raise BadContract(
+            f"--metrics-listen: {text[:60]!r} is not HOST:PORT: write for example :8081, or off"
+        )
     return host.strip("[]"), int(port)
 
 

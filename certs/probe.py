@@ -26,7 +26,7 @@ class Address(NamedTuple):
         """Read `HOST:PORT` or `[IPv6]:PORT`."""
         host, _, port = text.rpartition(":")
         if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 65536:
-            raise ValueError(f"{text!r} is not HOST:PORT")
+            raise ValueError(f"{text[:60]!r} is not HOST:PORT")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:

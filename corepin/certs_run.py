@@ -228,7 +228,9 @@ def _listen(text: str) -> tuple[str, int] | None:
         return None
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port[:6]) > 65535:
-        raise CommandFailed(f"--metrics-listen: {text!r} is not HOST:PORT: write for example :8082, or off")
+        raise CommandFailed(
+            f"--metrics-listen: {text[:60]!r} is not HOST:PORT: write for example :8082, or off"
+        )
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as the flag says
     return host.removeprefix("[").removesuffix("]") or everywhere, int(port)
 

@@ -47,7 +47,7 @@ class Address(NamedTuple):
         """Read `HOST:PORT`, `:PORT` or `[IPv6]:PORT`."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdecimal() or int(port[:6]) > 65535:
-            raise ValueError(f"{text!r} is not HOST:PORT")
+            raise ValueError(f"{text[:60]!r} is not HOST:PORT")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:

@@ -59,7 +59,10 @@ def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -
     [
         (("--listen", "8443"), "--listen: '8443' is not HOST:PORT"),
         (("--metrics-listen", "a:99999"), "--metrics-listen: 'a:99999' is not HOST:PORT"),
-        (("--listen", ":" + "9" * 5000), "is not HOST:PORT: write for example :8443"),
+        (
+            ("--listen", ":" + "9" * 5000),
+            f"--listen: ':{'9' * 59}' is not HOST:PORT: write for example :8443",
+        ),
         (("--client-name", "a"), "--client-name needs --client-ca"),
         (("--config", "/absent"), "/absent does not exist"),
         (("--tls-cert", "/absent"), "/absent does not exist"),
