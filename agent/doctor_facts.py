@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -233,10 +234,14 @@ def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
 
 
 def _cgroup(task: Path) -> str:
-    """Return the cgroup of a thread: that of cpuset on v1, else the one there is."""
+    """Return the cgroup of a thread: that of cpuset on v1, else the one there is.
+
+    Seen from a pod with a cgroup namespace of its own it begins with /.. for each step up, which tells nobody anything.
+    """
     lines = [
         line.split(":", 2)
         for line in (task / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     ]
     found = {controllers: path for _, controllers, path in lines}
-    return next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
+    path = next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
+    return re.sub(r"^(/\.\.)+", "", path) or "/"

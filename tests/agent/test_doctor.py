@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.doctor import AgentFacts, Check, Facts, Strangers, Verdict, examine
-from agent.doctor_facts import Places, _strangers, _threads, agent_facts, read_facts
+from agent.doctor_facts import Places, _cgroup, _strangers, _threads, agent_facts, read_facts
 from agent.kubelet import KubeletPolicy
 from agent.state_json import to_dict
 from agent.sysfs import read_topology
@@ -266,6 +266,22 @@ def test_facts_of_this_machine(tmp_path: Path) -> None:
     assert (facts.pod_root, facts.nri) == (None, True)
     assert facts.missing
     assert facts.missing.keys() == {"topology", "runtime", "cgroup_version"}
+
+
+@pytest.mark.parametrize(
+    ("text", "cgroup"),
+    [
+        pytest.param("0::/system.slice/ssh.service\n", "/system.slice/ssh.service", id="v2"),
+        pytest.param("0::/../../../system.slice/ssh.service\n", "/system.slice/ssh.service", id="from a pod"),
+        pytest.param("0::/../..\n", "/", id="the root, from a pod"),
+        pytest.param("5:cpuset,cpu:/a:b\n2:memory:/m\n0::/u\n", "/a:b", id="v1"),
+        pytest.param("2:memory:/m\n", "/", id="v1 without cpuset"),
+    ],
+)
+def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> None:
+    """By its path below the root, as far as the reader may know it."""
+    (tmp_path / "cgroup").write_text(text)
+    assert _cgroup(tmp_path) == cgroup
 
 
 def test_thread_that_runs_is_seen() -> None:
