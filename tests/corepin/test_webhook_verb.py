@@ -90,9 +90,8 @@ def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             listen,
         )
 
-        assert (
-            failure(capsys, *flags) == f"corepin webhook: cannot listen on {listen}: Address already in use"
-        )
+        told = f"cannot listen on {listen}: Address already in use: name another address"
+        assert failure(capsys, *flags) == f"corepin webhook: {told}"
 
 
 def test_check_config_tells_what_it_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
