@@ -127,7 +127,8 @@ def make_older(path: Path) -> None:
 
 def move_machine(path: Path) -> None:
     """Let the file be of another machine, as on a cloned disk."""
-    (path.parent.parent / "machine-id").write_text("machine-2")
+    machine_id = path.parent.parent / "machine-id"
+    machine_id.write_text(f"{machine_id.read_text()}0")
 
 
 def remove(path: Path) -> None:
@@ -135,7 +136,28 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, flip_bit, make_older, move_machine, remove])
+DAMAGES = (truncate, empty, flip_bit, make_older, move_machine, remove)
+
+
+def test_killed_and_spoiled_at_any_moment_it_goes_on_from_what_runs(tmp_path: Path) -> None:
+    """Whatever was under way when the agent died and its checkpoint was lost: no CPU is owned twice, nobody runs around."""
+    random = Random(5)  # noqa: S311
+    with node(tmp_path, 32, seed=5) as (agent, churn):
+        for number in range(max(KILLS // 5, len(DAMAGES))):
+            last = agent.checkpoint.stat().st_mtime_ns
+            for _ in range(random.randint(1, 4)):
+                churn.step()
+            wait_somewhere(agent, last, random)
+            agent.kill()
+            DAMAGES[number % len(DAMAGES)](agent.checkpoint)
+            before, since = churn.observe(), len(churn.machine.call("events"))
+            agent.start()
+            ledger = settled(agent, churn)
+            assert moved(churn, before, since) == []
+            check_rules(churn, ledger)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """Without any manual step everyone keeps their CPUs, nobody is moved, and the bad file is kept for the curious."""
     with node(tmp_path, 32, seed=7) as (agent, churn):
