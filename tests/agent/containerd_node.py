@@ -16,7 +16,7 @@ from pinning.cpuset import CPUSet
 from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.agent.containerd import CGROUP_ROOT, FOREVER
 from tests.node.node import CRANE, AgentProcess, Container
-from tests.node.waiting import until, until_equal
+from tests.node.waiting import until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -122,12 +122,6 @@ class ContainerdNode:
             tuple(SeenPod.of(document) for document in self.documents.values()),  # type: ignore[arg-type]
             tuple(live),
         )
-
-    def clear(self) -> None:
-        """Delete every pod and wait until the agent knows none."""
-        for name in list(self.documents):
-            self.remove(name)
-        until("no pod is known", lambda: not self.agent.state()["pods"])
 
 
 @contextmanager
