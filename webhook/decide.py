@@ -17,7 +17,7 @@ from webhook.likeness import decoder as likeness_decoder
 from webhook.mutate import plan_mutation
 from webhook.pod_rules import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
 from webhook.vm_rules import KINDS, VirtObject, review_changed_vm, review_changed_vmi, review_vm
-from webhook.wire import UNREADABLE, generate_name, malformed
+from webhook.wire import UNREADABLE, Malformed, generate_name, malformed
 from webhook.workloads import TEMPLATES, below
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class Decider:
         return self._judge(whole)
 
     def _likeness(self, request: Request) -> tuple[Pod, bytes]:
-        return likeness(_decode(likeness_decoder, request.object), self.mutations.volumes)
+        read = _decode(likeness_decoder, request.object)
+        try:
+            return likeness(read, self.mutations.volumes)
+        except OverflowError as error:  # the API server writes amounts as texts, and no such number
+            raise Malformed(OBJECT, "a number has more than 64 bits: write it as a text") from error
 
     def _judge(self, pod: Pod) -> Verdict:
         if _is_mirror(pod):

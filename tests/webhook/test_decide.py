@@ -142,6 +142,15 @@ def test_an_object_that_cannot_be_read_is_the_callers_fault(document: Any, path:
         assert refused.value.path.startswith(path)
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**400], ids=["2^64", "-2^63-1", "10^400"])
+def test_a_number_of_more_than_64_bits_is_the_callers_fault(number: int) -> None:
+    """The API server writes amounts as texts; whoever sends such a number is told, and no review fails for it."""
+    asked = request(pod(container("a", {"cpu": number}), annotations={CPU_MANAGER: "exclusive"}))
+    for judge in (RULES.mutate, RULES.validate):
+        with pytest.raises(wire.Malformed, match="more than 64 bits: write it as a text"):
+            judge(asked)
+
+
 def test_an_old_object_that_cannot_be_read_is_named_so() -> None:
     """The path tells which of the two objects it was."""
     with pytest.raises(wire.Malformed) as refused:
