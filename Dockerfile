@@ -24,7 +24,7 @@ COPY corepin corepin
 RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --no-deps --no-index /wheels/*.whl \
  && find /opt/corepin/bin -type f ! -name corepin -delete \
- && /opt/corepin/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/corepin/lib
+ && /opt/corepin/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/corepin/lib
 
 FROM ${BASE}
 RUN apt-get update -qq \

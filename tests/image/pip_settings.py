@@ -20,7 +20,7 @@ def write_home(folder: Path) -> Path:
     for key in ("cert", "find-links"):
         if key in settings and Path(settings[key]).exists():
             settings[key] = str(_INSIDE / _copied(Path(settings[key]), folder / key).name)
-    lines = [f"{key} = {value}" for key, value in settings.items()]
+    lines = [f"{key} = {value}".replace("\n", "\n  ") for key, value in settings.items()]
     config.write_text("\n".join(["[global]", *lines, ""]))
     return folder
 
