@@ -114,9 +114,10 @@ def empty(path: Path) -> None:
 
 
 def flip_bit(path: Path) -> None:
-    """Change one bit of the last CPU list in the ledger."""
-    content = bytearray(path.read_bytes())
-    content[content.rindex(b'"cpus":"') + 8] ^= 1
+    """Change one bit of the last CPU list in the ledger, or of the checksum if nobody holds any."""
+    content, mark = bytearray(path.read_bytes()), b'"cpus":"'
+    mark = mark if mark in content else b'"checksum":"'
+    content[content.rindex(mark) + len(mark)] ^= 1
     path.write_bytes(content)
 
 
