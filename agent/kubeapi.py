@@ -102,7 +102,7 @@ class Api:
                     raise self._error(response.status_code, await response.aread(), response.headers)
                 async for line in _lines(response):
                     yield line
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # also an answer that cannot be unpacked
             self.errors["0"] += 1
             raise Unavailable(f"the watch of {path} broke: {_told(error)}") from error
 
@@ -124,7 +124,7 @@ class Api:
             response = await self._client.request(
                 method, path, params=dict(params or {}), content=content, headers=headers
             )
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # also an answer that cannot be unpacked
             self.errors["0"] += 1
             raise Unavailable(f"{method} {path}: the API server does not answer: {_told(error)}") from error
         if response.is_success:
@@ -139,9 +139,13 @@ class Api:
         if self._token_file is None:
             return {}
         try:
-            return {"authorization": f"Bearer {self._token_file.read_text().strip()}"}
+            return {"authorization": f"Bearer {self._token_file.read_text(encoding='ascii').strip()}"}
         except OSError as error:
             raise Unavailable(f"cannot read the token {self._token_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise Unavailable(
+                f"{self._token_file} holds no token: write one that the API server issued"
+            ) from error
 
 
 def _context(access: Access) -> ssl.SSLContext:

@@ -236,10 +236,39 @@ def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
         token.unlink()
         with pytest.raises(Unavailable, match="cannot read the token"):
             await api.get("/x")
+        token.write_bytes(b"\xff\xfe")
+        with pytest.raises(Unavailable, match="holds no token"):
+            await api.get("/x")
         await api.close()
 
     asyncio.run(ask())
     assert seen == ["Bearer one", "Bearer two"]
+
+
+def test_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
+    """A cut or damaged gzip is an interruption as any other, of a request and of a watch."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Damaged())
+
+    async def ask() -> None:
+        api = Api(Access(URL), httpx.MockTransport(answer))
+        with pytest.raises(Unavailable):
+            await api.get("/x")
+        with pytest.raises(Unavailable):
+            [line async for line in api.lines("/x", {}, 1.0)]
+        assert api.errors == {"0": 2}
+        await api.close()
+
+    asyncio.run(ask())
+
+
+class Damaged(httpx.AsyncByteStream):
+    """No gzip."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield something else."""
+        yield b"no gzip"
 
 
 @pytest.mark.parametrize(
