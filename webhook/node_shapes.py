@@ -51,16 +51,15 @@ class NodeShapes:
         """Return the shapes as JSON, for `load_shapes`; as long as nothing changes, the same bytes."""
         return self._written
 
-    def replace(self, told: Mapping[str, str | None]) -> None:
-        """Take over what all nodes tell, by their names."""
-        read = {name: self._read(name, text) for name, text in told.items()}
-        self._machines = {name: machine for name, machine in read.items() if machine}
-        self._refused = {name: mark for name, mark in self._refused.items() if name in told}
+    def replace(self, nodes: Mapping[str, Machine | None]) -> None:
+        """Take over the machines of all nodes that there are, by name; None of a node that tells none."""
+        self._machines = {name: machine for name, machine in nodes.items() if machine}
+        self._refused = {name: mark for name, mark in self._refused.items() if name in nodes}
         self._write()
 
     def tell(self, name: str, text: str | None) -> None:
         """Take over what one node tells, None for nothing (any more)."""
-        machine = self._read(name, text)
+        machine = self.machine_of(name, text)
         self._meter.ignored.set(len(self._refused))
         if machine == self._machines.get(name):
             return
@@ -70,7 +69,8 @@ class NodeShapes:
             del self._machines[name]
         self._write()
 
-    def _read(self, name: str, text: str | None) -> Machine | None:
+    def machine_of(self, name: str, text: str | None) -> Machine | None:
+        """Read what a node tells; nonsense is counted and logged, once for each text, and then as if nothing was told."""
         if text is None:
             self._refused.pop(name, None)
             return None

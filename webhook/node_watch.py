@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from webhook.metrics import NodeMeter
-    from webhook.node_shapes import NodeShapes
+    from webhook.node_shapes import Machine, NodeShapes
 
 NODES: Final = "/api/v1/nodes"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
@@ -159,8 +159,7 @@ class NodeWatch:
 
     async def _session(self) -> None:
         async with self._connect() as client:
-            told, version = await _listed(client)
-            self._shapes.replace(told)
+            version = await self._relist(client)
             self._meter.connected.set(1)
             began = self._clock()
             async for line in _watched(client, version):
@@ -169,6 +168,27 @@ class NodeWatch:
             if self._clock() - began < SHORTEST_WATCH:
                 raise Interrupted("the server ended the watch at once")
 
+    async def _relist(self, client: httpx.AsyncClient) -> str:
+        """Take over what every node tells; return the version from which to watch.
+
+        Texts are read page by page: those of all nodes together may have a hundred megabytes.
+        """
+        nodes: dict[str, Machine | None] = {}
+        page = ""
+        while True:
+            params = {"limit": PAGE, **({"continue": page} if page else {})}
+            response = await client.get(
+                NODES, params=params, headers={"accept": METADATA_ONLY.format("List")}
+            )
+            _require_success(response)
+            listed = _list.decode(response.content)
+            for meta in (node.metadata for node in listed.items or ()):
+                nodes[meta.name] = self._shapes.machine_of(meta.name, _topology(meta))
+            page = listed.metadata.continue_
+            if not page:
+                self._shapes.replace(nodes)
+                return listed.metadata.resource_version
+
     def _apply(self, event: _Event) -> None:
         if event.type == "ERROR":
             raise Interrupted(f"the watch ended: {bytes(event.object)[:200].decode(errors='replace')}")
@@ -176,22 +196,6 @@ class NodeWatch:
             return
         meta = _node.decode(event.object).metadata
         self._shapes.tell(meta.name, None if event.type == "DELETED" else _topology(meta))
-
-
-async def _listed(client: httpx.AsyncClient) -> tuple[dict[str, str | None], str]:
-    """Return what every node tells, and the version from which to watch."""
-    told: dict[str, str | None] = {}
-    page = ""
-    while True:
-        params = {"limit": PAGE, **({"continue": page} if page else {})}
-        response = await client.get(NODES, params=params, headers={"accept": METADATA_ONLY.format("List")})
-        _require_success(response)
-        listed = _list.decode(response.content)
-        for node in listed.items or ():
-            told[node.metadata.name] = _topology(node.metadata)
-        page = listed.metadata.continue_
-        if not page:
-            return told, listed.metadata.resource_version
 
 
 async def _watched(client: httpx.AsyncClient, version: str) -> AsyncIterator[bytes]:

@@ -32,6 +32,10 @@ class Known:
         self.registry = CollectorRegistry()
         self.shapes = NodeShapes(NodeMeter(self.registry))
 
+    def take(self, told: dict[str, str | None]) -> None:
+        """Take over what all nodes tell."""
+        self.shapes.replace({name: self.shapes.machine_of(name, text) for name, text in told.items()})
+
     @property
     def kinds(self) -> list[tuple[str, int, int]]:
         """Return name, cores and threads per core of each kind in service."""
@@ -154,7 +158,7 @@ def test_a_node_comes_changes_and_goes() -> None:
     """Each is seen at once; a node that tells nothing (any more) is not known."""
     known = Known()
     assert known.kinds == []
-    known.shapes.replace({"a": machine_text(4), "b": None})
+    known.take({"a": machine_text(4), "b": None})
     assert known.kinds == [("node a", 4, 2)]
     known.shapes.tell("b", machine_text(8))
     assert known.kinds == [("node b", 8, 2)]
@@ -162,7 +166,7 @@ def test_a_node_comes_changes_and_goes() -> None:
     known.shapes.tell("b", None)
     assert known.kinds == [("node a", 4, 2)]
     known.shapes.tell("never-there", None)
-    known.shapes.replace({})
+    known.take({})
     assert known.kinds == []
     assert known.metric("nodes_known") == 0
 
@@ -170,7 +174,7 @@ def test_a_node_comes_changes_and_goes() -> None:
 def test_news_without_a_change_are_no_change() -> None:
     """Heartbeats of nodes give the same bytes, so that no generation of the configuration is built for them."""
     known = Known()
-    known.shapes.replace({"a": machine_text(4)})
+    known.take({"a": machine_text(4)})
     before = known.shapes.read()
     known.shapes.tell("a", machine_text(4))
     known.shapes.tell("z", machine_text(4))
@@ -182,8 +186,8 @@ def test_nonsense_is_told_and_counted_once(caplog: pytest.LogCaptureFixture) -> 
     """A node that tells nonsense is not known; the log says so once for each text, with its name and the reason."""
     known = Known()
     with caplog.at_level(logging.WARNING, "webhook.node_shapes"):
-        known.shapes.replace({"a": machine_text(4), "b": "rubbish"})
-        known.shapes.replace({"a": machine_text(4), "b": "rubbish"})
+        known.take({"a": machine_text(4), "b": "rubbish"})
+        known.take({"a": machine_text(4), "b": "rubbish"})
         known.shapes.tell("b", "rubbish")
         known.shapes.tell("a", "{}")
     assert [vars(record)["facts"]["node"] for record in caplog.records] == ["b", "a"]
@@ -191,7 +195,7 @@ def test_nonsense_is_told_and_counted_once(caplog: pytest.LogCaptureFixture) -> 
     assert known.kinds == []
     assert known.metric("node_topologies_refused_total") == 2
     assert known.metric("nodes_ignored") == 2
-    known.shapes.replace({"b": None})
+    known.take({"b": None})
     assert known.metric("nodes_ignored") == 0
     known.shapes.tell("new", "rubbish")
     assert known.metric("nodes_ignored") == 1
