@@ -75,7 +75,7 @@ class Facts:
     runtime: str | None = None  # name and version
     nri: bool = False  # its socket is there
     cgroup_version: int | None = None
-    cgroup_writable: bool = False
+    cgroup_writable: bool | None = False  # None: not by who asks, who is not root
     pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
     pod_root: str | None = None  # the one that is there
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
@@ -136,6 +136,9 @@ def _cgroups(facts: Facts) -> Iterator[Check]:
     if facts.cgroup_version is None:
         remedy = "boot with the cpuset controller, and mount /sys/fs/cgroup; without it nobody can be pinned"
         yield _finding("cgroups", f"no cpuset controller: {facts.why('cgroup_version')}", remedy)
+    elif facts.cgroup_writable is None:
+        told = f"version {facts.cgroup_version}; whether the agent may write them only root can see"
+        yield _unknown("cgroups", told, "ask as root")
     elif not facts.cgroup_writable:
         remedy = "run as root with /sys/fs/cgroup mounted writable; else moves go through the runtime, 10 times slower"
         yield _finding("cgroups", f"version {facts.cgroup_version}, and they cannot be written", remedy)

@@ -70,7 +70,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         runtime=_runtime(places.runtime, missing),
         nri=_is_there(places.nri),
         cgroup_version=hierarchy.version if hierarchy else None,
-        cgroup_writable=hierarchy is not None and os.access(hierarchy.cpuset / "cgroup.procs", os.W_OK),
+        cgroup_writable=_is_writable(hierarchy, is_root=os.geteuid() == 0),
         pod_roots=places.pod_roots,
         pod_root=_first_there(places.pod_roots, hierarchy),
         writers=tuple(
@@ -114,6 +114,13 @@ def _hierarchy(root: Path, missing: dict[str, str]) -> Hierarchy | None:
         return None
 
 
+def _is_writable(hierarchy: Hierarchy | None, *, is_root: bool) -> bool | None:
+    """Say whether cgroups can be written; root finds them so unless they are mounted read-only."""
+    if hierarchy is not None and os.access(hierarchy.cpuset / "cgroup.procs", os.W_OK):
+        return True
+    return False if is_root else None
+
+
 def _first_there(pod_roots: tuple[str, ...], hierarchy: Hierarchy | None) -> str | None:
     there = (root for root in pod_roots if hierarchy and hierarchy.folder(root).is_dir())
     return next(there, None)
@@ -144,8 +151,10 @@ def _runtime(socket: Path | None, missing: dict[str, str]) -> str | None:
             missing["runtime"] = f"{socket} is not there"
         else:
             return asyncio.run(_identify(socket))
-    except (AgentError, OSError) as error:  # OSError: no right to look into its folder
+    except AgentError as error:
         missing["runtime"] = str(error)
+    except OSError as error:  # no right to look into its folder
+        missing["runtime"] = f"{socket}: {error.strerror}"
     return None
 
 

@@ -164,6 +164,13 @@ def test_bare_machine_says_what_is_missing() -> None:
     assert "kubelet" in {check.subject for check in of(BARE, Verdict.OK)}
 
 
+def test_who_is_not_root_is_told_what_only_root_can_see() -> None:
+    """That he may not write cgroups says nothing of the agent."""
+    (check,) = of(replace(FINE, cgroup_writable=None), Verdict.UNKNOWN)
+
+    assert (check.subject, check.remedy) == ("cgroups", "ask as root")
+
+
 def test_kubelet_with_unknown_policy_is_said() -> None:
     """A kubelet whose state file is elsewhere is no finding, and not fine either."""
     (check,) = of(replace(FINE, kubelet=KubeletPolicy.UNKNOWN), Verdict.UNKNOWN)
