@@ -32,7 +32,7 @@ test: check ## every check and every test; builds Kubernetes and the image the f
 unit: setup ## the tests that need no server, no container runtime and no emulated machine
 	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -m 'not server and not runtime and not node and not smt'
 
-e2e-smt: setup ## a whole cluster on an emulated machine with two threads per core: 10 minutes, and more when busy
+e2e-smt: setup ## a whole cluster on an emulated machine with two threads per core: 13 minutes, and more when busy
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster
 
 check: setup ## formatting, lint, types
