@@ -309,3 +309,16 @@ def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> N
         "message": "all is well",
     }
     assert_refused(installed.agent.patch(path, stolen), "corepin-agent-others", "reportingInstance")
+
+
+def test_no_number_of_annotations_holds_up_the_api_server(installed: Installed) -> None:
+    """An API server walks 20,000 annotations for many seconds: from 1000 on they are looked up, and stay guarded."""
+    many = {f"{number:x}": "" for number in range(2_000)}
+    assert installed.admin.send("POST", PODS, pod("crowded", HERE_NODE, many)).is_success
+    path = f"{PODS}/crowded"
+    assert installed.admin.patch(f"{path}/status", {"status": {"message": "runs"}}).is_success
+    assert_refused(installed.admin.patch(path, FORGED), "corepin-status", HERE_NODE)
+    copied = pod("copied", HERE_NODE, {**many, STATUS: "{}"})
+    assert_refused(installed.admin.send("POST", PODS, copied), "corepin-status", "remove")
+    assert_refused(installed.agent.patch(path, FORGED), "corepin-agent-pods", "more than 1000 annotations")
+    installed.admin.send("DELETE", path, {"gracePeriodSeconds": 0})
