@@ -219,7 +219,9 @@ class Settling:
         pod, claim, terms = ask.pod, ask.claim, ask.terms
         place = pod.places.index(claim.container)
         free = self.sets.allocatable - self.ledger.held_against(pod.uid, place, claim.role)
-        instead = "it does not start before" if claim.must_fit else "it runs in the shared set until"
+        instead = "it runs in the shared set until"
+        if claim.must_fit:
+            instead = f"nothing holds it back yet: {instead}"  # that takes a gate, e.g. NRI
         try:
             chosen = self._chooser.fresh(claim, terms, free, reusable=free & self.ledger.held)
         except NotEnoughCPUs as problem:

@@ -92,7 +92,7 @@ def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
     node.add("a", [wish], vm=vm)
     (refusal,) = node.plan().refusals
     assert refusal.blocks_start
-    assert "it does not start before" in refusal.message
+    assert "nothing holds it back yet: it runs in the shared set" in refusal.message
 
 
 def test_refused_claims_are_retried_oldest_first() -> None:
