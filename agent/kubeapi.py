@@ -21,7 +21,9 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
-APPLY_SECONDS: Final = httpx.Timeout(15, connect=5)
+# Nobody waits for a free connection in vain: whoever has one gives it back in time. A time-out of that wait can meet
+# a connection that was just handed over, which httpcore 1.0 then never gives to anybody again.
+APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)
 BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -93,7 +95,7 @@ class Api:
     async def lines(self, path: str, params: Mapping[str, str], seconds: float) -> AsyncIterator[bytes]:
         """Yield the lines of a watch until the server ends it; `seconds` of silence are Unavailable."""
         self.requests += 1
-        timeout = httpx.Timeout(seconds, connect=5)
+        timeout = httpx.Timeout(seconds, connect=5, pool=None)
         try:
             async with self._client.stream(
                 "GET", path, params=dict(params), headers=self._authority(), timeout=timeout

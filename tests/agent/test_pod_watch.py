@@ -271,6 +271,15 @@ class Damaged(httpx.AsyncByteStream):
         yield b"no gzip"
 
 
+def test_no_request_gives_up_waiting_for_a_connection() -> None:
+    """Connecting and answers have their time-outs; the wait for the pool has none, as it would lose connections."""
+    server = Server(listed(pod("a", "1")), streamed(event("ADDED", pod("b", "2")), stays=True))
+    asyncio.run(follow(server, lambda one: "b" in uids(one)))
+    times = [request.extensions["timeout"] for request in server.asked]
+    assert [one.pop("pool") for one in times] == [None, None]
+    assert all(None not in one.values() for one in times)
+
+
 @pytest.mark.parametrize(
     ("code", "error"), [(404, Gone), (409, Conflict), (422, Refused), (503, Unavailable)]
 )
