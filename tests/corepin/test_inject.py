@@ -144,7 +144,9 @@ def test_refused_pod_is_injected_all_the_same(tmp_path: Path, capsys: pytest.Cap
 
 def test_one_bad_document_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half an output would be applied by the next command in the pipe; not even warnings come before the error."""
-    assert main(["inject", "-f", written(tmp_path, POD, POD.replace("name: fast", "annotations: {a: 1}"))]) == 2
+    assert (
+        main(["inject", "-f", written(tmp_path, POD, POD.replace("name: fast", "annotations: {a: 1}"))]) == 2
+    )
 
     captured = capsys.readouterr()
     assert captured.out == ""
