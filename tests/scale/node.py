@@ -78,7 +78,7 @@ class Node:
     async def start(self) -> None:
         """Start the agent, and wait until it has told the node and its pools."""
         self._serving = asyncio.create_task(self._agent.serve(Listeners()))
-        await self._until(lambda: {"nodes", "nodes/status", "configmaps"} <= self.wire.last.keys())
+        await self._until(lambda: {"nodes", "nodes/status", "configmaps"} <= self.wire.written.keys())
 
     async def stop(self) -> None:
         """End the agent; its containers stay as they are."""
@@ -116,8 +116,8 @@ class Node:
         )
 
     def _has_told(self, pod: bytes) -> bool:
-        last = self.wire.last
-        return all(pod in last.get(one, b"") for one in TOLD) and PINNED in last["pods"]
+        about = {one: [text for text in self.wire.written.get(one, ()) if pod in text] for one in TOLD}
+        return all(about.values()) and any(PINNED in text for text in about["pods"])
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():

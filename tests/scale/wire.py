@@ -22,7 +22,7 @@ class Wire(httpx.AsyncBaseTransport):
         self.requests: Counter[str] = Counter()  # by kind, e.g. "PATCH nodes/status" or "watch pods"
         self.received: Counter[str] = Counter()  # bytes of the answers, by kind
         self.failed: Counter[str] = Counter()  # by kind and status
-        self.last: dict[str, bytes] = {}  # what was written last, by resource: path and body
+        self.written: dict[str, list[bytes]] = {}  # by resource: path and body of each write
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Pass a request on, and count it."""
@@ -36,7 +36,7 @@ class Wire(httpx.AsyncBaseTransport):
         if response.is_error:
             self.failed[f"{kind} {response.status_code}"] += 1
         elif request.method != "GET":
-            self.last[resource] = request.url.raw_path + request.content
+            self.written.setdefault(resource, []).append(request.url.raw_path + request.content)
         self._news()
         assert isinstance(response.stream, httpx.AsyncByteStream)
         return httpx.Response(
