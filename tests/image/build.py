@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 NAME: Final = "docker.io/library/corepin:0.1.0"  # what `image: corepin:0.1.0` of the manifests stands for
 SUITE: Final = "bookworm"
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
-_MIRROR: Final = "http://deb.debian.org/debian"
 _KEPT: Final = 3  # images of 400 MB: this checkout's, and those of others that tests may be using
 # As in Debian's own image: what apt fetched to make the base is no part of it.
 _LEFT_BY_APT: Final = ("./var/lib/apt/lists/*", "./var/cache/apt/archives/*.deb", "./var/log/bootstrap.log")
@@ -116,16 +115,16 @@ def _keep(file: Path, make: Callable[[Path, Path], None]) -> None:
 def _make_base(file: Path, work: Path) -> None:
     """Make Debian's smallest system, as its own image is made."""
     root = work / "base"
-    _run(("debootstrap", "--variant=minbase", SUITE, str(root), _mirror()))
+    _run(("debootstrap", "--variant=minbase", SUITE, str(root), *_mirror()))
     _run(("tar", "-C", str(root), "-cf", str(file), *(f"--exclude={it}" for it in _LEFT_BY_APT), "."))
 
 
-def _mirror() -> str:
-    """Return the mirror in the machine's own apt configuration, else Debian's."""
+def _mirror() -> list[str]:
+    """Return the mirror in the machine's own apt configuration, or none: debootstrap has a default."""
     command = ("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     mirrors = [line.split()[0] for line in told.splitlines() if line.split()[1:] == [SUITE]]
-    return mirrors[0] if mirrors else _MIRROR
+    return mirrors[:1]
 
 
 def _make_image(context: Context, base: Path, file: Path, work: Path) -> None:
