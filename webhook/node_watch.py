@@ -1,7 +1,8 @@
 """Learn the machines of the nodes from the API server: list, watch until that ends, list again.
 
-It is optional, and never in the way of a review: what breaks here costs nothing but news. It asks for the nodes' metadata only, in small pages. A watch is not resumed: a list of metadata every few minutes
-costs less than the rules of resuming. The account's token and CA are read anew each time, because they rotate.
+It is optional, and never in the way of a review: what breaks here costs nothing but news. It asks for the nodes'
+metadata only, in small pages. A watch is not resumed: a list of metadata every few minutes costs less than the rules
+of resuming. The account's token and CA are read anew each time, because they rotate.
 """
 
 from __future__ import annotations
