@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.pod_requests import is_final, requested, runtime_uid
+from agent.pod_requests import fulfilled, is_final, requested, runtime_uid
 from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
-from pinning.cpuset import union
 from pinning.resources import members
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.state import NodeState
     from pinning.cpuset import CPUSet
@@ -43,19 +42,22 @@ def node_resources(
 
 
 def _count(state: NodeState, pod: Pod, claimed: dict[str, int], held: dict[str, int]) -> None:
-    """Add what a pod claims of each resource, and the cores that the containers hold who ask for it."""
+    """Add what a pod claims of each resource, and how much of that its containers hold.
+
+    A resize lets a container hold more cores than it requests, or fewer: the scheduler goes on counting the request.
+    """
     listed = members(pod)
-    for resource in RESOURCES:
-        asking = frozenset(one.name for one in listed if resource in one.requests)
-        if asking:
-            claimed[resource] += requested(listed, resource)
-            held[resource] += _held_cores(state, pod, asking)
+    asked = [resource for resource in RESOURCES if any(resource in one.requests for one in listed)]
+    cores = _held_cores(state, pod) if asked else {}
+    for resource in asked:
+        claimed[resource] += requested(listed, resource)
+        held[resource] += fulfilled(listed, resource, cores)
 
 
-def _held_cores(state: NodeState, pod: Pod, names: Collection[str]) -> int:
+def _held_cores(state: NodeState, pod: Pod) -> dict[str, int]:
+    """Return on how many cores each container of a pod is charged."""
     assignments = state.ledger.pods.get(runtime_uid(pod), ())
-    footprint = union(one.footprint for one in assignments if one.owner.container in names)
-    return len(state.topology.cores_of(footprint))
+    return {one.owner.container: len(state.topology.cores_of(one.footprint)) for one in assignments}
 
 
 def _free_cores(state: NodeState, resource: str) -> int:

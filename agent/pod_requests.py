@@ -15,7 +15,7 @@ from pinning.quantity import millicores, parse_quantity, rounded_up
 from pinning.resources import Member, Role, is_quantity, members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from pinning.kube import Pod
     from pinning.ledger import Ledger
@@ -61,6 +61,13 @@ def is_final(pod: Pod) -> bool:
 def requested(listed: Iterable[Member], resource: str) -> int:
     """Return how much of an extended resource the containers of a pod take from its node."""
     return rounded_up_fraction(_together(listed, lambda one: _amount(one, resource)))
+
+
+def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
+    """Return how much of what they request the containers hold; what one holds beyond its request counts for nobody."""
+    return rounded_up_fraction(
+        _together(listed, lambda one: min(_amount(one, resource), Fraction(held.get(one.name, 0))))
+    )
 
 
 def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:

@@ -13,13 +13,14 @@ from pinning.contract import (
     CMK_NUM_CORES,
     ISOLATED_CORES,
     LAUNCHER_CONTAINER,
+    STATUS_CPUS,
     QoSClass,
     SMTPolicy,
 )
 from pinning.errors import Cause
 from pinning.pod import OWN_CORES, Origin, is_dedicated_launcher, read_pod
-from pinning.quantity import millicores, whole
-from pinning.resources import Member, Role, guarantee_gaps, members, qos_class, whole_cpus
+from pinning.quantity import millicores, parse_quantity, whole
+from pinning.resources import TOLD, Member, Role, guarantee_gaps, members, qos_class, whole_cpus
 from webhook.mutate import plan_injection, wants_injection
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from pinning.pod import Claim, Reading
     from webhook.config import NodeShape, Settings
     from webhook.mutations import Mutations
+
+GROWN = f"the agent gives them once they are free on its node, and tells in {STATUS_CPUS} what is held"
+SHRUNK = "create the pod again to have it counted with fewer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,15 @@ def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdic
     reading = read_pod(pod)
     stated = _review(pod, reading, settings)
     missing = _not_injected(pod, reading, settings, mutations)
-    return Verdict((*stated.causes, *_not_guaranteed(pod), *missing), stated.warnings)
+    wrong = (*stated.causes, *_isolated_cores(reading), *_not_guaranteed(pod), *missing)
+    return Verdict(wrong, stated.warnings)
 
 
 def review_template(pod: Pod, settings: Settings) -> Verdict:
     """Judge a pod that nobody has injected anything into yet."""
-    return _review(pod, read_pod(pod), settings)
+    reading = read_pod(pod)
+    stated = _review(pod, reading, settings)
+    return Verdict((*stated.causes, *_isolated_cores(reading)), stated.warnings)
 
 
 def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
@@ -59,10 +66,8 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     before, after = read_pod(old), read_pod(new)
     was, now = _review(old, before, settings), _review(new, after, settings)
     causes = tuple(cause for cause in now.causes if cause not in was.causes)
-    return Verdict(
-        causes or tuple(_lost(old, new, before, after)),
-        tuple(warning for warning in now.warnings if warning not in was.warnings),
-    )
+    warnings = [warning for warning in now.warnings if warning not in was.warnings]
+    return Verdict(causes or tuple(_lost(old, new, before, after)), (*warnings, *_recounted(before, after)))
 
 
 def changes_claims(old: Pod, new: Pod) -> bool:
@@ -85,7 +90,6 @@ def _review(pod: Pod, reading: Reading, settings: Settings) -> Verdict:
     warnings = [*reading.warnings, *_mutate_words(pod, reading)]
     for member, claim in claims.values():
         causes += _preset_cores(member, claim)
-        causes += _isolated_cores(member, claim)
         warnings += _throttled(member, claim, settings)
     return Verdict(tuple(causes), tuple(warnings))
 
@@ -107,14 +111,40 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
             yield Cause(f"{member.path}.env[{at}].value", told)
 
 
-def _isolated_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
+def _isolated_cores(reading: Reading) -> Iterator[Cause]:
     """Refuse a count of isolated cores that differs from what `isolate` will take."""
-    given = member.requests.get(ISOLATED_CORES)
-    if given is None or claim is None or claim.origin is Origin.CMK or claim.smt is not SMTPolicy.ISOLATE:
-        return
-    if whole(given) != claim.count:
+    for member, claim in _miscounted(reading):
+        given = str(member.requests[ISOLATED_CORES])[:TOLD]
         told = f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
         yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", told)
+
+
+def _recounted(before: Reading, after: Reading) -> Iterator[Cause]:
+    """Tell who resizes an isolated container what the scheduler goes on counting: no resize can change that."""
+    was = {claim.container: (claim.smt, claim.count) for claim in before.claims}
+    for member, claim in _miscounted(after):
+        if was.get(member.name) == (claim.smt, claim.count):
+            continue
+        given = member.requests[ISOLATED_CORES]
+        told = f"the scheduler goes on counting {str(given)[:TOLD]} cores for container {member.name}"
+        grows = claim.count > parse_quantity(given)
+        yield Cause(
+            f"{member.path}.resources.requests[{ISOLATED_CORES}]",
+            f"{told}, and isolate takes {claim.count} now; {GROWN if grows else SHRUNK}",
+        )
+
+
+def _miscounted(reading: Reading) -> Iterator[tuple[Member, Claim]]:
+    """Yield the containers for which the scheduler counts other cores than `isolate` takes."""
+    isolated = {
+        claim.container: claim
+        for claim in reading.claims
+        if claim.smt is SMTPolicy.ISOLATE and claim.origin is not Origin.CMK
+    }
+    for member in reading.members if isolated else ():
+        claim, given = isolated.get(member.name), member.requests.get(ISOLATED_CORES)
+        if claim and given is not None and whole(given) != claim.count:
+            yield member, claim
 
 
 def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Iterator[Cause]:

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e import already_there
 from tests.e2e.already_there import CRANE, LEAVING, NOT_GUARANTEED, NOT_INJECTED, WRONG_WORD
 from tests.e2e.cluster import Cluster, Outcome, Registered, pod_document
-from tests.pods import CORES, CPU_MANAGER, container
+from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container
 from tests.servers.catalog import NEWEST
 
 
@@ -96,6 +96,20 @@ def test_resize(cluster: Cluster) -> None:
     assert resize(cluster, "it", "2500m").fields == [f"metadata.annotations[{CPU_MANAGER}]"]
     assert "corepin" in resize(cluster, "it", "3", request="2").stderr
     assert cluster.stored("pod", "it")["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_resize_of_an_isolated_container(cluster: Cluster) -> None:
+    """What the webhook added cannot be resized, so it stays, with a warning; the pod can be edited afterwards."""
+    cluster.created(pod_document("it", container(limits="2"), annotations={SMT: "isolate"}))
+    outcome = resize(cluster, "it", "3")
+    assert not outcome.is_refused, outcome.stderr
+    assert "corepin: the scheduler goes on counting 2 cores for container main, and isolate" in outcome.stderr
+    limits = cluster.stored("pod", "it")["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "3", "corepin.io/isolated-cores": "2"}
+    edited = cluster.run("annotate", "pod/it", f"{NUMA}=single")
+    assert not edited.is_refused
+    assert "corepin" not in edited.stderr
 
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)

@@ -143,6 +143,10 @@ def test_what_a_pod_says_wrongly_is_told() -> None:
         pytest.param(
             Wish("3", smt="require"), Wish("4", smt="require"), "1-2,9-10", id="grow onto its own idle"
         ),
+        pytest.param(Wish("2", smt="isolate"), Wish("3", smt="isolate"), "1-3 idle 9-11", id="more isolated"),
+        pytest.param(
+            Wish("3", smt="isolate"), Wish("2", smt="isolate"), "1-2 idle 9-10", id="fewer isolated"
+        ),
         pytest.param(Wish(cores=1), Wish(cores=2), "1-2,9-10", id="more CMK cores"),
         pytest.param(Wish(cores=2), Wish(cores=1), "1,9", id="fewer CMK cores"),
         pytest.param(
@@ -187,6 +191,23 @@ def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
     del node.documents["b"]
     assert not node.run_all().refusals
     assert node.holds("a") == "1-3,5-7"
+
+
+def test_an_isolated_container_grows_by_free_cores() -> None:
+    """A resize from 2 to 3 takes the third core when it comes free; until then the refusal says what is missing."""
+    node = one_pod(Wish("2", smt="isolate"), cores=4)
+    node.add("b", [Wish("1", policy="exclusive")])
+    node.run_all()
+    made = edit(node, "a", Wish("3", smt="isolate"))
+    assert node.holds("a") == "1-2 idle 5-6"
+    (refusal,) = made.refusals
+    assert refusal.reason is Reason.KEEPS_FEWER
+    assert not refusal.blocks_start
+    assert refusal.message.startswith("wanted 3 wholly free cores, found 2")
+    assert "wait until a container frees some; it keeps CPUs 1-2 until then" in refusal.message
+    del node.documents["b"]
+    assert not node.run_all().refusals
+    assert node.holds("a") == "1-3 idle 5-7"
 
 
 def test_growth_never_takes_the_last_shared_cpu() -> None:

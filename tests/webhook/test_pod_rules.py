@@ -183,6 +183,50 @@ def test_a_wrong_count_of_isolated_cores_is_refused(given: str, refused: bool) -
     assert fields(verdict) == ([path] if refused else [])
 
 
+def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
+    """Return a pod under `isolate` for whose container the scheduler counts so many cores."""
+    amounts = {"cpu": cpu, "corepin.io/isolated-cores": cores}
+    return pod(
+        container("main", amounts, amounts), container("other", "1"), annotations={SMT: "isolate", **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "told"),
+    [
+        pytest.param("3", "isolate takes 3 now; the agent gives them once they are free", id="more"),
+        pytest.param("1", "isolate takes 1 now; create the pod again", id="fewer"),
+        pytest.param("2", None, id="as many as at the creation"),
+    ],
+)
+def test_an_isolated_container_can_be_resized(cpu: str, told: str | None) -> None:
+    """No resize can change what the scheduler counts, so a difference is told and nothing is refused."""
+    for before in ("2", "4"):
+        verdict = changed(charged(before), charged(cpu))
+        assert verdict.causes == ()
+        assert [one.field for one in verdict.warnings] == (
+            ["spec.containers[0].resources.requests[corepin.io/isolated-cores]"] if told else []
+        )
+        for one in verdict.warnings:
+            assert one.message.startswith("the scheduler goes on counting 2 cores for container main, and")
+            assert told
+            assert told in one.message
+
+
+def test_a_resized_isolated_container_can_be_edited() -> None:
+    """An annotation may change afterwards, and what did not change is not told again."""
+    edit = {"numa-policy.corepin.io/pod": "single"}
+    assert changed(charged("3"), charged("3", **edit)) == Verdict()
+    [told] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
+    assert "goes on counting 2 cores" in told.message
+
+
+def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
+    """Its pods will be created, so the rule of the creation holds."""
+    [cause] = review_template(charged("3"), load_settings(b"")).causes
+    assert cause.message == "2 differs from the 3 cores that isolate takes; remove it, corepin sets it"
+
+
 def test_a_dedicated_launcher_must_be_guaranteed() -> None:
     """KubeVirt gives up on it after it ran (FailedGuaranteePodResources); here each container and field is named."""
     document = launcher(container("istio"), container("log", {"memory": "1Mi"}, {"cpu": "10m"}))
