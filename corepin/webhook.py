@@ -13,6 +13,7 @@ from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed
 if TYPE_CHECKING:
     import argparse
 
+    from webhook.generation import Generations
     from webhook.listener import Address
     from webhook.reload import File
     from webhook.server import Options
@@ -94,10 +95,20 @@ def _serve(args: argparse.Namespace) -> int:
     from webhook.generation import Generations
 
     options = _options(args)
+    build = Generations(options.config, options.mutations)
+    _check_files(options, build)
     logs.configure()
     logging.getLogger(__name__).info("starting", extra={"facts": _told(args)})
-    server.run(options, Generations(options.config, options.mutations))
+    server.run(options, build)
     return 0
+
+
+def _check_files(options: Options, build: Generations) -> None:
+    """Raise `Unusable` for files that cannot serve before the log begins, so that it is the first line that is read."""
+    from webhook.tls import Identities
+
+    build((options.config.read(), options.mutations.read()))
+    Identities(options.tls)(tuple(file.read() for file in options.tls.watched()))
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -66,6 +66,8 @@ class Identities:
 
     def _context(self, contents: Contents) -> ssl.SSLContext:
         files = self._files
+        _expect_pem(files.certificate, contents[0], "CERTIFICATE", "a certificate chain")
+        _expect_pem(files.key, contents[1], "PRIVATE KEY", "the certificate's private key")
         context = server_context(asks_clients=files.client_ca is not None)
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
@@ -121,7 +123,16 @@ def _common_names(certificate: Mapping[str, Any]) -> Iterator[str]:
                 yield value
 
 
+def _expect_pem(path: Path, content: bytes | None, label: str, wanted: str) -> None:
+    """Refuse a file without a PEM block of this label: OpenSSL would not say which file it means."""
+    if not content or content.isspace():
+        raise Unusable(f"{path} is empty: write {wanted} in PEM into it")
+    if f"{label}-----".encode() not in content:
+        raise Unusable(f"{path} holds no {label} in PEM: write {wanted} into it")
+
+
 def _trust(context: ssl.SSLContext, path: Path, pem: bytes | None) -> None:
+    _expect_pem(path, pem, "CERTIFICATE", "the CA's certificates")
     try:
         context.load_verify_locations(cadata=(pem or b"").decode("ascii"))
     except (ssl.SSLError, ValueError) as error:

@@ -76,6 +76,22 @@ def test_mistakes_are_one_clear_line(
     assert failure(capsys, *arguments).startswith(f"corepin webhook: {told}")
 
 
+@pytest.mark.parametrize("flag", ["--config", "--mutations", "--tls-cert", "--tls-key", "--client-ca"])
+def test_missing_file_is_the_first_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    """Nothing is logged before the one line that says which file is missing."""
+    ca = new_ca()
+    files = {name: tmp_path / name for name in ("tls.crt", "tls.key")}
+    for name, content in pair(ca).items():
+        files[name].write_bytes(content)
+    pair_flags = ("--tls-cert", str(files["tls.crt"]), "--tls-key", str(files["tls.key"]))
+
+    assert cli.main(["webhook", *pair_flags, flag, "/absent"]) == 2
+    told = "corepin webhook: /absent does not exist: create it, or name another file\n"
+    assert capsys.readouterr() == ("", told)
+
+
 def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The address stands in the line."""
     secret = Mounted(tmp_path / "tls", pair(new_ca()))

@@ -49,6 +49,9 @@ def test_pair_is_taken_with_its_end(tmp_path: Path) -> None:
     assert identity.context.verify_mode is ssl.CERT_NONE
 
 
+CUT_KEY = b"-----BEGIN PRIVATE KEY-----\nMIG\n-----END PRIVATE KEY-----\n"
+
+
 def encrypted(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the pair with a key that needs a password."""
     key = serialization.load_pem_private_key(files["tls.key"], None)
@@ -64,8 +67,7 @@ def encrypted(files: dict[str, bytes]) -> dict[str, bytes]:
     ("files", "reason"),
     [
         pytest.param({**pair(CA), "tls.key": pair(CA)["tls.key"]}, "KEY_VALUES_MISMATCH", id="another key"),
-        pytest.param({**pair(CA), "tls.key": b"x"}, "are no pair", id="no key"),
-        pytest.param({**pair(CA), "tls.crt": b""}, "are no pair", id="no certificate"),
+        pytest.param({**pair(CA), "tls.key": CUT_KEY}, "are no pair", id="cut key"),
         pytest.param(encrypted(pair(CA)), "the key is encrypted", id="encrypted key"),
     ],
 )
@@ -75,6 +77,27 @@ def test_what_is_no_pair_is_refused(tmp_path: Path, files: dict[str, bytes], rea
         Disk(tmp_path, files).build()
 
     assert "tls.crt" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(b"", " is empty: write", id="empty"),
+        pytest.param(b"\n \n", " is empty: write", id="blank"),
+        pytest.param(b"\x30\x82\x01", " in PEM: write", id="DER"),
+    ],
+)
+def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    """A file that is empty or holds something else is named with what belongs into it, and no other file is."""
+    disk = Disk(tmp_path, {**pair(CA), "ca.crt": CA.cert_pem.bytes(), name: content})
+    with pytest.raises(Unusable) as refusal:
+        disk.build()
+
+    wrong, *others = sorted(disk.files.watched(), key=lambda file: file.path.name != name)
+    assert str(refusal.value).startswith(f"{wrong.path} ")
+    assert told in str(refusal.value)
+    assert all(str(other.path) not in str(refusal.value) for other in others)
 
 
 def test_expired_pair_does_not_displace_one_that_works(tmp_path: Path) -> None:
@@ -88,9 +111,10 @@ def test_expired_pair_does_not_displace_one_that_works(tmp_path: Path) -> None:
         disk.build(pair(CA, PAST))
 
 
-@pytest.mark.parametrize("ca", [b"", b"nonsense", b"\xff"])
-def test_client_ca_must_hold_certificates(tmp_path: Path, ca: bytes) -> None:
-    """A file without certificates would let nobody in, or everybody."""
+@pytest.mark.parametrize("inside", [b"nonsense", b"\xff"])
+def test_client_ca_must_hold_certificates(tmp_path: Path, inside: bytes) -> None:
+    """A file whose certificates cannot be read would let nobody in, or everybody."""
+    ca = b"-----BEGIN CERTIFICATE-----\n" + inside + b"\n-----END CERTIFICATE-----\n"
     with pytest.raises(Unusable, match=r"ca\.crt holds no CA certificates"):
         Disk(tmp_path, {**pair(CA), "ca.crt": ca}).build()
 
