@@ -24,7 +24,7 @@ EPILOG = """\
 The pods are taken as events in their order: a pod of the same namespace and name again is an update, one with
 metadata.deletionTimestamp is gone. With -o json one line is printed after each event; the text shows the machine
 after the last one. The file for --topology is made by
-  lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
+  LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
 """
 
 

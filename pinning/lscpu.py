@@ -16,7 +16,7 @@ from pinning.topology import BadTopology, CPUFacts
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-COMMAND: Final = "lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
+COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
 _CACHE_COLUMN = re.compile(
     r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*"
 )  # "l1d:l1i:l2:l3"; which, the machine decides
@@ -80,7 +80,7 @@ def _is_online(row: Row, cpu: int) -> bool:
         return has_core
     online = _ONLINE.get(str(value).lower())
     if online is None:
-        raise _bad("ONLINE", value, "yes, no, true or false")
+        raise _bad("ONLINE", value, "yes, no, true or false (lscpu writes the words of its user's language)")
     if online and not has_core:
         raise BadTopology(
             f"lscpu: column CORE: CPU {cpu} is online without a core: name it, or run `{COMMAND}`"

@@ -100,9 +100,16 @@ def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> N
             raise BadContract(f"{told}: name CPUs of these")
     sets = node_sets(topology, universe, config)
     if not sets.allocatable:
-        raise BadContract(
-            f"reserved: {sets.reserved} leaves no CPU of {universe} to give out; reserve fewer cores"
-        )
+        raise BadContract(_nothing_to_give(sets))
+
+
+def _nothing_to_give(sets: NodeSets) -> str:
+    """Say why no CPU can be given out; where one core is all there is, reserving fewer is no way out."""
+    usable = sets.universe
+    if usable <= sets.topology.siblings_of(CPUSet([usable.lowest()])):
+        told = f"only one core can be used here (CPUs: {usable}), and it stays reserved for the system"
+        return f"{told}: use a machine with two cores or more"
+    return f"reserved: {sets.reserved} leaves no CPU of {usable} to give out; reserve fewer cores"
 
 
 def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> CPUSet:

@@ -99,6 +99,16 @@ def test_reserved_must_exist_and_leave_something() -> None:
     check_machine(topology, topology.online, DEFAULT)
 
 
+@pytest.mark.parametrize(("cores", "universe", "told"), [(1, "0-1", "CPUs: 0-1"), (4, "2", "CPUs: 2")])
+def test_one_core_is_not_told_to_reserve_fewer(cores: int, universe: str, told: str) -> None:
+    """Where one core is all that can be used, the remedy is a larger machine, whatever is reserved."""
+    topology = smt_machine(cores)
+    for reserved in (None, CPUSet.parse(universe)):
+        with pytest.raises(BadContract, match=rf"only one core .*{told}.* two cores or more") as refused:
+            check_machine(topology, CPUSet.parse(universe), NodeConfig(reserved=reserved))
+        assert "fewer" not in str(refused.value)
+
+
 def test_reserved_is_whole_cores_and_stays_when_cpus_go_offline() -> None:
     """The default is the core of the lowest CPU, running or not; a named CPU stands for its core."""
     topology = smt_machine(4)

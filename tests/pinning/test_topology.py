@@ -227,7 +227,9 @@ def test_lscpu_with_bare_dashes() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("CPU NODE", "lscpu: not JSON .* write the file with `lscpu --all --json", id="table"),
+        pytest.param(
+            "CPU NODE", "lscpu: not JSON .* write the file with `LC_ALL=C lscpu --all --json", id="table"
+        ),
         pytest.param("[]", "no list of rows under 'cpus'", id="list"),
         pytest.param('{"cpus": [1]}', "no list of rows under 'cpus'", id="rows"),
         pytest.param(lscpu(), "no CPU has a known core", id="empty"),
@@ -238,6 +240,14 @@ def test_lscpu_with_bare_dashes() -> None:
         pytest.param(lscpu({"cpu": 0, "core": 0}, {"cpu": 0, "core": 1}), "0 stands in two rows", id="twice"),
         pytest.param(
             lscpu({"cpu": 0, "core": 0, "online": "maybe"}), "ONLINE: 'maybe' is not yes", id="online"
+        ),
+        pytest.param(
+            lscpu({"cpu": 0, "core": 0, "online": "ja"}),
+            "ONLINE: 'ja' is not yes.* words of its user's language.* run `LC_ALL=C lscpu --all",
+            id="localized",
+        ),
+        pytest.param(
+            '{"lscpu": [{"field": "Architektur:"}]}', "write the file with `LC_ALL=C", id="localized summary"
         ),
         pytest.param(
             lscpu({"cpu": 0, "core": None, "online": True}), "CPU 0 is online without a core", id="core"
