@@ -1,4 +1,4 @@
-"""Tell the log what concerns the whole node: who gives its CPUs out."""
+"""Tell the log what concerns the whole node, and, where there are no events, what pods did not get."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from agent.node_words import KUBELET_REMEDY
 
 if TYPE_CHECKING:
     from agent.state import NodeState
+    from pinning.refusal import Refusal
 
 CONFIGURED = "set observe to false in the node configuration"
 
@@ -33,6 +34,24 @@ class LogReport:
             logger.warning("only observing, CPUs are given out by another", extra={"facts": facts})
         else:
             logger.info("giving CPUs out", extra={"facts": {"kubelet": str(state.kubelet)}})
+
+    async def reset(self) -> None:
+        """Leave the log as it is."""
+
+
+class RefusalLog:
+    """Logs each claim that is not fulfilled once, until its reason changes: for agents without an API server."""
+
+    def __init__(self) -> None:
+        self._told: frozenset[Refusal] = frozenset()
+
+    async def publish(self, state: NodeState) -> None:
+        """Compare with the last state."""
+        for refusal in state.refusals:
+            if refusal not in self._told:
+                facts = {"claim": refusal.name, "reason": str(refusal.reason), "message": refusal.message}
+                logger.warning("claim not fulfilled", extra={"facts": facts})
+        self._told = frozenset(state.refusals)
 
     async def reset(self) -> None:
         """Leave the log as it is."""

@@ -171,10 +171,10 @@ def reporters(
     config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
 ) -> tuple[Reporter, ...]:
     """Return everybody who is told what the agent knows; without an API server that is nobody."""
-    from agent.report_log import LogReport
+    from agent.report_log import LogReport, RefusalLog
 
     if api is None:
-        return (LogReport(),)
+        return (LogReport(), RefusalLog())
     from agent.node_words import NodeOptions
     from agent.report_events import EventReport
     from agent.report_metrics import MetricsReport

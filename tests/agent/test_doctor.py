@@ -164,6 +164,16 @@ def test_bare_machine_says_what_is_missing() -> None:
     assert "kubelet" in {check.subject for check in of(BARE, Verdict.OK)}
 
 
+def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:
+    """Beside the agent's own processes nothing of the kubelet is missing, even where one runs for others."""
+    facts = replace(FINE, agent=LOCAL, pod_root=None, kubelet_millicores=None, runtime=None)
+    checks = {check.subject: check for check in examine(facts)}
+
+    assert {check.verdict for check in checks.values()} == {Verdict.OK}
+    assert "pods' cgroup" not in checks
+    assert checks["kubelet's CPUs"].told == "not compared with corepin's: no scheduler places these pods"
+
+
 def test_who_is_not_root_is_told_what_only_root_can_see() -> None:
     """That he may not write cgroups says nothing of the agent."""
     (check,) = of(replace(FINE, cgroup_writable=None), Verdict.UNKNOWN)

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from agent.kubelet import KubeletPolicy
-from agent.report_log import LogReport
+from agent.report_log import LogReport, RefusalLog
 from agent.state import NodeState
 from pinning.node_config import NodeConfig
-from tests.agent.states import state_of
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.pods import container
 
 GIVING = state_of()
 STATIC = state_of(config=NodeConfig(observe=True))
@@ -42,3 +43,23 @@ def test_mode_is_told_when_it_changes(
     warning, end = caplog.records
     assert (warning.levelno, end.levelno) == (logging.WARNING, logging.INFO)
     assert remedy in warning.__dict__["facts"]["remedy"]
+
+
+def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without events the log tells an unknown word and CPUs that are missing, each once until it is another."""
+    wrong = bound("a", annotations={"qos.gocrane.io/cpu-manager": "exlusive"})
+    large = bound("b", container("main", 99), annotations=EXCLUSIVE)
+    states = (state_of(wrong), state_of(wrong), state_of(wrong, large), state_of(), state_of(wrong))
+
+    async def main() -> None:
+        report = RefusalLog()
+        for state in states:
+            await report.publish(state)
+        await report.reset()
+
+    asyncio.run(main())
+    told = [(record.levelno, record.__dict__["facts"]) for record in caplog.records]
+    assert [facts["reason"] for _, facts in told] == ["Invalid", "NotEnoughCPUs", "Invalid"]
+    assert {level for level, _ in told} == {logging.WARNING}
+    assert "'exlusive' is no policy: write one of none, exclusive, share" in told[0][1]["message"]
+    assert told[1][1]["claim"].endswith("/b/main")
