@@ -25,12 +25,11 @@ demo: setup ## start the webhook, send it the examples, show what it says and wh
 	@$(BIN)/python -m demo
 
 test: check ## every check and every test; builds Kubernetes and the image the first time
-	@$(BIN)/coverage erase
-	@$(BIN)/pytest --cov --cov-report=
+	@scripts/test
 	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 
 unit: setup ## the tests that need no server, no container runtime and no emulated machine
-	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -m 'not server and not runtime and not node and not smt'
+	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -n 2 -m 'not server and not runtime and not node and not smt'
 
 e2e-smt: setup ## a whole cluster on an emulated machine with two threads per core: 13 minutes, and more when busy
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster

@@ -1,8 +1,23 @@
 """What all tests share."""
 
+import pytest
 from hypothesis import settings
+
+from tests.signals import keep_from_children
 
 pytest_plugins = ["tests.servers.fixture", "tests.agent.containerd_fixture"]
 
 settings.register_profile("corepin", settings.default, deadline=None)  # a busy machine makes any example slow
 settings.load_profile("corepin")
+keep_from_children()
+
+# The first test of these waits until a machine has booted, a cluster runs or the image is built.
+_SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 1500, "node": 1500}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests that start whole machines longer than the others until they are taken for hung."""
+    for item in items:
+        limits = [limit for marker, limit in _SECONDS_WITH_SETUP.items() if item.get_closest_marker(marker)]
+        if limits and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(limits)))

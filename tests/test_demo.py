@@ -24,7 +24,11 @@ PINNED = (
 def test_demo_shows_admission_plan_and_pinning() -> None:
     """Every verdict is there with its reason, then the machine, then real processes; nothing is left behind."""
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "demo"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-W", "error", "-m", "demo"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
 
     assert ended.stderr == ""

@@ -351,7 +351,7 @@ class FakeNode:
         background = self.agent.reconciler.background
         task = asyncio.create_task(background.run())
         waiting = asyncio.create_task(background.drained())
-        await asyncio.wait({waiting}, timeout=0.05 if self.runtime.down else 5)
+        await asyncio.wait({waiting}, timeout=0.05 if self.runtime.down else 60)
         waiting.cancel()
         task.cancel()
         await asyncio.wait({task})

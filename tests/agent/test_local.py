@@ -189,9 +189,9 @@ def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
         found = await world.until(running("app"))
         one = found["app"]
         assert (one.pod_uid, one.namespace, one.pod, one.cgroup) == (UID, "default", "p", world.home("app"))
-        assert world.homes.pids(world.home("app")) == [one.pid]
         await world.until_seen(lambda: bool(world.log("app")))
         assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
+        await world.until_seen(lambda: world.homes.pids(world.home("app")) == [one.pid])  # without its `grep`
 
     run(world, steps())
 

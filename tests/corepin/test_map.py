@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.corepin.nodes import agent_socket, api_server, kubeconfig
 from tests.pods import container
 
+SECONDS = 60.0  # a busy machine takes a second or two
 STATE = state_of(bound("web", annotations=EXCLUSIVE), bound("db", container("main", 1), annotations=ISOLATE))
 FULL = state_of(
     bound("big", container("main", 6), annotations=EXCLUSIVE), bound("late", annotations=EXCLUSIVE)
@@ -200,18 +204,24 @@ def test_cluster_out_of_reach(
     assert "the API server is out of reach" in capsys.readouterr().err
 
 
-def watching(path: str, output: int) -> subprocess.Popen[bytes]:
-    """Return a `corepin map --watch` that writes into a descriptor."""
+@contextmanager
+def watching(path: str, output: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a `corepin map --watch` that writes into a descriptor, for as long as the block takes at most."""
     code = "import sys; from corepin.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-W", "error", "-c", code, "map", "--socket", path, "--watch"]
     environment = os.environ | {"TERM": "xterm"}
-    return subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, env=environment)
+    with subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def read_until(descriptor: int, words: str) -> str:
-    """Read until some words came, or the end."""
+    """Read until some words came, or the end; fail when neither comes."""
     text = ""
     while words not in text:
+        assert select.select([descriptor], [], [], SECONDS)[0], f"no {words!r} after {text!r}"
         chunk = os.read(descriptor, 65536).decode()
         if not chunk:
             return text
@@ -222,12 +232,12 @@ def read_until(descriptor: int, words: str) -> str:
 def test_watch_shows_each_change_once(tmp_path: Path) -> None:
     """Into a pipe every new picture is written below the last; Ctrl-C ends it without a word."""
     inner, outer = os.pipe()
-    with agent_socket(tmp_path / "s", to_json(STATE), to_json(STATE), to_json(FULL)) as path:
-        process = watching(path, outer)
+    answers = (to_json(STATE), to_json(STATE), to_json(FULL))
+    with agent_socket(tmp_path / "s", *answers) as path, watching(path, outer) as process:
         os.close(outer)
         text = read_until(inner, "default/late/main")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=SECONDS)
     os.close(inner)
 
     assert (process.returncode, errors) == (0, b"")
@@ -238,12 +248,11 @@ def test_watch_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
     """On a terminal it uses the other screen, says when the agent is away, and gives the screen back."""
     control, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (20, 80))
-    with agent_socket(tmp_path / "s", b"\n", to_json(STATE)) as path:
-        process = watching(path, terminal)
+    with agent_socket(tmp_path / "s", b"\n", to_json(STATE)) as path, watching(path, terminal) as process:
         text = read_until(control, "containers:")
         process.send_signal(signal.SIGINT)
         text += read_until(control, LEAVE)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=SECONDS)
     os.close(terminal)
     os.close(control)
 

@@ -170,7 +170,7 @@ def test_slow_clients_delay_nobody_and_are_dropped(secret: Mounted) -> None:
 
         times = [http.post("/mutate", content=body).elapsed.total_seconds() for _ in range(20)]
 
-        assert sorted(times)[10] < 0.1  # one of the slow ones would have held it for a second
+        assert sorted(times)[10] < 0.5  # each of the slow ones would have held it for a second
         for connection in (silent, *slow):
             assert ended(connection)
         assert http.post("/mutate", content=body).status_code == 200
@@ -235,7 +235,7 @@ def test_idle_peers_do_not_hold_the_exit(secret: Mounted) -> None:
             server.wait_for_connections(1)
             server.process.send_signal(signal.SIGTERM)
 
-            assert server.process.wait(4) == 0
+            assert server.process.wait(20) == 0  # TLS alone would wait for 30
 
         server.log.wait_for("stopped")
         assert server.log.plain == []
