@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pinning.brief import KEY, NAME, VALUE, cut, listed
 from pinning.contract import (
     CONTAINER_SCOPE,
     CPU_MANAGER,
@@ -19,9 +20,10 @@ from pinning.contract import (
     SMTPolicy,
 )
 from pinning.errors import Cause
+from pinning.lazy import lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -65,21 +67,66 @@ class Scoped(Generic[Word]):
 
 @dataclass(frozen=True)
 class Wishes:
-    """Every policy annotation of a pod."""
+    """Every policy annotation of a pod; what is wrong with them is worked out on demand, one cause after the other."""
 
-    policy: Scoped[CPUPolicy]
-    smt: Scoped[SMTPolicy]
-    numa: Scoped[NUMAPolicy]
-    causes: tuple[Cause, ...]
-    warnings: tuple[Cause, ...]
+    policy: Scoped[CPUPolicy] = Scoped()
+    smt: Scoped[SMTPolicy] = Scoped()
+    numa: Scoped[NUMAPolicy] = Scoped()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    containers: frozenset[str] | None = frozenset()
+
+    @property
+    def causes(self) -> Iterator[Cause]:
+        """What cannot be read, in the order of the annotations."""
+        for key, value in self.annotations.items():
+            if is_policy_key(key):
+                yield from self._flaws(key, value)
+
+    @property
+    def warnings(self) -> Iterator[Cause]:
+        """What is overruled."""
+        crane, pod = _wish(CRANE_CPU_MANAGER, CPUPolicy, self.annotations), self.policy.pod
+        if crane and pod and crane.value is not pod.value:
+            told = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
+            yield Cause(crane.field, told, flaw=("overruled", crane.value, pod.value))
+
+    def _flaws(self, key: str, value: str) -> Iterator[Cause]:
+        family, _, scope = key.partition("/")
+        if family == SIDECAR_LIMITS:
+            yield from _sidecar_limits_cause(key, value)
+            return
+        if key != CRANE_CPU_MANAGER and scope != POD_SCOPE:
+            yield from self._misplaced(key, family, scope)
+        words = POLICY_FAMILIES.get(family, CPUPolicy)
+        if _word(words, value) is None:
+            told = f"{value[:60]!r} is no policy: write one of {', '.join(words)}"
+            yield _unsupported(key, value, told)
+
+    def _misplaced(self, key: str, family: str, scope: str) -> Iterator[Cause]:
+        container = scope.removeprefix(CONTAINER_SCOPE)
+        where = annotation_field(key)
+        if not scope.startswith(CONTAINER_SCOPE):
+            expected = f"{family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
+            told = f"scope {cut(scope, NAME)!r} is unknown: write {expected}"
+            yield Cause(where, told, flaw=("scope", key))
+        elif self.containers is not None and container not in self.containers:
+            known = self._known or "none"
+            told = (
+                f"container {cut(container, NAME)!r} does not exist in this pod; its containers are: {known}"
+            )
+            yield Cause(where, told, "FieldValueNotFound", ("container", key))
+
+    @lazy
+    def _known(self: Any) -> str:
+        return listed(self.containers)
 
 
-NO_WISHES = Wishes(Scoped(), Scoped(), Scoped(), causes=(), warnings=())
+NO_WISHES = Wishes()
 
 
 def annotation_field(key: str) -> str:
     """Return the field path of an annotation, as the API server writes it."""
-    return f"metadata.annotations[{key}]"
+    return f"metadata.annotations[{cut(key, KEY)}]"
 
 
 def is_policy_key(key: str) -> bool:
@@ -94,73 +141,53 @@ def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | Non
     """
     if not any(is_policy_key(key) for key in annotations):
         return NO_WISHES
-    causes: list[Cause] = []
-    warnings: list[Cause] = []
-    policy = _family(CPU_MANAGER, CPUPolicy, annotations, containers, causes)
-    crane = _wish(CRANE_CPU_MANAGER, CPUPolicy, annotations, causes)
-    if crane and policy.pod and crane.value is not policy.pod.value:
-        told = (
-            f"{crane.value!s} is overruled by {policy.pod.key}: {policy.pod.value!s}; remove one of the two"
-        )
-        warnings.append(Cause(crane.field, told))
-    for key in annotations:
-        if key.startswith(f"{SIDECAR_LIMITS}/"):
-            causes.extend(_sidecar_limits_cause(key, annotations[key]))
+    policy = _family(CPU_MANAGER, CPUPolicy, annotations, containers)
     return Wishes(
-        policy=Scoped(policy.pod or crane, policy.containers),
-        smt=_family(SMT_POLICY, SMTPolicy, annotations, containers, causes),
-        numa=_family(NUMA_POLICY, NUMAPolicy, annotations, containers, causes),
-        causes=tuple(causes),
-        warnings=tuple(warnings),
+        policy=Scoped(policy.pod or _wish(CRANE_CPU_MANAGER, CPUPolicy, annotations), policy.containers),
+        smt=_family(SMT_POLICY, SMTPolicy, annotations, containers),
+        numa=_family(NUMA_POLICY, NUMAPolicy, annotations, containers),
+        annotations=annotations,
+        containers=containers,
     )
 
 
 def _family(
-    family: str,
-    words: type[Word],
-    annotations: Mapping[str, str],
-    containers: frozenset[str] | None,
-    causes: list[Cause],
+    family: str, words: type[Word], annotations: Mapping[str, str], containers: frozenset[str] | None
 ) -> Scoped[Word]:
-    """Read every annotation of a family; causes are appended."""
+    """Return the sound wishes of a family."""
+    prefix = f"{family}/{CONTAINER_SCOPE}"
     named: dict[str, Wish[Word]] = {}
     for key in annotations:
-        prefix, _, scope = key.partition("/")
-        if prefix != family or scope == POD_SCOPE:
-            continue
-        container = scope.removeprefix(CONTAINER_SCOPE)
-        wish = _wish(key, words, annotations, causes)
-        if not scope.startswith(CONTAINER_SCOPE):
-            expected = f"{family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
-            causes.append(Cause(annotation_field(key), f"scope {scope!r} is unknown: write {expected}"))
-        elif containers is not None and container not in containers:
-            known = ", ".join(sorted(containers)) or "none"
-            told = f"container {container!r} does not exist in this pod; its containers are: {known}"
-            causes.append(Cause(annotation_field(key), told, "FieldValueNotFound"))
-        elif wish:
-            named[container] = wish
-    return Scoped(_wish(f"{family}/{POD_SCOPE}", words, annotations, causes), named)
+        if key.startswith(prefix):
+            container = key.removeprefix(prefix)
+            wish = _wish(key, words, annotations) if containers is None or container in containers else None
+            if wish:
+                named[container] = wish
+    return Scoped(_wish(f"{family}/{POD_SCOPE}", words, annotations), named)
 
 
-def _wish(
-    key: str, words: type[Word], annotations: Mapping[str, str], causes: list[Cause]
-) -> Wish[Word] | None:
+def _wish(key: str, words: type[Word], annotations: Mapping[str, str]) -> Wish[Word] | None:
     given = annotations.get(key)
-    if given is None:
-        return None
+    word = None if given is None else _word(words, given)
+    return Wish(key, word) if word else None
+
+
+def _word(words: type[Word], given: str) -> Word | None:
+    if len(given) > VALUE:
+        return None  # what an enumeration says of an unknown value repeats all of it
     try:
-        return Wish(key, words(given))
+        return words(given)
     except ValueError:
-        expected = ", ".join(words)
-        told = f"{given[:60]!r} is no policy: write one of {expected}"
-        causes.append(Cause(annotation_field(key), told, "FieldValueNotSupported"))
         return None
 
 
-def _sidecar_limits_cause(key: str, value: str) -> list[Cause]:
+def _sidecar_limits_cause(key: str, value: str) -> Iterator[Cause]:
     if key != SIDECAR_LIMITS_POD:
-        return [Cause(annotation_field(key), f"the annotation is unknown: write {SIDECAR_LIMITS_POD}")]
-    if value not in {"true", "false"}:
-        told = f"{value[:60]!r} is neither true nor false: write one of them"
-        return [Cause(annotation_field(key), told, "FieldValueNotSupported")]
-    return []
+        told = f"the annotation is unknown: write {SIDECAR_LIMITS_POD}"
+        yield Cause(annotation_field(key), told, flaw=("unknown", key))
+    elif value not in {"true", "false"}:
+        yield _unsupported(key, value, f"{value[:60]!r} is neither true nor false: write one of them")
+
+
+def _unsupported(key: str, value: str, told: str) -> Cause:
+    return Cause(annotation_field(key), told, "FieldValueNotSupported", ("word", key, value))

@@ -14,6 +14,7 @@ A refusal that a user shall read is no exception: it is a `Cause`, a value.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 
 
 class PinningError(Exception):
@@ -60,9 +61,16 @@ class IllegalTransition(PinningError):
 class Cause:
     """One reason for a refusal, as `status.details.causes[]` of the Kubernetes API carries it.
 
-    `field` is a JSON path with dots and is never empty; `message` names value, expectation and remedy.
+    `field` is a JSON path with dots and is never empty; `message` names value, expectation and remedy. Both are short
+    whatever the user wrote. `flaw` says without numbers what is wrong, where messages change with amounts or are cut.
     """
 
     field: str
     message: str
     reason: str = "FieldValueInvalid"
+    flaw: tuple[str, ...] = dataclass_field(default=(), compare=False)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What two states of an object have in common when both have this flaw."""
+        return self.flaw or (self.field, self.message)

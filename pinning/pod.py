@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pinning.annotations import Wishes, read_wishes
+from pinning.brief import few
 from pinning.contract import (
     CPUMANAGER_LABELS,
     KUBEVIRT_LABEL,
@@ -21,21 +22,22 @@ from pinning.contract import (
     SMTPolicy,
 )
 from pinning.errors import Cause
+from pinning.lazy import lazy
 from pinning.quantity import rounded_up, whole
 from pinning.resources import (
     MOST_CPUS,
-    TOLD,
     Member,
     Role,
     is_quantity,
     members,
+    shown,
     stated,
     unreadable,
     whole_cpus,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pinning.kube import Pod, ResourceRequirements
 
@@ -70,50 +72,64 @@ class Claim:
         return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """What a pod asks for, and, when somebody wants to know, what is wrong with how it asks."""
 
     claims: tuple[Claim, ...]
     members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
     wishes: Wishes
-    beyond: tuple[Claim, ...] = ()  # claims of more than any machine has: refused, and never acted on
+    # Claims of more than any machine has: refused, and never acted on.
+    beyond: tuple[tuple[Member, Claim], ...] = ()
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
-        for claim in self.claims:
-            if claim.container == container:
-                return claim
-        return None
+        return self._claims_by_name.get(container) if self.claims else None
+
+    def member_of(self, claim: Claim) -> Member:
+        """Return the container of a claim."""
+        return self._members_by_name[claim.container]
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Everything that refuses the pod."""
-        return (
-            *unreadable(self.members),
-            *self.wishes.causes,
-            *(cause for member in self.members for cause in _causes(member, self.wishes)),
-            *(_beyond_any_machine(self._member_of(claim), claim) for claim in self.beyond),
-            *_nobody_eligible(self.members, self.wishes, self._asked),
-        )
+        """What refuses the pod, as much of it as is told."""
+        return few(self.every_cause())
 
     @property
     def warnings(self) -> tuple[Cause, ...]:
-        """Everything that its owner should know; of a wish that is refused, the refusal says enough."""
+        """What its owner should know, as much of it as is told."""
+        return few(self.every_warning())
+
+    def every_cause(self) -> Iterator[Cause]:
+        """Yield everything that refuses the pod."""
+        yield from unreadable(self.members)
+        yield from self.wishes.causes
+        for member in self.members:
+            yield from _causes(member, self.wishes)
+        for member, claim in self.beyond:
+            yield _beyond_any_machine(member, claim)
+        yield from _nobody_eligible(self.members, self.wishes, self._asked)
+
+    def every_warning(self) -> Iterator[Cause]:
+        """Yield everything that its owner should know; of a wish that is refused, the refusal says enough."""
         refused = {cause.field for cause in _nobody_eligible(self.members, self.wishes, self._asked)}
-        return (
-            *self.wishes.warnings,
-            *(warning for member in self.members for warning in _uncounted(member)),
-            *_neighbours(self.members, self.wishes, self._asked),
-            *(idle for idle in _idle_words(self.wishes, self._asked) if idle.field not in refused),
-        )
+        yield from self.wishes.warnings
+        for member in self.members:
+            yield from _uncounted(member)
+        yield from _neighbours(self.members, self.wishes, self._asked)
+        yield from (idle for idle in _idle_words(self.wishes, self._asked) if idle.field not in refused)
+
+    @lazy
+    def _claims_by_name(self: Any) -> Mapping[str, Claim]:
+        return {claim.container: claim for claim in reversed(self.claims)}
+
+    @lazy
+    def _members_by_name(self: Any) -> Mapping[str, Member]:
+        return {member.name: member for member in reversed(self.members)}
 
     @property
     def _asked(self) -> tuple[Claim, ...]:
-        return (*self.claims, *self.beyond)
-
-    def _member_of(self, claim: Claim) -> Member:
-        return next(member for member in self.members if member.name == claim.container)
+        return (*self.claims, *(claim for _, claim in self.beyond))
 
 
 def is_launcher(pod: Pod) -> bool:
@@ -134,10 +150,15 @@ def read_pod(pod: Pod) -> Reading:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     wishes = read_wishes(annotations, frozenset([member.name for member in listed]))
     dedicated = is_dedicated_launcher(pod)
-    asked = [claim for claim in [_claim_of(member, wishes, dedicated) for member in listed] if claim]
-    claims = tuple([claim for claim in asked if claim.count <= MOST_CPUS])
-    beyond = () if len(claims) == len(asked) else tuple([one for one in asked if one.count > MOST_CPUS])
-    return Reading(claims, listed, wishes, beyond)
+    claims: list[Claim] = []
+    beyond: list[tuple[Member, Claim]] = []
+    for member in listed:
+        claim = _claim_of(member, wishes, dedicated)
+        if claim and claim.count <= MOST_CPUS:
+            claims.append(claim)
+        elif claim:
+            beyond.append((member, claim))
+    return Reading(tuple(claims), listed, wishes, tuple(beyond))
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
@@ -189,8 +210,8 @@ def _causes(member: Member, wishes: Wishes) -> Iterator[Cause]:
     policy, field = _policy_of(member.name, wishes)
     is_named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
     if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
-        told = f"container {member.name} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
-        yield Cause(field, told)
+        told = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
+        yield Cause(field, told, flaw=("ineligible", field, member.name, str(policy)))
 
 
 def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
@@ -198,10 +219,10 @@ def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
     resource, what = (claim.resource, "cores") if claim.resource else ("cpu", "CPUs")
     request, limit = member.requests[resource], member.limits.get(resource)
     part, given = ("requests", request) if claim.resource and request != limit else ("limits", limit)
-    told = f"{str(given)[:TOLD]} {what} are more than any machine has"
-    return Cause(
-        f"{member.path}.resources.{part}[{resource}]", f"{told}: write a whole number from 1 to {MOST_CPUS}"
-    )
+    told = f"{shown(given)} {what} are more than any machine has"
+    field = f"{member.path}.resources.{part}[{resource}]"
+    flaw = ("beyond", member.path, resource)
+    return Cause(field, f"{told}: write a whole number from 1 to {MOST_CPUS}", flaw=flaw)
 
 
 def _policy_of(container: str, wishes: Wishes) -> tuple[CPUPolicy | None, str | None]:
@@ -254,19 +275,24 @@ def _bad_count(member: Member) -> Iterator[Cause]:
     count = whole(request)
     if count is None or count < 1:
         where = "limits" if request == limit else "requests"
-        told = f"{request} is no number of cores: write a whole number of 1 or more"
-        yield Cause(f"{member.path}.resources.{where}[{resource}]", told)
+        told = f"{shown(request)} is no number of cores: write a whole number of 1 or more"
+        yield Cause(
+            f"{member.path}.resources.{where}[{resource}]", told, flaw=("count", member.path, resource)
+        )
     elif count <= MOST_CPUS and (limit is None or whole(limit) != count):
-        told = f"is {'absent' if limit is None else limit} but the request is {request}: set both to {count}"
-        yield Cause(f"{member.path}.resources.limits[{resource}]", told)
+        told = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
+        yield Cause(
+            f"{member.path}.resources.limits[{resource}]", told, flaw=("unequal", member.path, resource)
+        )
 
 
 def _claimed_twice(member: Member, wishes: Wishes) -> Iterator[Cause]:
     wish = wishes.policy.of(member.name)
     meant = wish and (wishes.policy.is_named(member.name) or whole_cpus(member))
     if wish and meant and wish.value is not CPUPolicy.NONE:
-        claims = f"claims CPUs for container {member.name}, which claims cores by {member.cores[0]}"
-        yield Cause(wish.field, f"{wish.value} {claims}; remove one")
+        claims = f"claims CPUs for container {member.called}, which claims cores by {member.cores[0]}"
+        flaw = ("twice", wish.key, member.name, wish.value)
+        yield Cause(wish.field, f"{wish.value} {claims}; remove one", flaw=flaw)
 
 
 def _advice(member: Member) -> str:
@@ -286,10 +312,10 @@ def _nobody_eligible(
     alone = smt if smt and smt.value in OWN_CORES and not policy else None
     field = wish.field if wish else alone.field if alone else None
     if field and not any(whole_cpus(member) for member in listed) and not (alone and claims):
-        names = "; ".join(f"{member.name} has {stated(member)}" for member in listed[:3])
+        names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
         word = wish.value if wish else alone.value if alone else ""
         told = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
-        yield Cause(field, told + (_advice(listed[-1]) if listed else ""))
+        yield Cause(field, told + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
 
 
 def _neighbours(listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
@@ -300,7 +326,8 @@ def _neighbours(listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim,
         return
     for member in listed:
         if member.name not in claiming and not wishes.policy.is_named(member.name):
-            yield Cause(wish.field, f"container {member.name} ({stated(member)}) runs in the shared set")
+            told = f"container {member.called} ({stated(member)}) runs in the shared set"
+            yield Cause(wish.field, told, flaw=("shared", wish.key, member.name))
 
 
 def _idle_words(wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
@@ -314,4 +341,7 @@ def _idle_words(wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
         idle = [wish for name, wish in scoped.containers.items() if name not in acting]
         if scoped.pod and not pod_acts:
             idle.append(scoped.pod)
-        yield from (Cause(wish.field, f"{wish.value} has no effect: {needs}") for wish in idle)
+        for wish in idle:
+            yield Cause(
+                wish.field, f"{wish.value} has no effect: {needs}", flaw=("idle", wish.key, wish.value)
+            )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from pinning.brief import NAME, VALUE, cut
 from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
 from pinning.cpuset import MAX_CPU
 from pinning.errors import BadQuantity, Cause
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 COMPUTE = ("cpu", "memory")
 READ = frozenset({*COMPUTE, *CMK_RESOURCES, ISOLATED_CORES})
 MOST_CPUS: Final = MAX_CPU + 1
-TOLD: Final = 40  # characters of a value that are repeated to its user
 
 
 class Role(StrEnum):
@@ -66,6 +66,11 @@ class Member:
         if not (_names_cores(resources.get("requests")) or _names_cores(resources.get("limits"))):
             return ()
         return tuple(resource for resource in CMK_RESOURCES if resource in self.requests)
+
+    @property
+    def called(self) -> str:
+        """The name as people are told it."""
+        return cut(self.name, NAME)
 
     @property
     def pointer(self) -> str:
@@ -129,9 +134,7 @@ def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
 def _unreadable(field: str, given: ResourceList) -> Iterator[Cause]:
     for name, value in given.items():
         if name in READ and not is_quantity(value):
-            yield Cause(
-                f"{field}[{name}]", f"{str(value)[:TOLD]!r} is not a quantity: write e.g. 2, 1500m or 64M"
-            )
+            yield Cause(f"{field}[{name}]", f"{shown(value)!r} is not a quantity: write e.g. 2, 1500m or 64M")
 
 
 def whole_cpus(member: Member) -> int | None:
@@ -145,8 +148,12 @@ def whole_cpus(member: Member) -> int | None:
 
 def stated(member: Member) -> str:
     """Say in words which CPU limit and request a container has, e.g. "limit 1500m, request 1"."""
-    limit, request = member.limits.get("cpu"), member.requests.get("cpu")
-    return f"limit {'absent' if limit is None else limit}, request {'absent' if request is None else request}"
+    return f"limit {shown(member.limits.get('cpu'))}, request {shown(member.requests.get('cpu'))}"
+
+
+def shown(value: RawQuantity | None) -> str:
+    """Return an amount as its user is told it."""
+    return "absent" if value is None else cut(str(value), VALUE)
 
 
 def states_compute(member: Member) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pinning.brief import NAME, cut, few
 from pinning.contract import GATE_SIDECAR, HOOK_SIDECARS
 from pinning.errors import Cause
 from pinning.vmi_defaults import KubeVirtSettings, defaulted, has_even_parity, vcpu_count
@@ -50,6 +51,7 @@ __all__ = [
     "find_template",
     "review_vmi",
     "vcpu_count",
+    "vmi_causes",
     "vmi_update_causes",
 ]
 
@@ -127,33 +129,45 @@ def review_vmi(
     template = find_template(kind, metadata, spec)
     if isinstance(template, Cause):
         return Review((template,))
-    domain = template.spec.get("domain") or {}
-    bad = unreadable(domain)
-    causes = [_unread(template, path, text) for path, text in bad.items()]
-    view = _view(template, readable(template.spec, bad), settings)
-    causes += (cause for rule in _rules(kind, template, bad) for cause in rule(view))
-    causes += () if sidecar_gate else _hook_sidecars(template)
+    causes = few(vmi_causes(kind, template, settings, sidecar_gate=sidecar_gate))
     if causes or template.is_unfinished:  # warnings about numbers that will change would mislead
-        return Review(tuple(causes))
+        return Review(causes)
+    view = _view(template, template.spec, settings)
     even_parity = has_even_parity(view.spec, template.annotations, settings)
     warnings = warnings_of(view, even_parity=even_parity, threads_per_core=threads_per_core)
-    return Review(tuple(causes), (*warnings, *said_twice(domain, view)))
+    return Review((), (*warnings, *said_twice(template.spec.get("domain") or {}, view)))
+
+
+def vmi_causes(
+    kind: Kind, template: Template, settings: KubeVirtSettings, *, sidecar_gate: bool = True
+) -> Iterator[Cause]:
+    """Yield everything that is wrong with a VMI."""
+    bad = unreadable(template.spec.get("domain") or {})
+    for path, text in bad.items():
+        yield _unread(template, path, text)
+    view = _view(template, readable(template.spec, bad), settings)
+    for rule in _rules(kind, template, bad):
+        yield from rule(view)
+    if not sidecar_gate:
+        yield from _hook_sidecars(template)
 
 
 def vmi_update_causes(
     old: Mapping[str, object], new: Mapping[str, object], *, by_kubevirt: bool
-) -> tuple[Cause, ...]:
-    """Return why the spec of a VMI may not change so; both specs whole and raw, as the API server sent them.
+) -> Iterator[Cause]:
+    """Yield why the spec of a VMI may not change so; parts that are equal may be left out of both specs.
 
     KubeVirt's own accounts may change everything but maxSockets. An absent, a null and an empty list are equal.
     """
     if not by_kubevirt:
-        return tuple(_changes("spec", old, new))
+        yield from _changes("spec", old, new, MAX_DEPTH)
+        return
     before, after = (find(spec, "domain.cpu.maxSockets") or 0 for spec in (old, new))
-    if before == after:
-        return ()
-    message = f"maxSockets changes from {shortened(before)} to {shortened(after)} on a running VMI: keep it"
-    return (Cause("spec.domain.cpu.maxSockets", message, NOT_SUPPORTED),)
+    if before != after:
+        message = (
+            f"maxSockets changes from {shortened(before)} to {shortened(after)} on a running VMI: keep it"
+        )
+        yield Cause("spec.domain.cpu.maxSockets", message, NOT_SUPPORTED)
 
 
 def _template(path: str, kind: Kind, spec: VMSpec) -> Template | Cause:
@@ -205,10 +219,10 @@ def _hook_sidecars(template: Template) -> Iterator[Cause]:
         yield Cause(field, message)
 
 
-def _changes(path: str, old: object, new: object) -> Iterator[Cause]:
-    if isinstance(old, dict) and isinstance(new, dict) and path.count(".") < MAX_DEPTH:
+def _changes(path: str, old: object, new: object, depth: int) -> Iterator[Cause]:
+    if isinstance(old, dict) and isinstance(new, dict) and depth:
         for key in sorted({*old, *new}):
-            yield from _changes(f"{path}.{key}", old.get(key), new.get(key))
+            yield from _changes(f"{path}.{cut(key, NAME)}", old.get(key), new.get(key), depth - 1)
     elif old != new and not (_is_nothing(old) and _is_nothing(new)):
         message = (
             f"{path.rpartition('.')[2]} changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "

@@ -6,10 +6,9 @@ Source: KubeVirt's pkg/defaults/defaults.go. Only the defaults that CPU and memo
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinning.contract import EVEN_PARITY
 from pinning.quantity import RawQuantity, parse_quantity, rounded_up
@@ -24,6 +23,7 @@ ARM64: Final = "arm64"
 BUILT_IN_CPU_REQUEST: Final = (
     "100m"  # KubeVirt writes the cluster's cpuRequest into a VMI only if it is not this
 )
+AMOUNTS_DEPTH: Final = 2  # as deep below the domain lie the parts with amounts, e.g. resources.requests
 MAX_HOTPLUG_VCPUS: Final = 512  # KubeVirt's bound on what maxSockets may amount to by default
 
 
@@ -47,12 +47,17 @@ def vcpu_count(cpu: CPU | None) -> int:
     return prod(given) if given else 0
 
 
+def copied(domain: Domain | None) -> Domain:
+    """Return a domain whose amounts and counts may be changed; lists are shared, however long they are."""
+    return cast("Domain", _copied(domain or {}, AMOUNTS_DEPTH))
+
+
 def defaulted(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
     """Return a copy of a VMI's spec with all defaults; idempotent. Raise BadQuantity for an unreadable amount.
 
     KubeVirt leaves model and maxSockets of a template alone, which changes no verdict about it.
     """
-    result: VMISpec = {**spec, "domain": deepcopy(spec.get("domain"))}
+    result: VMISpec = {**spec, "domain": copied(spec.get("domain"))}
     result["architecture"] = spec.get("architecture") or settings.architecture
     domain = _domain(result)
     _default_cpu_request(domain, settings)
@@ -61,6 +66,13 @@ def defaulted(spec: VMISpec, settings: KubeVirtSettings) -> VMISpec:
     _default_model(result, settings)
     _default_max_sockets(result, settings)
     return result
+
+
+def _copied(part: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    return {
+        key: _copied(value, depth - 1) if depth and isinstance(value, dict) else value
+        for key, value in part.items()
+    }
 
 
 def has_even_parity(spec: VMISpec, annotations: Mapping[str, str], settings: KubeVirtSettings) -> bool:

@@ -6,10 +6,14 @@ object is not an absent one: `realtime: {}` asks for realtime.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from pinning.kube import ObjectMeta, ResourceRequirements
 from pinning.quantity import RawQuantity
+
+
+class Present(TypedDict):
+    """An object of which it counts that it is there."""
 
 
 class CPUFeature(TypedDict, total=False):
@@ -22,7 +26,7 @@ class CPUFeature(TypedDict, total=False):
 class NUMA(TypedDict, total=False):
     """The guest's NUMA topology."""
 
-    guestMappingPassthrough: dict[str, Any] | None
+    guestMappingPassthrough: Present | None
 
 
 class Realtime(TypedDict, total=False):
@@ -94,8 +98,8 @@ class VMSpec(TypedDict, total=False):
     """The specification of a VirtualMachine; the two matchers name objects that change its template."""
 
     template: VMITemplate | None
-    instancetype: dict[str, Any] | None
-    preference: dict[str, Any] | None
+    instancetype: Present | None
+    preference: Present | None
 
 
 class VMTemplate(TypedDict, total=False):

@@ -197,9 +197,11 @@ def feature_policies_are_known(vmi: VMIView) -> Iterator[Cause]:
     for index, feature in enumerate(vmi.cpu.get("features") or ()):
         policy = feature.get("policy") or ""
         if policy and policy not in FEATURE_POLICIES:
-            message = f"policy of CPU feature {shortened(feature.get('name'))} is {shortened(policy)}: "
+            name = feature.get("name")
+            message = f"policy of CPU feature {shortened(name)} is {shortened(policy)}: "
             message += f"set one of {', '.join(FEATURE_POLICIES)}"
-            yield vmi.cause(f"cpu.features[{index}].policy", message, NOT_SUPPORTED)
+            field = f"{vmi.root}domain.cpu.features[{index}].policy"
+            yield Cause(field, message, NOT_SUPPORTED, ("feature", name or "", policy))
 
 
 def sockets_are_within_maximum(vmi: VMIView) -> Iterator[Cause]:

@@ -6,13 +6,12 @@ rule speak of a consequence. Nothing here decides whether a readable spec is rig
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinning.errors import BadQuantity, Cause
 from pinning.quantity import RawQuantity, millicores, parse_quantity, rounded_up
-from pinning.vmi_defaults import KubeVirtSettings, vcpu_count
+from pinning.vmi_defaults import KubeVirtSettings, copied, vcpu_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -131,7 +130,7 @@ def unreadable(domain: Domain) -> dict[str, str]:
 
 def readable(spec: VMISpec, bad: Collection[str]) -> VMISpec:
     """Return a copy of the spec without the unreadable values, and without those that make sense with them only."""
-    domain = deepcopy(spec.get("domain")) or {}
+    domain = copied(spec.get("domain"))
     if not {*TOPOLOGY, "cpu"}.isdisjoint(bad):
         bad = {*bad, *TOPOLOGY} - {"cpu"}  # half a topology would be judged as if it were the whole one
     for path in bad:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pinning.brief import MOST_TOLD, cut
 from pinning.contract import PRODUCT
 from pinning.lazy import lazy
 from webhook.wire import API_VERSION, KIND
@@ -23,6 +24,8 @@ Operation = Mapping[str, object]  # one step of a JSON Patch (RFC 6902)
 
 UNPROCESSABLE = 422  # what the API server itself answers for an invalid object
 UNNAMED = "(no name)"
+NAME_TOLD = 260  # characters: the longest name there is, and the dots of a generateName
+CAUSES_ROOM = 48 * 1024  # bytes of the causes in a refusal, all of which stays below 64 kB
 MESSAGE_LIMIT = 1000  # events are cut at 1024 characters
 CAUSES_TOLD = 10
 WARNING_LIMIT = 256  # the API server may cut a longer one,
@@ -101,16 +104,16 @@ def _response(answer: Answer) -> dict[str, Any]:
 
 def message(denied: Denied) -> str:
     """Return one sentence that suffices alone: events of controllers show nothing else."""
-    head = f"{PRODUCT} refuses {denied.kind} {_shorten(_one_line(denied.name or UNNAMED), 260)}: "
+    head = f"{PRODUCT} refuses {denied.kind} {_one_line(cut(denied.name or UNNAMED, NAME_TOLD))}: "
     told: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
     for cause in denied.causes[:CAUSES_TOLD]:
         text = _one_line(f"{cause.field}: {cause.message}")
         if told and len(text) > room:
             break
-        told.append(_shorten(text, room))
+        told.append(cut(text, room))
         room -= len(told[-1]) + len("; ")
-    left = len(denied.causes) - len(told)
+    left = _count(len(denied.causes), len(told))
     return head + "; ".join(told) + (f"; and {left} more" if left else "")
 
 
@@ -118,22 +121,30 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
     """Return the warnings within the API's limits, the last one saying how many were left out."""
     fitting: list[str] = []
     room = WARNINGS_LIMIT
-    texts = [_shorten(_one_line(warning), WARNING_LIMIT) for warning in warnings]
+    texts = [_one_line(cut(warning, WARNING_LIMIT)) for warning in warnings]
     for number, text in enumerate(texts, start=1):
         reserve = MORE_WARNINGS_ROOM if number < len(texts) else 0
-        if len(text) > room - reserve:
-            fitting.append(f"{PRODUCT}: {len(texts) - len(fitting)} more warnings are left out")
+        if len(text) > room - reserve or number > MOST_TOLD:
+            left = _count(len(texts), len(fitting))
+            fitting.append(f"{PRODUCT}: {left} more warnings are left out")
             break
         fitting.append(text)
         room -= len(text)
     return fitting
 
 
+def _count(found: int, told: int) -> str:
+    """Return how many were not told; what is beyond MOST_TOLD was not counted."""
+    if found > MOST_TOLD:
+        return f"{found - told} or"
+    return str(found - told) if found > told else ""
+
+
 def _status(denied: Denied) -> dict[str, Any]:
     details: dict[str, Any] = {
         "kind": denied.kind,
-        "name": denied.name or UNNAMED,
-        "causes": [_cause(cause) for cause in denied.causes],
+        "name": cut(denied.name or UNNAMED, NAME_TOLD),
+        "causes": _causes(denied.causes),
     }
     if denied.group:
         details["group"] = denied.group
@@ -144,6 +155,18 @@ def _status(denied: Denied) -> dict[str, Any]:
         "message": message(denied),
         "details": details,
     }
+
+
+def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
+    told: list[dict[str, str]] = []
+    room = CAUSES_ROOM
+    for cause in causes[:MOST_TOLD]:
+        one = _cause(cause)
+        room -= len(_encode(one))
+        if told and room < 0:
+            break
+        told.append(one)
+    return told
 
 
 def _cause(cause: Cause) -> dict[str, str]:
@@ -157,7 +180,3 @@ def _one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

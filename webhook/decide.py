@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from pinning.brief import MOST_TOLD
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.kube import Pod
@@ -58,16 +59,14 @@ class Decider:
         pod, key = self._likeness(request)
         if self.mutations.is_typed:
             return self._mutated.of(key, lambda: self._mutate(pod))
-        return self._mutate(_decode(_whole, request.object))
+        return self._mutate(_decode_pod(request.object, _whole))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Return the verdict on a pod as it will be stored."""
         pod, key = self._likeness(request)
         if self.mutations.is_typed:
             return self._judged.of(key, lambda: self._judge(pod))
-        whole = _decode(_whole, request.object)
-        whole.pop("status", None)
-        return self._judge(whole)
+        return self._judge(_decode_pod(request.object, _whole))
 
     def _likeness(self, request: Request) -> tuple[Pod, bytes]:
         read = _decode(likeness_decoder, request.object)
@@ -104,7 +103,7 @@ class Decider:
             name=_name(request),
             causes=verdict.causes,
             warnings=_sentences(verdict.warnings),
-            audit={"refused": str(len(verdict.causes))},
+            audit={"refused": str(min(len(verdict.causes), MOST_TOLD))},
         )
 
 
@@ -120,9 +119,9 @@ def _kind(request: Request) -> tuple[str, str]:
     return request.kind.group, request.kind.kind
 
 
-def _decode_pod(document: msgspec.Raw, path: str = OBJECT) -> Pod:
-    """Return the pod as its owner wrote it: what the kubelet reports does not count at admission."""
-    pod = _decode(_pod, document, path)
+def _decode_pod(document: msgspec.Raw, decoder: msgspec.json.Decoder[Pod], path: str = OBJECT) -> Pod:
+    """Return the pod as its owner wrote it: what is reported of it does not count at admission."""
+    pod = _decode(decoder, document, path)
     pod.pop("status", None)
     return pod
 
@@ -171,10 +170,10 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
         return Verdict()
     if request.operation == "CREATE":
         return rules.judge_new_pod(request)
-    pod = _decode_pod(request.object)
+    pod = _decode_pod(request.object, _pod)
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp") or _crowded(pod):
         return Verdict()  # no update brings containers: what is crowded was so before
-    return review_changed_pod(_decode_pod(request.oldObject, OLD_OBJECT), pod, rules.settings)
+    return review_changed_pod(_decode_pod(request.oldObject, _pod, OLD_OBJECT), pod, rules.settings)
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:

@@ -7,8 +7,10 @@ pod again gives nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from pinning.brief import few
 from pinning.contract import (
     CMK_MUTATE,
     CMK_MUTATE_TRUE,
@@ -45,10 +47,9 @@ def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
     limits, told = plan_limits(pod, reading, settings)
     operations = plan_injection(pod, reading, settings, mutations, limits)
     if not wants_injection(pod, reading):
-        return Plan(tuple(operations), tuple(told))
-    return Plan(
-        tuple(operations), (*_host_path_warnings(pod, mutations), *_misfits(pod, reading, mutations), *told)
-    )
+        return Plan(tuple(operations), few(told))
+    warnings = chain(_host_path_warnings(pod, mutations), _misfits(pod, reading, mutations), told)
+    return Plan(tuple(operations), few(warnings))
 
 
 def wants_injection(pod: Pod, reading: Reading) -> bool:

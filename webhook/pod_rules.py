@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pinning.annotations import annotation_field, is_policy_key
+from pinning.brief import few
 from pinning.contract import (
     CMK_INJECTED,
     CMK_MUTATE,
@@ -20,11 +22,11 @@ from pinning.contract import (
 from pinning.errors import Cause
 from pinning.pod import OWN_CORES, Origin, is_dedicated_launcher, read_pod
 from pinning.quantity import millicores, parse_quantity, whole
-from pinning.resources import TOLD, Member, Role, guarantee_gaps, members, qos_class, whole_cpus
+from pinning.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
 from webhook.mutate import plan_injection, wants_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pinning.kube import Pod
     from pinning.pod import Claim, Reading
@@ -46,17 +48,20 @@ class Verdict:
 def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdict:
     """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""
     reading = read_pod(pod)
-    stated = _review(pod, reading, settings)
-    missing = _not_injected(pod, reading, settings, mutations)
-    wrong = (*stated.causes, *_isolated_cores(reading), *_not_guaranteed(pod), *missing)
-    return Verdict(wrong, stated.warnings)
+    causes = chain(
+        _causes(reading, settings),
+        _isolated_cores(reading),
+        _not_guaranteed(pod),
+        _not_injected(pod, reading, settings, mutations),
+    )
+    return Verdict(few(causes), few(_warnings(pod, reading, settings)))
 
 
 def review_template(pod: Pod, settings: Settings) -> Verdict:
     """Judge a pod that nobody has injected anything into yet."""
     reading = read_pod(pod)
-    stated = _review(pod, reading, settings)
-    return Verdict((*stated.causes, *_isolated_cores(reading)), stated.warnings)
+    causes = chain(_causes(reading, settings), _isolated_cores(reading))
+    return Verdict(few(causes), few(_warnings(pod, reading, settings)))
 
 
 def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
@@ -64,10 +69,17 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     if not changes_claims(old, new):
         return Verdict()
     before, after = read_pod(old), read_pod(new)
-    was, now = _review(old, before, settings), _review(new, after, settings)
-    causes = tuple(cause for cause in now.causes if cause not in was.causes)
-    warnings = [warning for warning in now.warnings if warning not in was.warnings]
-    return Verdict(causes or tuple(_lost(old, new, before, after)), (*warnings, *_recounted(before, after)))
+    causes = few(added(_causes(before, settings), _causes(after, settings)))
+    warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
+    return Verdict(
+        causes or few(_lost(old, new, before, after)), few(chain(warnings, _recounted(before, after)))
+    )
+
+
+def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:
+    """Yield what is wrong after a change and was not wrong before, however many flaws there were."""
+    known = {cause.identity for cause in before}
+    return (cause for cause in after if cause.identity not in known)
 
 
 def changes_claims(old: Pod, new: Pod) -> bool:
@@ -84,14 +96,18 @@ def _amounts(pod: Pod) -> list[object]:
     return [(member.name, dict(member.requests), dict(member.limits)) for member in members(pod)]
 
 
-def _review(pod: Pod, reading: Reading, settings: Settings) -> Verdict:
-    claims = {member.name: (member, reading.claim_of(member.name)) for member in members(pod)}
-    causes = [*reading.causes, *_too_large(pod, reading, settings.node_shapes)]
-    warnings = [*reading.warnings, *_mutate_words(pod, reading)]
-    for member, claim in claims.values():
-        causes += _preset_cores(member, claim)
-        warnings += _throttled(member, claim, settings)
-    return Verdict(tuple(causes), tuple(warnings))
+def _causes(reading: Reading, settings: Settings) -> Iterator[Cause]:
+    yield from reading.every_cause()
+    yield from _too_large(reading, settings.node_shapes)
+    for member in reading.members:
+        yield from _preset_cores(member, reading.claim_of(member.name))
+
+
+def _warnings(pod: Pod, reading: Reading, settings: Settings) -> Iterator[Cause]:
+    yield from reading.every_warning()
+    yield from _mutate_words(pod, reading)
+    for member in reading.members:
+        yield from _throttled(member, reading.claim_of(member.name), settings)
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
@@ -105,16 +121,15 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
         if not (
             value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= claim.count and len(value) < 10
         ):
-            told = (
-                f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.name} claims; remove it"
-            )
-            yield Cause(f"{member.path}.env[{at}].value", told)
+            field = f"{member.path}.env[{at}].value"
+            told = f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.called} claims; remove it"
+            yield Cause(field, told, flaw=("preset", field, value))
 
 
 def _isolated_cores(reading: Reading) -> Iterator[Cause]:
     """Refuse a count of isolated cores that differs from what `isolate` will take."""
     for member, claim in _miscounted(reading):
-        given = str(member.requests[ISOLATED_CORES])[:TOLD]
+        given = shown(member.requests[ISOLATED_CORES])
         told = f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
         yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", told)
 
@@ -126,7 +141,7 @@ def _recounted(before: Reading, after: Reading) -> Iterator[Cause]:
         if was.get(member.name) == (claim.smt, claim.count):
             continue
         given = member.requests[ISOLATED_CORES]
-        told = f"the scheduler goes on counting {str(given)[:TOLD]} cores for container {member.name}"
+        told = f"the scheduler goes on counting {shown(given)} cores for container {member.called}"
         grows = claim.count > parse_quantity(given)
         yield Cause(
             f"{member.path}.resources.requests[{ISOLATED_CORES}]",
@@ -154,8 +169,10 @@ def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Itera
         return
     brought = claim.count * max(settings.threads_per_core, default=1)
     if millicores(limit) < brought * 1000:
-        told = f"{limit} throttles container {member.name}, whose {claim.count} cores bring {brought} CPUs or more"
-        yield Cause(f"{member.path}.resources.limits[cpu]", f"{told}; raise or drop the limit")
+        cores = f"whose {claim.count} cores bring {brought} CPUs or more"
+        told = f"{shown(limit)} throttles container {member.called}, {cores}; raise or drop the limit"
+        field = f"{member.path}.resources.limits[cpu]"
+        yield Cause(field, told, flaw=("throttled", field))
 
 
 def _mutate_words(pod: Pod, reading: Reading) -> Iterator[Cause]:
@@ -165,11 +182,11 @@ def _mutate_words(pod: Pod, reading: Reading) -> Iterator[Cause]:
     field = annotation_field(CMK_MUTATE)
     if wants_injection(pod, reading):
         yield Cause(field, f"{value[:20]!r} is no opt-out: a container claims cores, so the pod is injected")
-    elif value.strip().lower() not in {"false", "0", ""}:
+    elif value[:20].strip().lower() not in {"false", "0", ""}:
         yield Cause(field, f'{value[:20]!r} asks for nothing: write "true" to be injected')
 
 
-def _too_large(pod: Pod, reading: Reading, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
+def _too_large(reading: Reading, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
     """Refuse whole cores that no configured node could give even when it is empty."""
     owners = [claim for claim in reading.claims if claim.smt in OWN_CORES]
     if not shapes or not owners:
@@ -180,11 +197,9 @@ def _too_large(pod: Pod, reading: Reading, shapes: tuple[NodeShape, ...]) -> Ite
     needed = _cores_needed(reading.claims, largest)
     for claim in owners:
         told = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
-        where = next(member.path for member in members(pod) if member.name == claim.container)
-        yield Cause(
-            f"{where}.resources.limits[cpu]",
-            f"{told}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs",
-        )
+        told = f"{told}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs"
+        field = f"{reading.member_of(claim).path}.resources.limits[cpu]"
+        yield Cause(field, told, flaw=("too large", field))
 
 
 def _cores_needed(claims: tuple[Claim, ...], shape: NodeShape) -> int:
@@ -211,9 +226,7 @@ def _not_guaranteed(pod: Pod) -> Iterator[Cause]:
         return
     for member in members(pod):
         for name in guarantee_gaps(member):
-            told = (
-                f"container {member.name} must state {name} limits equal to requests, or this virtual machine"
-            )
+            told = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
             yield Cause(
                 f"{member.path}.resources.limits[{name}]", f"{told} with dedicated CPUs is not Guaranteed"
             )
@@ -233,9 +246,9 @@ def _lost(old: Pod, new: Pod, before: Reading, after: Reading) -> Iterator[Cause
     for member in members(new):
         claim = before.claim_of(member.name)
         if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:
-            limit, request = member.limits.get("cpu"), member.requests.get("cpu")
+            limit, request = shown(member.limits.get("cpu")), shown(member.requests.get("cpu"))
             told = (
-                f"container {member.name} has {claim.policy} CPUs, and limit {limit} with request {request}"
+                f"container {member.called} has {claim.policy} CPUs, and limit {limit} with request {request}"
             )
             yield Cause(
                 f"{member.path}.resources.limits[cpu]",

@@ -5,13 +5,14 @@ KubeVirt gives its hook sidecars 200m and 64M; nobody does it for those that oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from pinning.annotations import annotation_field
 from pinning.contract import GATE_SIDECAR, LAUNCHER_CONTAINER, LIMIT_RANGER, SIDECAR_LIMITS_POD
 from pinning.errors import Cause
 from pinning.pod import is_dedicated_launcher, is_launcher
-from pinning.resources import Member, guarantee_gaps, has_any, members, states_compute, whole_cpus
+from pinning.resources import Member, guarantee_gaps, has_any, states_compute, whole_cpus
 
 if TYPE_CHECKING:
     from pinning.kube import Pod
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from webhook.config import Settings
     from webhook.mutations import Fragment
 
+_RANGED: Final = re.compile(r"container ([^\s;]++)(?=;|$)")
 Limits = dict[str, "Fragment"]  # what each container gets, by its JSON pointer
 
 
@@ -30,12 +32,17 @@ def plan_limits(pod: Pod, reading: Reading, settings: Settings) -> tuple[Limits,
     owners = {claim.container for claim in reading.claims} | (
         {LAUNCHER_CONTAINER} if is_launcher(pod) else set()
     )
-    listed = members(pod)
-    bare = [one for one in listed if one.name not in owners and not states_compute(one)]
-    obstacles = [one for one in listed if one not in bare and guarantee_gaps(one)]
+    stating, bare = [], []
+    for one in reading.members:
+        if one.name in owners or states_compute(one):
+            stating.append(one)
+        else:
+            bare.append(one)
+    obstacles = [one for one in stating if guarantee_gaps(one)]
     if obstacles:
-        heard = bare or asked or is_dedicated_launcher(pod) or any(_is_ranged(one, pod) for one in obstacles)
-        return {}, [_obstacle(one, pod) for one in obstacles] if heard else []
+        ranged = _ranged(pod, frozenset([one.name for one in obstacles]))
+        heard = bare or asked or ranged or is_dedicated_launcher(pod)
+        return {}, [_obstacle(one, one.name in ranged) for one in obstacles] if heard else []
     amounts = {"cpu": str(settings.sidecar_resources.cpu), "memory": str(settings.sidecar_resources.memory)}
     return {one.pointer: {"resources": {"requests": amounts, "limits": amounts}} for one in bare}, [
         _injected(one, amounts) for one in bare
@@ -58,7 +65,7 @@ def _applies(pod: Pod, reading: Reading, settings: Settings) -> bool:
     if wish == "false":
         return False
     if is_launcher(pod):
-        return any(one.name == LAUNCHER_CONTAINER and whole_cpus(one) for one in members(pod))
+        return any(one.name == LAUNCHER_CONTAINER and whole_cpus(one) for one in reading.members)
     return bool(reading.claims) and (wish == "true" or settings.sidecar_limits == "claims")
 
 
@@ -71,19 +78,19 @@ def _unheard(reading: Reading, settings: Settings) -> list[Cause]:
     return [Cause(field, "has no effect beside pod-level spec.resources")]
 
 
-def _obstacle(member: Member, pod: Pod) -> Cause:
-    told = f"container {member.name} keeps the pod from QoS Guaranteed: set requests = limits of "
-    source = " (a LimitRange filled some in)" if _is_ranged(member, pod) else ""
+def _obstacle(member: Member, is_ranged: bool) -> Cause:  # noqa: FBT001 a fact, not a switch
+    told = f"container {member.called} keeps the pod from QoS Guaranteed: set requests = limits of "
+    source = " (a LimitRange filled some in)" if is_ranged else ""
     return Cause(f"{member.path}.resources", told + " and ".join(guarantee_gaps(member)) + source)
 
 
-def _is_ranged(member: Member, pod: Pod) -> bool:
-    """Say whether a LimitRange gave a container some of its values."""
+def _ranged(pod: Pod, names: frozenset[str]) -> frozenset[str]:
+    """Return which of the containers a LimitRange gave some of their values."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     told = annotations.get(LIMIT_RANGER, "")  # "LimitRanger plugin set: cpu request for container a; ..."
-    return any(part.endswith(f"container {member.name}") for part in told.split(";"))
+    return names.intersection(found[1] for found in _RANGED.finditer(told))
 
 
 def _injected(member: Member, amounts: dict[str, str]) -> Cause:
-    told = f"container {member.name} got requests = limits cpu {amounts['cpu']}, memory {amounts['memory']}"
+    told = f"container {member.called} got requests = limits cpu {amounts['cpu']}, memory {amounts['memory']}"
     return Cause(f"{member.path}.resources", told)

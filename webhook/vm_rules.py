@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from pinning.annotations import read_wishes
+from pinning.brief import few
 from pinning.contract import GATE_SIDECAR
 from pinning.errors import Cause
 from pinning.kube import ObjectMeta
-from pinning.vmi import Kind, KubeVirtSettings, find_template, review_vmi, vmi_update_causes
+from pinning.vmi import Kind, KubeVirtSettings, find_template, review_vmi, vmi_causes, vmi_update_causes
 from pinning.vmi_kube import VirtSpec
-from webhook.pod_rules import Verdict
+from webhook.pod_rules import Verdict, added
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from webhook.config import Settings
 
@@ -47,21 +49,21 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
     )
     template = find_template(kind, metadata, spec)
     if isinstance(template, Cause):
-        return Verdict(review.causes, review.warnings)
+        return Verdict(review.causes)
     wishes = read_wishes(template.annotations, None)
     return Verdict(
-        (*review.causes, *_under(template.path, wishes.causes)),
-        (*review.warnings, *_under(template.path, wishes.warnings)),
+        few(chain(review.causes, _under(template.path, wishes.causes))),
+        few(chain(review.warnings, _under(template.path, wishes.warnings))),
     )
 
 
 def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Settings) -> Verdict:
     """Judge what an update of an object with a template changes; what was wrong before stays as it is."""
     was, now = review_vm(kind, old, settings), review_vm(kind, new, settings)
-    return Verdict(
-        tuple(cause for cause in now.causes if cause not in was.causes),
-        tuple(warning for warning in now.warnings if warning not in was.warnings),
-    )
+    if not now.causes:
+        return Verdict(warnings=tuple(added(was.warnings, now.warnings)))
+    causes = few(added(_every_cause(kind, old, settings), _every_cause(kind, new, settings)))
+    return Verdict(causes, tuple(added(was.warnings, now.warnings)))
 
 
 def review_changed_vmi(
@@ -73,7 +75,7 @@ def review_changed_vmi(
     before, after = (
         read_wishes(((one.get("metadata") or {}).get("annotations") or {}), None) for one in (old, new)
     )
-    return Verdict((*causes, *(cause for cause in after.causes if cause not in before.causes)))
+    return Verdict(few(chain(causes, added(before.causes, after.causes))))
 
 
 def is_kubevirt(username: str, settings: Settings) -> bool:
@@ -94,5 +96,15 @@ def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
     )
 
 
-def _under(path: str, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    return tuple(replace(one, field=path + one.field) for one in found)
+def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterator[Cause]:
+    template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
+    if isinstance(template, Cause):
+        yield template
+        return
+    gate = GATE_SIDECAR in settings.gates
+    yield from vmi_causes(kind, template, kubevirt_settings(settings), sidecar_gate=gate)
+    yield from _under(template.path, read_wishes(template.annotations, None).causes)
+
+
+def _under(path: str, found: Iterable[Cause]) -> Iterator[Cause]:
+    return (replace(one, field=path + one.field) for one in found)

@@ -266,9 +266,9 @@ def test_log_lines_are_short_whatever_the_names_are() -> None:
 
 
 def test_refused_fields_are_told_in_short() -> None:
-    """A field that is named after what somebody wrote is cut in the log, and whole in the answer."""
+    """A field that is named after what somebody wrote is cut in the log and in the answer."""
     edge = Edge(RULES)
     answer = edge.post("/validate", review(annotations={f"cpu-manager.corepin.io/container.{LONG}": "wrong"}))
     (cause, *_) = answer.json()["response"]["status"]["details"]["causes"]
-    assert LONG in cause["field"]
+    assert len(cause["field"]) < 400
     assert all(len(field) <= TOLD_LENGTH for field in edge.line()["fields"])

@@ -1,0 +1,39 @@
+"""How much is told of what users write: where a message is made of it, texts are cut and lists end.
+
+Whoever may write an annotation chooses how long and how many they are; an answer, an event and the memory of the
+one who tells must not depend on it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Item = TypeVar("Item")
+
+NAME: Final = 63  # characters of a container's name, which is a DNS label
+KEY: Final = 317  # of an annotation's: a prefix of 253, a slash and a name of 63
+VALUE: Final = 40  # of anything else
+NAMES_LISTED: Final = 10
+MOST_TOLD: Final = 50  # causes, or warnings, of one object
+
+
+def cut(text: str, limit: int) -> str:
+    """Return the text, or its beginning with three dots."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def few(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Return the first items, asking for no others: one more than are told where there are more."""
+    return tuple(islice(items, MOST_TOLD + 1))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names in their order, and how many more there are."""
+    ordered = sorted(names)
+    told = ", ".join(cut(name, NAME) for name in ordered[:NAMES_LISTED])
+    left = len(ordered) - NAMES_LISTED
+    return f"{told} and {left} more" if left > 0 else told
