@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.pod_requests import fulfilled, is_final, requested, runtime_uid
 from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
+from pinning.cpuset import union
 from pinning.resources import members
 
 if TYPE_CHECKING:
@@ -61,10 +62,14 @@ def _held_cores(state: NodeState, pod: Pod) -> dict[str, int]:
 
 
 def _free_cores(state: NodeState, resource: str) -> int:
-    """Return the cores that a claim of the resource could take whole: all their online CPUs are free."""
+    """Return how many cores claims of the resource could take whole: all their online CPUs are free.
+
+    One fewer where they are all that is shared: the agent gives nobody the last CPU of the others.
+    """
     topology, free = state.sets.topology, _pool(state, resource) & state.free
     online = (topology.online_cpus_of(core) for core in topology.cores)
-    return sum(1 for cpus in online if cpus and cpus <= free)
+    whole = [cpus for cpus in online if cpus and cpus <= free]
+    return len(whole) - (bool(whole) and state.shared <= union(whole))
 
 
 def _pool(state: NodeState, resource: str) -> CPUSet:

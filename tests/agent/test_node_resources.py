@@ -95,6 +95,17 @@ def test_a_pod_that_the_last_pass_has_not_seen_is_taken_from_what_is_free() -> N
     assert offered(state_of(machine=SMALL), pods)[ISOLATED] == 1
 
 
+def test_the_last_shared_core_is_not_offered() -> None:
+    """Where isolcpus has the reserved core, the others need one of the free ones, and the agent gives it to nobody."""
+    machine = smt_machine(4, isolated="0,4")
+    state = state_of(machine=machine)
+    assert offered(state, []) == dict.fromkeys(RESOURCES, 2)
+    for count, refused in ((2, False), (3, True)):
+        assert bool(state_of(isolated("a", count), machine=machine).refusals) == refused
+    pods = [isolated("a", 2)]
+    assert offered(state_of(*pods, machine=machine), pods)[ISOLATED] == 0
+
+
 class Cluster(RuleBasedStateMachine):
     """A scheduler that believes one node, users who resize and edit what runs, and pods that nobody scheduled."""
 
