@@ -69,11 +69,11 @@ def der(files: dict[str, bytes]) -> bytes:
     return ssl.PEM_cert_to_DER_cert(files["tls.crt"].decode().split(end)[0] + end)
 
 
-def request_head(length: int) -> bytes:
-    """Return the head of a review's request."""
+def request_head(length: int, more: bytes = b"") -> bytes:
+    """Return the head of a review's request, with more lines if they are given."""
     return (
         b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % length
+        b"Content-Length: %d\r\n%b\r\n" % (length, more)
     )
 
 
@@ -98,6 +98,28 @@ def test_reviews_and_status_are_served(secret: Mounted) -> None:
         assert server.metric("corepin_webhook_certificate_not_after_seconds") > 0
         assert server.reviews.wait_for("review", endpoint="validate")["uid"] == "0b1c"
         assert httpx.get(f"{server.status_url}/mutate").status_code == 404
+
+
+def test_an_answer_is_one_record(secret: Mounted) -> None:
+    """Head and body are encrypted and sent together, on a connection that stays and on one that ends."""
+    for ending in (b"", b"Connection: close\r\n"):
+        with serving(*tls_flags(secret)) as server, connected(server) as secured:
+            head = request_head(len(review()), ending)
+            secured.sendall(head + review())
+
+            record = secured.recv(65536)  # no more than one record, however many have come
+            assert record.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert record.endswith(b"}")
+
+
+def test_a_caller_that_asks_first_is_told_to_go_on(secret: Mounted) -> None:
+    """`100 Continue` is sent while the body is still awaited."""
+    with serving(*tls_flags(secret)) as server, connected(server) as secured:
+        secured.sendall(request_head(len(review()), b"Expect: 100-continue\r\n"))
+        assert secured.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+        secured.sendall(review())
+        assert secured.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_new_pair_is_served_and_a_bad_one_is_not(secret: Mounted) -> None:
