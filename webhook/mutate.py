@@ -20,7 +20,8 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pod import Claim, Origin, Reading, read_pod
-from webhook.patch import Operation, add, additions, clashes, joined
+from webhook.mutations import NOTHING, Counted
+from webhook.patch import Operation, add, clashes, joined, missing, wanted
 from webhook.sidecars import plan_limits
 
 if TYPE_CHECKING:
@@ -69,19 +70,16 @@ def plan_injection(
     limits: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
     """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
-    injects = wants_injection(pod, reading)
-    operations = _pod_additions(pod, mutations) if injects else []
-    shared = mutations.per_container if injects else {}
+    source = mutations if wants_injection(pod, reading) else NOTHING
+    operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.service_account)]
     for member in reading.members:
         pointer = member.pointer
-        own = [_claim_additions(reading.claim_of(member.name), settings), (limits or {}).get(pointer, {})]
-        want = joined(shared, *own) if any(own) else shared
-        operations += additions(pointer, member.container, want)
+        counted = _counted(reading.claim_of(member.name), settings)
+        members = source.container_wanted(pointer, counted)
+        if limits and pointer in limits:
+            members = wanted(pointer, joined(source.container_fragment(counted), limits[pointer]))
+        operations += missing(member.container, members)
     return operations
-
-
-def _pod_additions(pod: Pod, mutations: Mutations) -> list[Operation]:
-    return [*additions("", pod, mutations.per_pod), *_service_account(pod, mutations.service_account)]
 
 
 def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
@@ -95,16 +93,15 @@ def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
             yield add("/spec/serviceAccount", account)
 
 
-def _claim_additions(claim: Claim | None, settings: Settings) -> Fragment:
+def _counted(claim: Claim | None, settings: Settings) -> Counted | None:
     """Return what a container gets for its own claim."""
     if claim is None:
-        return {}
+        return None
     if claim.origin is Origin.CMK:
-        return {"env": [{"name": CMK_NUM_CORES, "value": str(claim.count)}]}
+        return Counted(CMK_NUM_CORES, claim.count)
     if claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
-        charged = {ISOLATED_CORES: str(claim.count)}
-        return {"resources": {"requests": charged, "limits": charged}}
-    return {}
+        return Counted(ISOLATED_CORES, claim.count)
+    return None
 
 
 def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final, TypeVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from pinning.contract import CMK_INJECTED, CMK_TAINT_KEY, CMK_TAINT_VALUE
+from pinning.contract import CMK_INJECTED, CMK_NUM_CORES, CMK_TAINT_KEY, CMK_TAINT_VALUE
 from pinning.errors import BadContract, Cause
 from pinning.kube import Container, Pod
 from webhook.config import parse_yaml
 from webhook.explain import explain
+from webhook.patch import Wanted, joined, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Fragment = dict[str, Any]
 Shape = TypeVar("Shape")
@@ -27,7 +31,23 @@ Shape = TypeVar("Shape")
 _TYPED_META: Final = frozenset({"annotations"})
 _TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
 _TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
+PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
 _OWN_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
+
+
+class Counted(NamedTuple):
+    """A number of cores that a container gets for its own claim."""
+
+    name: str
+    number: int
+
+    @property
+    def fragment(self) -> Fragment:
+        """What says so in the container."""
+        number = str(self.number)
+        if self.name == CMK_NUM_CORES:
+            return {"env": [{"name": self.name, "value": number}]}
+        return {"resources": {"requests": {self.name: number}, "limits": {self.name: number}}}
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,25 @@ class Mutations:
         return {
             name: Cause("spec.volumes", told.format(path, name)) for name, path in self.host_paths.items()
         }
+
+    @cached_property
+    def pod_wanted(self) -> tuple[Wanted, ...]:
+        """Return what is added to every pod."""
+        return wanted("", self.per_pod)
+
+    @cached_property
+    def container_wanted(self) -> Callable[[str, Counted | None], tuple[Wanted, ...]]:
+        """Return what is added to the container at a JSON pointer, which owns a count of cores or does not."""
+
+        @lru_cache(maxsize=PREPARED_KEPT)
+        def prepared(pointer: str, counted: Counted | None) -> tuple[Wanted, ...]:
+            return wanted(pointer, self.container_fragment(counted))
+
+        return prepared
+
+    def container_fragment(self, counted: Counted | None) -> Fragment:
+        """Return what is added to a container, at whatever place."""
+        return joined(self.per_container, counted.fragment) if counted else self.per_container
 
     @cached_property
     def volumes(self) -> frozenset[str]:
@@ -148,6 +187,7 @@ def _without_nulls(fragment: Fragment) -> Fragment:
     return {key: value for key, value in fragment.items() if value is not None}
 
 
+NOTHING: Final = Mutations({}, {})
 BUILT_IN: Final = _made_safe(
     {
         "spec": {

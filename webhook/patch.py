@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 KEYS: Final = {  # by which member the entries of a list are told apart
     "volumes": "name",
@@ -31,30 +31,93 @@ def add(path: str, value: Any) -> Operation:
     return {"op": "add", "path": path, "value": value}
 
 
-@lru_cache(maxsize=1024)  # keys come from the operator's file and from us
 def escaped(key: str) -> str:
     """Return a member name as a JSON pointer spells it."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def additions(path: str, have: Any, want: Any) -> list[Operation]:
-    """Return the steps after which all members of `want` are in the document at `path`, where `have` stands now.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A member that an object shall have, with the steps that add it there: prepared once, used for every object."""
 
-    What is there stays: dictionaries merge key by key, lists get the entries they lack, scalars are never replaced.
-    Parents that are absent or null are created. The steps for a merged document are empty.
+    key: str
+    whole: Operation  # where nothing stands
+
+    def lacking(self, _present: Any) -> list[Operation]:
+        """Return the steps that are needed where something stands already: a scalar is never replaced."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMembers(Wanted):
+    """An object, which is merged member by member."""
+
+    members: tuple[Wanted, ...]
+
+    def lacking(self, present: Any) -> list[Operation]:
+        """Return the steps for the members that are not there."""
+        return missing(present, self.members) if isinstance(present, dict) else []
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEntries(Wanted):
+    """A list whose entries are told apart by one member, if they have it."""
+
+    by: str
+    named: tuple[tuple[Any, Operation], ...]
+
+    def lacking(self, present: Any) -> list[Operation]:
+        """Return the steps for the entries whose name is not there."""
+        if not isinstance(present, list):
+            return []
+        names = [_named(entry, self.by) for entry in present]
+        return [step for name, step in self.named if name not in names]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedStatements(Wanted):
+    """A list whose entries are told apart by all that they say."""
+
+    said: tuple[tuple[Any, Operation], ...]
+
+    def lacking(self, present: Any) -> list[Operation]:
+        """Return the steps for the entries that nobody has said yet."""
+        if not isinstance(present, list):
+            return []
+        return [step for said, step in self.said if not _is_said(said, present)]
+
+
+def wanted(path: str, want: Mapping[str, Any]) -> tuple[Wanted, ...]:
+    """Prepare the steps that add the members of `want` to the object at a JSON pointer."""
+    return tuple(_wanted(key, f"{path}/{escaped(key)}", value) for key, value in want.items())
+
+
+def _wanted(key: str, path: str, value: Any) -> Wanted:
+    whole = add(path, value)
+    if isinstance(value, dict):
+        return WantedMembers(key, whole, wanted(path, value))
+    if not isinstance(value, list):
+        return Wanted(key, whole)
+    by = KEYS.get(key)
+    steps = [(entry, add(f"{path}/-", entry)) for entry in value]
+    if by is None:
+        return WantedStatements(key, whole, tuple((_said(entry), step) for entry, step in steps))
+    return WantedEntries(key, whole, by, tuple((_named(entry, by), step) for entry, step in steps))
+
+
+def missing(have: Mapping[str, Any], members: Iterable[Wanted]) -> list[Operation]:
+    """Return the steps after which an object has all members that are wanted; none for what was merged already.
+
+    What is there stays: objects merge member by member, lists get the entries they lack, scalars are never replaced.
+    Parents that are absent or null are created.
     """
     steps: list[Operation] = []
-    if isinstance(have, dict) and isinstance(want, dict):
-        for key, value in want.items():
-            present = have.get(key)
-            below = f"{path}/{escaped(key)}"
-            if present is None:
-                steps.append(add(below, value))
-            elif isinstance(value, list) and isinstance(present, list):
-                end = f"{below}/-"
-                steps += [add(end, entry) for entry in _lacking(present, value, KEYS.get(key))]
-            elif isinstance(value, dict):
-                steps += additions(below, present, value)
+    for member in members:
+        present = have.get(member.key)
+        if present is None:
+            steps.append(member.whole)
+        else:
+            steps += member.lacking(present)
     return steps
 
 
@@ -67,13 +130,17 @@ def clashes(path: str, have: Any, want: Any) -> Iterator[str]:
         yield path
 
 
-def _lacking(have: list[Any], want: list[Any], key: str | None) -> list[Any]:
-    """Return the entries of `want` that `have` lacks: told apart by their key, or by all that they say."""
-    if key is None:
-        said = [_said(entry) for entry in have]
-        return [entry for entry in want if _said(entry) not in said]
-    present = [entry.get(key) if isinstance(entry, dict) else entry for entry in have]
-    return [entry for entry in want if (entry.get(key) if isinstance(entry, dict) else entry) not in present]
+def _named(entry: Any, by: str) -> Any:
+    return entry.get(by) if isinstance(entry, dict) else entry
+
+
+def _is_said(said: Any, present: list[Any]) -> bool:
+    if not isinstance(said, dict):
+        return said in present
+    for entry in present:
+        if isinstance(entry, dict) and said.items() <= entry.items() and _said(entry) == said:
+            return True
+    return False
 
 
 def _said(entry: Any) -> Any:

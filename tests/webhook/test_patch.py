@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webhook.patch import additions, joined
+from webhook.patch import KEYS, add, escaped, joined, missing, wanted
 
 leaf = st.none() | st.text(max_size=3) | st.integers(0, 3)
 tree = st.recursive(
@@ -26,7 +26,9 @@ documents = st.dictionaries(st.sampled_from(["a", "b/c", "d~e", "env", "volumes"
 
 def applied(have: Any, want: Any) -> Any:
     """Return the document after the additions."""
-    return jsonpatch.apply_patch(copy.deepcopy(have), [dict(step) for step in additions("", have, want)])
+    return jsonpatch.apply_patch(
+        copy.deepcopy(have), [dict(step) for step in missing(have, wanted("", want))]
+    )
 
 
 def keeps(have: Any, after: Any) -> bool:
@@ -47,11 +49,44 @@ def test_nothing_is_lost_and_a_second_pass_is_empty(have: Any, want: Any) -> Non
     assert keeps(have, after)
     assert set(want) <= set(after)
     without_nulls = {key: value for key, value in want.items() if value is not None}
-    assert [step for step in additions("", after, without_nulls) if not _null_inside(step)] == []
+    assert [step for step in missing(after, wanted("", without_nulls)) if not _null_inside(step)] == []
 
 
 def _null_inside(step: Any) -> bool:
     return step["value"] is None  # a wanted null is never there, however often it is written
+
+
+@given(documents, documents, documents)
+def test_prepared_steps_are_those_of_a_plain_walk(have: Any, other: Any, want: Any) -> None:
+    """What was prepared once gives each document the steps that a walk over the two would find."""
+    prepared = wanted("/at", want)
+    for document in (have, other):
+        assert missing(document, prepared) == walked("/at", document, want)
+
+
+def walked(path: str, have: Any, want: Any) -> list[Any]:
+    """Find the steps by looking at the two documents together, with nothing prepared."""
+    if isinstance(want, list):
+        if not isinstance(have, list):
+            return []
+        by = KEYS.get(path.rpartition("/")[2])
+        present = [told_apart(entry, by) for entry in have]
+        return [add(f"{path}/-", entry) for entry in want if told_apart(entry, by) not in present]
+    if not (isinstance(want, dict) and isinstance(have, dict)):
+        return []
+    steps: list[Any] = []
+    for key, value in want.items():
+        below = f"{path}/{escaped(key)}"
+        absent = have.get(key) is None
+        steps += [add(below, value)] if absent else walked(below, have[key], value)
+    return steps
+
+
+def told_apart(entry: Any, by: str | None) -> Any:
+    """Return what an entry of a list is compared by: its name, or all that it says."""
+    if not isinstance(entry, dict):
+        return entry
+    return entry.get(by) if by else {key: value for key, value in entry.items() if value not in (None, "")}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +105,7 @@ def _null_inside(step: Any) -> bool:
 )
 def test_the_smallest_steps_are_taken(have: Any, want: Any, paths: list[str]) -> None:
     """Each step adds one thing, at the deepest place that exists."""
-    assert [step["path"] for step in additions("", have, want)] == paths
+    assert [step["path"] for step in missing(have, wanted("", want))] == paths
 
 
 def test_fragments_are_joined_not_overwritten() -> None:
