@@ -106,6 +106,10 @@ class Item:
         place = f"{self.namespace}/{self.name or '(no name)'}" if self.namespace else self.name or "(no name)"
         return f"{self.kind} {place}"
 
+    def failed(self, path: tuple[str, ...], why: str) -> CommandFailed:
+        """Return the failure that a field of the object causes."""
+        return self.document.failed(f"{self.title}: {'.'.join(path)} {why}")
+
 
 def add_file_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the flag that names the documents, as kubectl has it."""

@@ -1,24 +1,20 @@
-"""What pods, taken as events in their order, would do to one node: a plan after each of them."""
+"""What documents, taken as events in their order, would do to one node: a plan after each pod that comes or goes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from corepin.misshapen import misshapen
-from pinning.kube import Pod
 from pinning.ledger import Ledger
 from pinning.observed import Observed, SeenPod
 from pinning.plan import plan
 from pinning.pools import node_sets
-from webhook.wire import malformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from corepin.documents import Item
+    from corepin.planned import Planned
+    from pinning.kube import Pod
     from pinning.node_config import NodeConfig
     from pinning.pools import NodeSets
     from pinning.refusal import Refusal
@@ -48,47 +44,56 @@ class Node:
         """The sets of the node, which pods do not change."""
         return node_sets(self.topology, self.topology.online, self.config)
 
-    def steps(self, items: Iterable[Item]) -> Iterator[Step]:
-        """Yield the node after each event: a pod seen again is an update, one that is being deleted is gone."""
-        ledger, seen, pods = Ledger(), dict[str, SeenPod](), dict[str, Pod]()
-        for number, item in enumerate(items):
-            pod = _pod(item)
-            key = f"{item.namespace or 'default'}/{_name(item, number)}"
-            one = _seen(pod, key, number, seen.get(key))
-            if item.metadata.get("deletionTimestamp"):
-                seen.pop(key, None)
-                pods.pop(key, None)
-            else:
-                seen[key], pods[key] = one, pod
-            made = plan(
-                Observed(self.topology, self.topology.online, tuple(seen.values())), ledger, self.config
-            )
-            ledger = made.ledger
-            warnings = tuple(f"{warning.field}: {warning.message}" for warning in one.warnings)
-            yield Step(key, dict(pods), warnings, ledger, made.refusals)
+    @property
+    def empty(self) -> Step:
+        """The node before the first event."""
+        return Step("", {}, (), Ledger(), ())
+
+    def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
+        """Yield the node after each event: a pod that is seen again is an update, one that is not wanted is gone."""
+        ledger, node = Ledger(), _Pods()
+        for number, document in enumerate(documents):
+            for key, one in node.events(document, number):
+                seen = tuple(pod for pod, _ in node.here.values())
+                made = plan(Observed(self.topology, self.topology.online, seen), ledger, self.config)
+                ledger = made.ledger
+                warnings = tuple(f"{warning.field}: {warning.message}" for warning in one.warnings)
+                pods = {name: pod for name, (_, pod) in node.here.items()}
+                yield Step(key, pods, warnings, ledger, made.refusals)
 
 
-def _pod(item: Item) -> Pod:
-    if (item.group, item.kind) != ("", "Pod"):
-        raise item.document.failed(
-            f"{item.title} is no pod: give the pods themselves, of apiVersion v1 and kind Pod"
-        )
-    if not item.name:
-        raise item.document.failed("the pod has no name: give metadata.name")
-    try:
-        return msgspec.convert(item.content, Pod)
-    except msgspec.ValidationError as problem:
-        raise misshapen(item, malformed(problem)) from problem
+@dataclass
+class _Pods:
+    """The pods of the node by namespace/name, and who brought which."""
+
+    here: dict[str, tuple[SeenPod, Pod]] = field(default_factory=dict)
+    brought: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    def events(self, document: Planned, number: int) -> Iterator[tuple[str, SeenPod]]:
+        """Let the pods of a document come, change and go, and yield after each of them."""
+        before = self.brought.get(document.owner, ())
+        keys = tuple(self._key(document, name, frozenset(before)) for name in document.names)
+        is_going = bool(document.item.metadata.get("deletionTimestamp"))
+        read = SeenPod.of(document.pod)
+        for key in (before or keys) if is_going else (key for key in before if key not in keys):
+            self.here.pop(key, None)
+            yield key, read
+        self.brought[document.owner] = () if is_going else keys
+        for index, key in enumerate(() if is_going else keys):
+            one = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
+            self.here[key] = (one, document.pod)
+            yield key, one
+
+    def _key(self, document: Planned, name: str, own: frozenset[str]) -> str:
+        """Return a pod's namespace/name; one that another document's pod has is told apart by the kind."""
+        key = f"{document.item.namespace or 'default'}/{name}"
+        while key in self.here and key not in own:
+            key += f"-{document.item.kind.lower()}"
+        return key
 
 
-def _name(item: Item, number: int) -> str:
-    """Return the pod's name; one that the API server shall complete is a new pod each time."""
-    return str(item.metadata.get("name") or f"{item.metadata['generateName']}{number}")
-
-
-def _seen(pod: Pod, key: str, number: int, before: SeenPod | None) -> SeenPod:
-    """Read a pod; one that states no uid or time of creation is known by its name, and as old as its first event."""
-    read = SeenPod.of(pod)
-    created = before.created if before else f"~{number:09}"  # after every real time
-    uid = read.uid or (before.uid if before else key)
-    return replace(read, uid=uid, name=key.partition("/")[2], created=read.created or created)
+def _seen(read: SeenPod, key: str, created: str, before: tuple[SeenPod, Pod] | None) -> SeenPod:
+    """Return a pod by its key; without uid or time of creation it is known by its name, as old as its first event."""
+    uid, age = (before[0].uid, before[0].created) if before else (key, created)
+    namespace, _, name = key.partition("/")
+    return replace(read, uid=read.uid or uid, namespace=namespace, name=name, created=read.created or age)

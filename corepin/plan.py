@@ -8,22 +8,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, read_documents, write_out
+from corepin.documents import add_file_flag, plain, read_documents, write_out
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
     import argparse
 
     from corepin.node_events import Node, Step
+    from corepin.planned import Planned
     from pinning.ledger import Assignment
     from pinning.node_config import NodeConfig
     from pinning.topology import Topology
 
+_NAMED = 3  # of many documents
 DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
 EPILOG = """\
-The pods are taken as events in their order: a pod of the same namespace and name again is an update, one with
-metadata.deletionTimestamp is gone. With -o json one line is printed after each event; the text shows the machine
-after the last one. The file for --topology is made by
+Workloads bring as many pods as their replicas say (a DaemonSet one, a Job those that run at once), virtual machines
+their launcher; other kinds are passed over. Documents are taken as events in their order: one of the same kind,
+namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is printed
+after each pod that comes, changes or goes; the text shows the machine after the last one. The file for --topology is
+made by
   LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
 """
 
@@ -68,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from pinning.errors import PinningError
     from pinning.pools import check_machine
 
-    items = [item for source in args.filename for one in read_documents(source) for item in one.items()]
+    documents = _documents(args.filename)
     try:
         topology, reserved = _read_published(args.node) if args.node else (_read_machine(args.topology), None)
         given = args.reserved if args.reserved is not None or args.config else reserved
@@ -77,15 +81,44 @@ def run(args: argparse.Namespace) -> int:
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
     node = Node(topology, config)
+    steps = node.steps(documents)
     if args.output == "json":
-        write_out("".join(f"{_json(node, step)}\n" for step in node.steps(items)))
+        write_out("".join(f"{_json(node, step)}\n" for step in steps))
         return 0
     from corepin.plan_text import describe
 
-    *_, last = node.steps(items)
+    *_, last = (node.empty, *steps)
     colour, width = wants_colour(sys.stdout, os.environ), columns(sys.stdout, os.environ)
     write_out(describe(node, last, width, colour=colour))
     return 0
+
+
+def _documents(sources: list[str]) -> list[Planned]:
+    """Read the documents that bring pods; what brings none is told on standard error."""
+    from corepin.planned import planned
+
+    items = [item for source in sources for one in read_documents(source) for item in one.items()]
+    found = [(item, planned(item, number)) for number, item in enumerate(items)]
+    brought, others = [one for _, one in found if one], [item for item, one in found if not one]
+    if not items:
+        raise CommandFailed(
+            f"{', '.join(sources)}: every list is empty: give pods, workloads or virtual machines"
+        )
+    if not brought:
+        told = "brings no pods: give pods, workloads or virtual machines"
+        raise others[0].document.failed(f"{others[0].title} ({others[0].api_version}) {told}")
+    for one in brought:
+        if not one.names:
+            _tell(one.item.document.failed(f"{one.item.title}: brings no pod: {one.why_none}"))
+    if others:
+        names = ", ".join(f"{item.title} ({item.api_version})" for item in others[:_NAMED])
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        _tell(f"passed over, for they bring no pods: {names}{more}")
+    return brought
+
+
+def _tell(note: object) -> None:
+    print(f"corepin plan: {plain(str(note))}", file=sys.stderr)
 
 
 def _read_published(name: str) -> tuple[Topology, str]:

@@ -217,7 +217,9 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("documents", "flags", "told"),
     [
-        pytest.param((CONFIG_MAP,), (), "ConfigMap c is no pod: give the pods themselves", id="not a pod"),
+        pytest.param(
+            (CONFIG_MAP,), (), "ConfigMap c (v1) brings no pods: give pods, workloads", id="not a pod"
+        ),
         pytest.param(("kind: Pod\napiVersion: v1\n",), (), "the pod has no name", id="no name"),
         pytest.param(
             ("kind: Pod\napiVersion: v1\nmetadata: {name: x}\nspec: {containers: 3}\n",),
