@@ -27,7 +27,8 @@ def take_cores(
     """Return the online CPUs of `count` cores that are wholly free, wholly isolated ones first.
 
     "packed" goes by package, then core; "spread" takes from the packages in turns. Cores of `keep` stay as long as
-    one of their CPUs is online, and what has to be added lies nearest to them.
+    one of their CPUs is online. What has to be added is chosen the same way, after the turns that they have had,
+    and lies nearest to them; or to the lost ones, when some are lost.
     """
     if count < 0:
         raise ValueError(f"count {count} must be 0 or more")
@@ -36,9 +37,10 @@ def take_cores(
     found = len(kept) + len(new)
     if found < count:
         raise _refusal(topology, free, count, found)
-    lost = keep - topology.online
-    order = _orders(topology, new, mode, prefer_isolated=prefer_isolated)
-    new.sort(key=lambda core: (order[core.id][0], *_apart(topology, core, lost or keep), *order[core.id]))
+    had = Counter(core.package for core in kept)
+    anchor = (keep - topology.online) or keep
+    order = _orders(topology, new, mode, prefer_isolated=prefer_isolated, had=had, anchor=anchor)
+    new.sort(key=lambda core: order[core.id])
     return union(topology.online_cpus_of(core) for core in [*kept, *new][:count])
 
 
@@ -47,15 +49,24 @@ def _wholly_free(topology: Topology, free: CPUSet) -> list[Core]:
     return [core for core, cpus in online if cpus and cpus <= free]
 
 
-def _orders(topology: Topology, cores: list[Core], mode: Mode, *, prefer_isolated: bool) -> dict[int, Order]:
-    """Return the sort key of each core: whether the kernel schedules on it, then CMK's packed or spread order."""
-    turns: Counter[tuple[bool, int]] = Counter()
+def _orders(
+    topology: Topology,
+    cores: list[Core],
+    mode: Mode,
+    *,
+    prefer_isolated: bool,
+    had: Counter[int],
+    anchor: CPUSet,
+) -> dict[int, Order]:
+    """Return the sort key of each core: whether the kernel schedules on it, its turn, how far it is, CMK's order."""
+    apart = {core.id: _apart(topology, core, anchor) for core in cores}
+    turns: dict[bool, Counter[int]] = {False: had.copy(), True: had.copy()}
     orders: dict[int, Order] = {}
-    for core in cores:
+    for core in sorted(cores, key=lambda core: (apart[core.id], core.id)):
         scheduled = prefer_isolated and not topology.online_cpus_of(core) <= topology.isolated
-        turn = turns[scheduled, core.package] if mode == "spread" else 0
-        turns[scheduled, core.package] += 1
-        orders[core.id] = (int(scheduled), turn, core.package, core.id)
+        turn = turns[scheduled][core.package] if mode == "spread" else 0
+        turns[scheduled][core.package] += 1
+        orders[core.id] = (int(scheduled), turn, *apart[core.id], core.package, core.id)
     return orders
 
 

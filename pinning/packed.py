@@ -2,7 +2,8 @@
 
 Whole NUMA nodes and packages first, then caches when asked, whole cores, and single CPUs; at every level the unit
 with the fewest free CPUs comes first. A unit is as large as the CPUs that the kernel runs of it: counted, never
-divided.
+divided. A container that has CPUs already goes the same way: units with CPUs of its own come before the others, and
+are whole when nobody else has a part of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pinning.cpuset import CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pinning.topology import Core, Topology
 
@@ -26,11 +27,15 @@ _MEMO_WITHOUT_SMT: Final = "pinning.packed.machine_without_smt"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """A NUMA node, package, cache or core: its online CPUs as a mask, and its cores by id."""
+    """A NUMA node, package, cache or core: its online CPUs as a mask, and its cores by id.
+
+    `rings` are all known CPUs around it, the nearest first: its own, and for a core those of its L2 and last-level
+    cache.
+    """
 
     id: int
     mask: int
-    size: int
+    rings: tuple[int, ...]
     cores: tuple[Unit, ...] = ()
     cores_by_size: tuple[Unit, ...] = ()
 
@@ -46,29 +51,30 @@ class Machine:
     outer: tuple[Unit, ...]
     inner: tuple[Unit, ...]
     cores: tuple[Unit, ...]
-    sharers: tuple[
-        tuple[int, ...], ...
-    ]  # known CPUs that share a core, L2, last-level cache, NUMA node, package
 
-    def inner_order(self, free: int) -> Iterable[Unit]:
-        """Return the inner units with free CPUs, outer by outer."""
-        return _nested(by_free(self.outer, free), self.inner, free)
+    def outer_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the outer units with free or own CPUs in the kubelet's order."""
+        return by_free(self.outer, free, own)
 
-    def numa_order(self, free: int) -> Iterable[Unit]:
-        """Return the NUMA nodes with free CPUs in the kubelet's order."""
-        return by_free(self.outer, free) if self.outer is self.numa_nodes else self.inner_order(free)
+    def inner_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the inner units with free or own CPUs, outer by outer."""
+        return _nested(self.outer_order(free, own), self.inner, free, own)
 
-    def package_order(self, free: int) -> Iterable[Unit]:
-        """Return the packages with free CPUs in the kubelet's order."""
-        return by_free(self.outer, free) if self.outer is self.packages else self.inner_order(free)
+    def numa_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the NUMA nodes with free or own CPUs in the kubelet's order."""
+        return (self.outer_order if self.outer is self.numa_nodes else self.inner_order)(free, own)
+
+    def package_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the packages with free or own CPUs in the kubelet's order."""
+        return (self.outer_order if self.outer is self.packages else self.inner_order)(free, own)
+
+    def cache_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the last-level caches with free or own CPUs, NUMA node by NUMA node."""
+        return _nested(self.numa_order(free, own), self.caches, free, own)
 
     def nodes_of(self, cpus: int) -> list[Unit]:
-        """Return the NUMA nodes that the CPUs lie on."""
-        return [node for node in self.numa_nodes if node.mask & cpus]
-
-    def cache_order(self, free: int) -> Iterable[Unit]:
-        """Return the last-level caches with free CPUs, NUMA node by NUMA node."""
-        return _nested(self.numa_order(free), self.caches, free)
+        """Return the NUMA nodes that the CPUs lie on, offline CPUs too."""
+        return touching(self.numa_nodes, cpus)
 
 
 def machine_of(topology: Topology) -> Machine:
@@ -95,52 +101,64 @@ def machine_without_smt(topology: Topology) -> Machine:
 
 def _machine(topology: Topology) -> Machine:
     online = topology.online.mask
-    cores = [
-        (core, _unit(core.id, core.cpus.mask & online)) for core in topology.cores if core.cpus.mask & online
-    ]
+    cores = [(core, _core(topology, core)) for core in topology.cores if core.cpus.mask & online]
     caches, numa_nodes, packages = (
-        _units(cores, level) for level in ("uncore_cache", "numa_node", "package")
+        _units(cores, level, groups)
+        for level, groups in (
+            ("uncore_cache", topology.uncore_caches),
+            ("numa_node", topology.numa_nodes),
+            ("package", topology.packages),
+        )
     )
     outer, inner = (numa_nodes, packages) if len(packages) >= len(numa_nodes) else (packages, numa_nodes)
-    levels = [
-        [core.cpus for core in topology.cores],
-        topology.l2_caches.values(),
-        topology.uncore_caches.values(),
-        topology.numa_nodes.values(),
-        topology.packages.values(),
-    ]
-    sharers = tuple(tuple(cpus.mask for cpus in level) for level in levels)
-    return Machine(
-        online, numa_nodes, packages, caches, outer, inner, tuple(unit for _, unit in cores), sharers
-    )
+    return Machine(online, numa_nodes, packages, caches, outer, inner, tuple(unit for _, unit in cores))
 
 
-def _units(cores: list[tuple[Core, Unit]], level: str) -> tuple[Unit, ...]:
-    groups: defaultdict[int, list[Unit]] = defaultdict(list)
+def _core(topology: Topology, core: Core) -> Unit:
+    around = (core.cpus, topology.l2_caches[core.l2], topology.uncore_caches[core.uncore_cache])
+    return Unit(core.id, core.cpus.mask & topology.online.mask, tuple(cpus.mask for cpus in around))
+
+
+def _units(cores: list[tuple[Core, Unit]], level: str, groups: Mapping[int, CPUSet]) -> tuple[Unit, ...]:
+    members: defaultdict[int, list[Unit]] = defaultdict(list)
     for core, unit in cores:
-        groups[getattr(core, level)].append(unit)
-    return tuple(_unit(key, sum(core.mask for core in groups[key]), groups[key]) for key in sorted(groups))
+        members[getattr(core, level)].append(unit)
+    return tuple(_unit(key, groups[key].mask, members[key]) for key in sorted(members))
 
 
-def _unit(key: int, mask: int, cores: Iterable[Unit] = ()) -> Unit:
-    by_size = sorted(cores, key=lambda core: (core.size, core.id))
-    return Unit(key, mask, mask.bit_count(), tuple(cores), tuple(by_size))
+def _unit(key: int, known: int, cores: list[Unit]) -> Unit:
+    by_size = sorted(cores, key=lambda core: (core.mask.bit_count(), core.id))
+    return Unit(key, sum(core.mask for core in cores), (known,), tuple(cores), tuple(by_size))
 
 
-def by_free(units: Iterable[Unit], free: int) -> list[Unit]:
-    """Return the units that have free CPUs, those with the fewest first, then by id."""
-    found = [unit for unit in units if unit.mask & free]
-    found.sort(key=lambda unit: ((unit.mask & free).bit_count(), unit.id))
+def touching(units: Iterable[Unit], cpus: int) -> list[Unit]:
+    """Return the units that the CPUs lie in, offline CPUs too."""
+    return [unit for unit in units if unit.rings[0] & cpus]
+
+
+def by_free(units: Iterable[Unit], free: int, own: int = 0) -> list[Unit]:
+    """Return the units that have free or own CPUs: those nearest to own ones, with the fewest free, then by id."""
+    wanted = free | own
+    found = [unit for unit in units if unit.mask & wanted]
+    if own:
+        found.sort(key=lambda unit: (_apart(unit, own), (unit.mask & free).bit_count(), unit.id))
+    else:
+        found.sort(key=lambda unit: ((unit.mask & free).bit_count(), unit.id))
     return found
 
 
-def _nested(outer: Iterable[Unit], inner: tuple[Unit, ...], free: int) -> Iterable[Unit]:
+def _apart(unit: Unit, own: int) -> list[bool]:
+    """Return a key that grows with the distance of a unit from own CPUs."""
+    return [not ring & own for ring in unit.rings]
+
+
+def _nested(outer: Iterable[Unit], inner: tuple[Unit, ...], free: int, own: int) -> Iterable[Unit]:
     """Return the inner units in the order of the outer ones, each once."""
     order: dict[Unit, None] = {}
     for unit in outer:
-        inside = free & unit.mask
+        inside = (free | own) & unit.mask
         touched = [part for part in inner if part.mask & inside]
-        order.update(dict.fromkeys(by_free(touched, free)))
+        order.update(dict.fromkeys(by_free(touched, free, own)))
     return order
 
 
@@ -153,14 +171,15 @@ def lowest_bits(mask: int, count: int) -> int:
 
 
 class _Accumulator:
-    """What is still free, what is still needed, and what is taken, during one allocation."""
+    """What is still free, what is still needed, what is taken, and what the container had before."""
 
-    __slots__ = ("free", "machine", "need", "taken")
+    __slots__ = ("free", "machine", "need", "own", "taken")
 
-    def __init__(self, machine: Machine, free: int, need: int) -> None:
+    def __init__(self, machine: Machine, free: int, need: int, own: int) -> None:
         self.machine = machine
-        self.free = free
+        self.free = free & ~own
         self.need = need
+        self.own = own
         self.taken = 0
 
     def take(self, mask: int) -> None:
@@ -170,21 +189,26 @@ class _Accumulator:
         self.need -= mask.bit_count()
 
     def take_whole(self, units: Iterable[Unit]) -> None:
-        """Take every unit that is wholly free and not larger than the need."""
-        busy, need, taken = ~self.free, self.need, 0
+        """Take the rest of every unit that nobody else has a part of, unless the rest is larger than the need."""
+        free, busy, need, taken = self.free, ~(self.free | self.own), self.need, 0
         for unit in units:
-            if unit.size <= need and not unit.mask & busy:
-                taken |= unit.mask
-                need -= unit.size
+            if not unit.mask & busy:
+                rest = unit.mask & free
+                size = rest.bit_count()
+                if size <= need:
+                    taken |= rest
+                    need -= size
         self.take(taken)
 
     def take_caches(self) -> None:
         """Take whole caches, then try to put all of the rest into one cache."""
-        caches = self.machine.cache_order(self.free)
+        caches = self.machine.cache_order(self.free, self.own)
         self.take_whole(caches)
         for cache in caches:
             if not self.need:
                 return
+            if self.own:
+                self.take_whole(touching(cache.cores, self.own))
             self.take_part_of(cache)
 
     def take_part_of(self, cache: Unit) -> None:
@@ -198,7 +222,7 @@ class _Accumulator:
         room = found = 0
         for core in cache.cores:
             if core.mask & self.free and room < self.need:
-                room += core.size
+                room += core.mask.bit_count()
                 found |= core.mask & self.free
         if self.need % 2 and found.bit_count() > self.need:
             found ^= 1 << found.bit_length() - 1
@@ -207,39 +231,53 @@ class _Accumulator:
 
     def take_cores(self) -> None:
         """Take whole free cores."""
-        for unit in self.machine.inner_order(self.free):
-            self.take_whole(unit.cores_by_size)
+        for unit in self.machine.inner_order(self.free, self.own):
+            by_size = unit.cores_by_size
+            self.take_whole(by_free(by_size, self.free, self.own) if self.own else by_size)
 
     def take_threads(self) -> None:
         """Take single CPUs, those of the most used cores first."""
-        for unit in self.machine.inner_order(self.free):
+        for unit in self.machine.inner_order(self.free, self.own):
             if (unit.mask & self.free).bit_count() > self.need:
-                self.take_each(by_free(unit.cores, self.free))
-            self.take_lowest(unit)
+                self.take_each(by_free(unit.cores, self.free, self.own))
+            self.take_lowest(unit.mask)
 
     def take_across_cores(self) -> None:
-        """Take single CPUs by number, package by package."""
-        for package in self.machine.package_order(self.free):
-            self.take_lowest(package)
+        """Take single CPUs package by package: by number, or of the cores on which it has fewest."""
+        for package in self.machine.package_order(self.free, self.own):
+            if self.own:
+                self.take_in_turns(package.cores)
+            self.take_lowest(package.mask)
+
+    def take_in_turns(self, cores: Iterable[Unit]) -> None:
+        """Take CPUs of the cores on which it has fewest, by number."""
+        turns: list[tuple[int, int]] = []
+        for core in cores:
+            has = (core.mask & self.own).bit_count()
+            turns += enumerate(CPUSet.of_mask(core.mask & self.free), start=has)
+        turns.sort()
+        self.take(sum(1 << cpu for _, cpu in turns[: self.need]))
 
     def take_each(self, cores: Iterable[Unit]) -> None:
         """Take what is free of each core until there is enough."""
         for core in cores:
             if not self.need:
                 return
-            self.take_lowest(core)
+            self.take_lowest(core.mask)
 
-    def take_lowest(self, unit: Unit) -> None:
-        """Take the lowest free CPUs of a unit, as many as needed."""
-        inside = unit.mask & self.free
+    def take_lowest(self, among: int) -> None:
+        """Take the lowest free CPUs, as many as needed."""
+        inside = among & self.free
         self.take(inside if inside.bit_count() <= self.need else lowest_bits(inside, self.need))
 
 
-def take_packed(machine: Machine, free: int, count: int, *, sort: Sort, align_uncore: bool = False) -> int:
-    """Return `count` of the free CPUs; the caller has checked that there are as many."""
-    hand = _Accumulator(machine, free, count)
-    hand.take_whole(by_free(machine.outer, free))
-    hand.take_whole(machine.inner_order(hand.free))
+def take_packed(
+    machine: Machine, free: int, count: int, *, sort: Sort, align_uncore: bool = False, own: int = 0
+) -> int:
+    """Return `count` of the free CPUs, to go with its own ones; the caller has checked that there are as many."""
+    hand = _Accumulator(machine, free, count, own)
+    hand.take_whole(machine.outer_order(hand.free, own))
+    hand.take_whole(machine.inner_order(hand.free, own))
     if align_uncore and hand.need:
         hand.take_caches()
     if sort == "packed" and hand.need:

@@ -102,19 +102,34 @@ class _Claim:
         return self._settled(taken, held)
 
     def resized(self, keep: CPUSet) -> Placement:
-        """Place so that what can stay stays: a part of it, or all of it and the nearest others."""
+        """Place so that what can stay stays: a part of it, or all of it and what goes with it."""
         kept = self._staying(keep)
         kept, room = self._fitting([kept, self._beside(kept, self._home(kept) & self._pool())])
         if kept.bit_count() >= self.count:
             chosen = replace(self._picker(), machine=machine_of(self.topology)).pick(kept, self.count)
             return self._settled(chosen, CPUSet.of_mask(kept))
-        taken = kept
-        for cpu in list(keep - self.topology.online)[: self.count - kept.bit_count()]:
-            nearest = replace(self._picker(), evenly=False)
-            taken |= _filled(nearest, self._tiers_beside(taken, room), 1, 1 << cpu)
-        missing = self.count - taken.bit_count()
-        taken |= _filled(self._picker(), self._tiers_beside(taken, room), missing, self._charged(taken))
+        lost, own = keep - self.topology.online, self._counted(kept)
+        for cpu in lost:
+            own = self._counted(own | self._replacement(1 << cpu, own, room))
+        missing = self.count - own.bit_count()
+        taken = own | _filled(self._picker(), self._tiers_beside(own, room), missing, own or lost.mask)
         return self._settled(taken, CPUSet.of_mask(kept))
+
+    def _replacement(self, lost: int, own: int, room: int) -> int:
+        """Return the CPU nearest to a lost one on its NUMA node, or none when nothing is missing or free there."""
+        picker = replace(self._picker(), evenly=False)
+        node = sum(node.mask for node in machine_of(self.topology).nodes_of(lost))
+        near = own if picker.sort == "spread" else lost  # spread threads keep away from its own cores
+        missing = self.count - own.bit_count()
+        return _filled(picker, self._tiers_beside(own, room & node), min(1, missing), near)
+
+    def _tiers_beside(self, own: int, room: int) -> list[int]:
+        """Return tiers for growing: what of a room is not its own, on isolated cores first."""
+        return self._tiers(self._beside(own, room) & ~own, EMPTY)
+
+    def _counted(self, cpus: int) -> int:
+        """Return the CPUs of what is charged to their owner, counted as the policy counts."""
+        return self._charged(cpus) & self._picker().machine.online
 
     def _picker(self) -> Picker:
         evenly = self.policy is NUMAPolicy.DISTRIBUTED
@@ -159,11 +174,6 @@ class _Claim:
     def _beside(self, taken: int, room: int) -> int:
         """Return the CPUs of a room that can be added to what is taken."""
         return room & ~(self._charged(taken) if self.smt is SMTPolicy.ISOLATE else taken)
-
-    def _tiers_beside(self, taken: int, room: int) -> list[int]:
-        """Return tiers for growing: idle siblings of its own before cores of others."""
-        own = CPUSet.of_mask(taken if self.smt is SMTPolicy.REQUIRE else 0)
-        return self._tiers(self._beside(taken, room), own)
 
     def _tiers(self, pool: int, first: CPUSet) -> list[int]:
         """Return the pool in parts: on what comes first, on wholly isolated cores, and the rest."""
@@ -250,13 +260,11 @@ class _Claim:
         return NotEnoughCPUs(self.count, found, detail, tuple(remedies))
 
 
-def _filled(picker: Picker, tiers: list[int], count: int, anchor: int = 0) -> int:
-    """Return `count` CPUs, of each tier as many as it has: near the anchor, or else near the first ones."""
+def _filled(picker: Picker, tiers: list[int], count: int, own: int = 0) -> int:
+    """Return `count` CPUs to go with the own ones, of each tier as many as it has."""
     taken = 0
     for tier in tiers:
         wanted = min(count - taken.bit_count(), tier.bit_count())
-        if wanted > 0 and anchor | taken:
-            taken |= picker.add(tier, wanted, anchor | taken)
-        elif wanted > 0:
-            taken |= picker.pick(tier, wanted)
+        if wanted > 0:
+            taken |= picker.pick(tier, wanted, own | taken)
     return taken

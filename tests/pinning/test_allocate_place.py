@@ -288,7 +288,7 @@ def test_reusable_cpus_decide_between_nodes() -> None:
 def test_resizing(
     topology: Topology, free: str, keep: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, placed: str
 ) -> None:
-    """Growing adds the nearest CPUs, shrinking keeps the rest packed; `+` divides what runs from what idles."""
+    """Growing adds what goes with the rest, shrinking keeps it packed; `+` divides what runs from what idles."""
     running, _, idle = keep.partition("+")
     kept = Placement(cpus(running), cpus(idle))
     resized = place(topology, cpus(free), count, smt=smt, numa_policy=numa, keep=kept)
@@ -497,11 +497,11 @@ def test_cores_as_cmk_orders_them(
         case("1-15", "4-15", 1, "1", id="kept-while-a-sibling-is-online"),
         case("2-15", "4-15", 1, "4-5", id="lost-core-replaced-on-its-socket"),
         case("2-15", "12-15", 1, "12-13", id="lost-core-replaced-anywhere"),
-        case(ALL, "4-15", 2, "0-1,4-5", id="one-more-nearby"),
+        case(ALL, "4-15", 2, "0-1,8-9", id="one-more-from-the-socket-whose-turn-it-is"),
     ],
 )
 def test_cores_of_a_claim_stay(online: str, free: str, count: int, taken: str) -> None:
-    """A claim keeps its cores, and what it loses or gains lies nearby."""
+    """A claim keeps its cores, what it loses is replaced nearby, and what it gains goes on in turns."""
     plain = Topology(ADJACENT.cores, cpus(online) & ADJACENT.cpus)
     assert take_cores(plain, cpus(free), count, mode="spread", keep=cpus("0-1")) == cpus(taken)
 
