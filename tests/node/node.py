@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = Path(sys.executable).with_name("corepin")
 CORES: Final = "cmk.intel.com/exclusive-cores"
+ISOLATED: Final = "corepin.io/isolated-cores"
 CRANE: Final = "qos.gocrane.io/cpu-manager"
 EXCLUSIVE: Final = {CRANE: "exclusive"}
 STATUS: Final = "status.corepin.io/cpus"

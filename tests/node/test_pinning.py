@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from pinning.cpuset import EMPTY, CPUSet
-from tests.node.node import EXCLUSIVE, pod
+from tests.node.node import EXCLUSIVE, ISOLATED, pod
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
@@ -89,6 +89,23 @@ def test_resize_in_place_is_followed(node: Node) -> None:
     until_equal("count", lambda: len(pinned.cpus), 1)
     node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
     assert identity(node, "pinned") == same
+
+
+def test_resize_of_an_isolated_pod_is_told_what_is_missing(node: Node) -> None:
+    """Beyond the cores of the node it keeps what it has, and the scheduler is offered no more than before."""
+    document = pod("alone", {"smt-policy.corepin.io/pod": "isolate"}, cpu=str(node.cores))
+    for amounts in document["spec"]["containers"][0]["resources"].values():
+        amounts[ISOLATED] = str(node.cores)
+    [alone] = node.run(document)
+    until("told", lambda: (node.status("alone") or {}).get("pinned"))
+    own = alone.cpus
+    resized(node, "alone", str(node.cores + 1))
+    refusal = until("told", lambda: (node.status("alone") or {}).get("refusal"))
+    assert refusal["reason"] == "KeepsFewerCPUs"
+    assert f"wanted {node.cores + 1} wholly free cores, found {node.cores}" in refusal["message"]
+    assert node.status("alone")["pinned"] is True
+    assert alone.cpus == own
+    assert node.document()["status"]["allocatable"][ISOLATED] == str(node.cores)
 
 
 def test_static_pod_is_pinned(node: Node) -> None:

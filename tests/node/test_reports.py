@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.node.node import CORES, CRANE, EXCLUSIVE, pod
+from tests.node.node import CORES, CRANE, EXCLUSIVE, ISOLATED, pod
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def test_node_says_what_it_has(node: Node) -> None:
     assert shown["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"
     annotations = shown["metadata"]["annotations"]
     assert json.loads(annotations["status.corepin.io/topology"])
-    for name in (CORES, "corepin.io/isolated-cores"):
+    for name in (CORES, ISOLATED):
         assert shown["status"]["capacity"][name] == shown["status"]["allocatable"][name] == str(node.cores)
 
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
