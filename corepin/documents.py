@@ -10,9 +10,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from corepin.errors import CommandFailed
+from corepin.json_text import is_json, read_json
 from corepin.yaml_text import SIZE_LIMIT, BadYAML, read_yaml
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 STDIN: Final = "-"
 _LIST: Final = "List"
-_SURROGATE: Final = re.compile(r"\\u[dD][89abAB]")
+_TEMPLATE: Final = re.compile(r"\{[{%]")  # of Helm, and of Jinja
 
 
 @dataclass(frozen=True)
@@ -56,21 +55,32 @@ class Document:
 
     def _item(self, pointer: str, content: dict[str, Any], kind: str) -> Item:
         """Return an object with its kind; the entries of a typed list (PodList) need not state theirs."""
-        api_version = content.get("apiVersion") or (self.content.get("apiVersion") if kind else None)
-        stated = content.get("kind") or kind
-        for name, value, example in (("apiVersion", api_version, "v1"), ("kind", stated, "Pod")):
-            if not isinstance(value, str) or not value:
-                where = f"{_dotted(pointer)}." if pointer else ""
-                raise self.failed(f"{where}{name} is missing: add it, for example {name}: {example}")
+        list_version = self.content.get("apiVersion") if kind else None
+        api_version = self._stated("apiVersion", content, pointer, list_version, "v1")
+        stated = self._stated("kind", content, pointer, kind or None, "Pod")
         metadata = content.get("metadata")
         return Item(
             self,
             pointer,
             content,
-            str(api_version),
-            str(stated),
+            api_version,
+            stated,
             metadata if isinstance(metadata, dict) else {},
         )
+
+    def _stated(
+        self, name: str, content: dict[str, Any], pointer: str, default: str | None, example: str
+    ) -> str:
+        """Return a text that every object states; `default` is what a list says for its entries."""
+        value = content.get(name)
+        value = default if value is None else value
+        if isinstance(value, str) and value:
+            return value
+        where = f"{_dotted(pointer)}.{name}" if pointer else name
+        if value is None:
+            raise self.failed(f"{where} is missing: add it, for example {name}: {example}")
+        found = "empty" if value == "" else f"{_shown_value(value)}, expected a text"
+        raise self.failed(f"{where} is {found}: write for example {name}: {example}")
 
 
 @dataclass(frozen=True)
@@ -203,22 +213,24 @@ def _decoded(data: bytes, shown: str) -> str:
 
 def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:
     try:
-        return list(read_yaml(text))
-    except BadYAML as error:
         try:
-            return list(read_yaml(_plain_json(text)))
+            return list(read_yaml(text))
         except BadYAML:
-            raise CommandFailed(f"{shown}:{error.line}: {error.why}") from error
+            if not is_json(text):
+                raise
+            return list(read_json(text))
+    except BadYAML as error:
+        raise CommandFailed(f"{shown}:{error.line}: {_as_template(text, error) or error.why}") from error
 
 
-def _plain_json(text: str) -> str:
-    """Return JSON without the escapes of surrogate pairs, which YAML 1.1 does not know; else raise BadYAML."""
-    if not text.lstrip().startswith("{") or not _SURROGATE.search(text):
-        raise BadYAML(1, "no such JSON")
-    try:
-        return msgspec.json.encode(msgspec.json.decode(text)).decode()
-    except (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError) as error:
-        raise BadYAML(1, "no such JSON") from error
+def _as_template(text: str, error: BadYAML) -> str:
+    """Say that the text is a template, where its marks stand before what cannot be read; else nothing."""
+    marks = (number for number, line in enumerate(text.splitlines(), 1) if _TEMPLATE.search(line))
+    line = next(marks, error.line + 1)
+    if line > error.line:
+        return ""
+    told = f"this is a template, a mark such as {{{{ }}}} stands on line {line}"
+    return f"{told}: render it first, for example with `helm template`"
 
 
 def _object(content: Any, shown: str, line: int) -> dict[str, Any]:
@@ -230,9 +242,15 @@ def _object(content: Any, shown: str, line: int) -> dict[str, Any]:
 
 
 def _what(value: Any) -> str:
-    return {list: "a list", dict: "a mapping", str: "a text", type(None): "nothing"}.get(
-        type(value), "a number"
-    )
+    kinds = {list: "a list", dict: "a mapping", str: "a text", bool: "true or false", type(None): "nothing"}
+    return kinds.get(type(value), "a number")
+
+
+def _shown_value(value: Any) -> str:
+    """Return what stands where a text is expected, as YAML has it if it is short."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _what(value) if isinstance(value, list | dict) else f"the number {str(value)[:20]}"
 
 
 def _dotted(pointer: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from corepin.cli import main
-from corepin.yaml_text import DEPTH_LIMIT, SIZE_LIMIT
+from corepin.yaml_text import DEPTH_LIMIT, SIZE_LIMIT, read_yaml
 from tests.corepin.documents import POD, written
 
 if TYPE_CHECKING:
@@ -49,7 +49,41 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
         ("a: 1\na: 2\n", ":2: key 'a' stands there twice (first on line 1): remove one"),
         ("kind: Pod\n", ":1: apiVersion is missing: add it, for example apiVersion: v1"),
         ("\n\napiVersion: v1\n", ":3: kind is missing: add it, for example kind: Pod"),
-        ("apiVersion: v1\nkind: [Pod]\n", ":1: kind is missing: add it, for example kind: Pod"),
+        ("apiVersion: v1\nkind: [Pod]\n", ":1: kind is a list, expected a text: write for example kind: Pod"),
+        (
+            "apiVersion: 1\nkind: Pod\n",
+            ":1: apiVersion is the number 1, expected a text: write for example apiVersion: v1",
+        ),
+        ("apiVersion: v1\nkind: yes\n", ":1: kind is true, expected a text: write for example kind: Pod"),
+        ('apiVersion: ""\nkind: Pod\n', ":1: apiVersion is empty: write for example apiVersion: v1"),
+        (
+            "apiVersion: v1\nkind: PodList\nitems: [{apiVersion: 0}]\n",
+            ":1: items[0].apiVersion is the number 0, expected a text: write for example apiVersion: v1",
+        ),
+        (
+            "yes\n",
+            ":1: expected a Kubernetes object, found true or false: write a mapping with apiVersion and kind",
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ .Values.name }}\n",
+            ":4: this is a template, a mark such as {{ }} stands on line 4: render it first, for example with `helm template`",
+        ),
+        (
+            "{{- if .Values.on }}\nkind: Pod\n{{- end }}\n",
+            ":1: this is a template, a mark such as {{ }} stands on line 1: render it first, for example with `helm template`",
+        ),
+        (
+            "{% if on %}\nkind: Pod\n{% endif %}\n",
+            ":1: this is a template, a mark such as {{ }} stands on line 1: render it first, for example with `helm template`",
+        ),
+        (
+            "a: b: c\nd: '{{ .Values.x }}'\n",
+            ":1: mapping values are not allowed in this context: mend the YAML here or just above",
+        ),
+        (
+            '{"apiVersion": "v1"}\n{"a": 1,\n"a": 2}',
+            ":3: key 'a' stands there twice (first on line 2): remove one",
+        ),
         (
             "apiVersion: v1\nkind: List\nitems: [1]\n",
             ":1: items[0] is no object, but a number: write an object, or remove the entry",
@@ -160,7 +194,42 @@ def test_json_that_yaml_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert main(["inject", "-f", written(tmp_path, pod % ("\\ud83d\\ude00", "1" + "0" * 30))]) == 0
     assert "\\U0001F600" in capsys.readouterr().out
-    failure(capsys, "inject", written(tmp_path, pod % ("\\ud83d", "1")))
+    for half in ("\\ud83d", "\\ude00", "\\ude00\\ud83d"):
+        told = failure(capsys, "inject", written(tmp_path, pod % ("ok", "1") + "\n" + pod % (half, "1")))
+        assert told.endswith(
+            ":2: a \\u escape is half of a surrogate pair: write both halves, or the character itself"
+        )
+
+
+POD_JSON = '{"apiVersion": "v1",\n"kind": "Pod", "metadata": {"name": "%s"}, "spec": {"containers": [{"name": "c"}]}}'
+
+
+@pytest.mark.parametrize("between", ["", "\n", " \r\n\t"])
+@pytest.mark.parametrize("verb", ["inject", "validate"])
+def test_json_objects_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, between: str
+) -> None:
+    """A stream as `kubectl get -o json` and `jq` write it is as many documents, each with its line."""
+    listed = '{"apiVersion": "v1", "kind": "List", "items": [%s]}' % (POD_JSON % "\\ud83d\\ude00")
+    source = written(tmp_path, between.join((POD_JSON % "one", POD_JSON % "two", listed)) + between)
+
+    assert main([verb, "-f", source]) == 0
+    out = capsys.readouterr().out
+    if verb == "inject":
+        assert [document["kind"] for _, document in read_yaml(out)] == ["Pod", "Pod", "List"]
+    else:
+        step = 1 + between.count("\n")
+        lines = [line.removeprefix(source) for line in out.splitlines()]
+        assert lines[:2] == [":1: Pod one: valid", f":{1 + step}: Pod two: valid"]
+        assert lines[2].startswith(f":{1 + 2 * step}: Pod ")
+
+
+def test_much_json_costs_no_more_than_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten thousand objects are read one by one, none of them twice."""
+    source = written(tmp_path, '{"apiVersion": "v1", "kind": "X"}\n' * 10_000)
+
+    assert main(["validate", "-f", source]) == 0
+    assert capsys.readouterr().out.count("valid") == 10_000
 
 
 def test_deepest_object_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,60 @@
+"""Read what is JSON and no YAML 1.1: objects one after the other, and escapes of surrogate pairs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from corepin.yaml_text import BadYAML, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+def is_json(text: str) -> bool:
+    """Say whether a text is nothing but JSON objects, with nothing or white space between them."""
+    try:
+        return bool(list(_spans(text)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_json(text: str) -> Iterator[tuple[int, Any]]:
+    """Yield every object with the line on which it starts; raise BadYAML where one cannot be read."""
+    line, counted = 0, 0
+    for start, end in _spans(text):
+        line, counted = line + text.count("\n", counted, start), start
+        one = _without_pairs(text[start:end], line + 1)
+        try:
+            yield from ((line + at, value) for at, value in read_yaml(one))
+        except BadYAML:
+            list(read_yaml("\n" * line + one))  # it fails again, and all lines in its words are right
+            raise
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each object begins and ends; raise ValueError where something else stands."""
+    decoder, at = json.JSONDecoder(), _SPACE.match(text).end()  # type: ignore[union-attr] # it matches nothing, too
+    while at < len(text):
+        if text[at] != "{":
+            raise ValueError(f"no object at {at}")
+        _, end = decoder.raw_decode(text, at)
+        yield at, end
+        at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+
+
+def _without_pairs(text: str, line: int) -> str:
+    """Return an object without escapes of surrogate pairs, which YAML 1.1 does not know."""
+    if not _SURROGATE.search(text):
+        return text
+    try:
+        return msgspec.json.encode(msgspec.json.decode(text)).decode()
+    except (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError) as error:
+        why = "a \\u escape is half of a surrogate pair: write both halves, or the character itself"
+        raise BadYAML(line, why) from error
