@@ -173,7 +173,7 @@ class ReviewEndpoint:
 
 
 class Express:
-    """Leads a review to its endpoint past the router, which costs as much as the decision; the rest goes on."""
+    """Leads a review to its endpoint past middleware and router, which cost as much as the decision; the rest goes on."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp]) -> None:
         self._app = app
@@ -185,7 +185,7 @@ class Express:
         await (endpoint or self._app)(scope, receive, send)
 
 
-def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, log: ReviewLog) -> FastAPI:
+def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, log: ReviewLog) -> Express:
     """Return the application; `deciders` gives the configuration in service at each review."""
     app = FastAPI(openapi_url=None, redirect_slashes=False, telemetry=NO_TELEMETRY)
     judges: dict[str, Callable[[Decisions, Request], Answer]] = {
@@ -198,8 +198,7 @@ def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, 
         endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log, unread)
         app.add_route(f"/{name}", endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
         endpoints[f"/{name}"] = endpoint
-    app.add_middleware(Express, endpoints=endpoints)
-    return app
+    return Express(app, endpoints)
 
 
 def _decision(request: Request, answer: Answer, generation: int) -> Reply:
