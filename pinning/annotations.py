@@ -139,7 +139,7 @@ def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | Non
 
     `containers` is None where the pod does not exist yet, as in a virtual machine's template.
     """
-    if not any(is_policy_key(key) for key in annotations):
+    if not any(map(is_policy_key, annotations)):
         return NO_WISHES
     policy = _family(CPU_MANAGER, CPUPolicy, annotations, containers)
     return Wishes(

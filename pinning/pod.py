@@ -6,11 +6,11 @@ causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pinning.annotations import Wishes, read_wishes
+from pinning.annotations import NO_WISHES, Wishes, read_wishes
 from pinning.brief import few
 from pinning.contract import (
     CPUMANAGER_LABELS,
@@ -153,6 +153,8 @@ def read_pod(pod: Pod) -> Reading:
     claims: list[Claim] = []
     beyond: list[tuple[Member, Claim]] = []
     for member in listed:
+        if wishes is NO_WISHES and not dedicated and not member.cores:
+            continue
         claim = _claim_of(member, wishes, dedicated)
         if claim and claim.count <= MOST_CPUS:
             claims.append(claim)
@@ -182,7 +184,7 @@ def _with_cpu(member: Member, cpu: str | float | None) -> Member:
         "limits": {**(resources.get("limits") or {}), "cpu": cpu},
         "requests": {**(resources.get("requests") or {}), "cpu": cpu},
     }
-    return replace(member, container={**member.container, "resources": given})
+    return member._replace(container={**member.container, "resources": given})
 
 
 def _claim_of(member: Member, wishes: Wishes, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch

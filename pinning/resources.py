@@ -5,9 +5,8 @@ QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.brief import NAME, VALUE, cut
 from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
@@ -36,14 +35,19 @@ class Role(StrEnum):
     MAIN = "main"
 
 
-@dataclass(frozen=True)
-class Member:
-    """One container of a pod, with its place in the document and what it states (read when it is asked for)."""
-
+class _Placed(NamedTuple):
     name: str
     role: Role
-    path: str  # as field paths have it: "spec.initContainers[0]"
+    kind: str  # the list of the spec where it stands: "initContainers"
+    at: int
     container: Container
+
+
+class Member(_Placed):
+    """One container of a pod, with its place in the document and what it states (read when it is asked for).
+
+    A tuple: one is made of each container in each review, and a frozen dataclass costs three times as much.
+    """
 
     @lazy
     def limits(self) -> ResourceList:
@@ -73,20 +77,25 @@ class Member:
         return cut(self.name, NAME)
 
     @property
+    def path(self) -> str:
+        """The place as field paths have it: "spec.initContainers[0]"."""
+        return f"spec.{self.kind}[{self.at}]"
+
+    @property
     def pointer(self) -> str:
         """The place as a JSON pointer: "/spec/initContainers/0"."""
-        return "/" + self.path[:-1].replace(".", "/").replace("[", "/")
+        return f"/spec/{self.kind}/{self.at}"
 
 
 def members(pod: Pod) -> tuple[Member, ...]:
     """Return init containers and containers in the order in which they start; ephemeral ones never count."""
     spec = pod.get("spec") or {}
     first = [
-        _member(f"spec.initContainers[{at}]", _init_role(one), one)
+        Member(one.get("name") or "", _init_role(one), "initContainers", at, one)
         for at, one in enumerate(spec.get("initContainers") or ())
     ]
     main = [
-        _member(f"spec.containers[{at}]", Role.MAIN, one)
+        Member(one.get("name") or "", Role.MAIN, "containers", at, one)
         for at, one in enumerate(spec.get("containers") or ())
     ]
     return (*first, *main)
@@ -94,10 +103,6 @@ def members(pod: Pod) -> tuple[Member, ...]:
 
 def _init_role(container: Container) -> Role:
     return Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
-
-
-def _member(path: str, role: Role, container: Container) -> Member:
-    return Member(container.get("name") or "", role, path, container)
 
 
 def _names_cores(given: ResourceList | None) -> bool:
