@@ -114,7 +114,7 @@ def print_edits(pods: int, edits: int) -> None:
         taken = asyncio.run(measure_edits(folder, pods, edits))
         end_processes(folder)
     print(
-        f"{edits} edits with {pods} containers, from the file to the kernel's read back of every container:"
+        f"{edits} edits with {pods} containers, from what the watch delivered to the kernel's read back of every container:"
     )
     for line in table(taken):
         print(line)
