@@ -113,6 +113,12 @@ class AffinityCgroups:
         """Wait until cancelled."""
         await asyncio.get_running_loop().create_future()
 
+    def hold(self) -> None:
+        """Do nothing: nobody is told."""
+
+    def release(self) -> None:
+        """Do nothing: nobody is told."""
+
     def quota(self, cgroup: str) -> int | None:
         """Return that there is none; raise Gone."""
         self.read(cgroup)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from agent import quota
 from agent.hierarchy import CPUS, PROCS, V1, find_hierarchy, read_cpus, read_text, subfolders, write_text
 from agent.inotify import OVERFLOW, Inotify, inotify_refused
+from agent.open_files import OpenFiles
 from agent.pins import kernel_forgets_pins, restore_pins, save_pins
 from agent.seams import Gone, Refused
 from agent.tasks import compare, life_of, tasks_below, widen
@@ -44,15 +45,17 @@ class KernelCgroups:
         self._forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
         self._folder = lru_cache(MOST_CGROUPS)(self._hierarchy.folder)
         self._usual_file = lru_cache(MOST_CGROUPS)(self._usual_file_of)
+        self._files = OpenFiles()
         self._inotify = _new_inotify()
         self._watch_of: dict[str, int] = {}
         self._cgroup_of: dict[int, str] = {}
         self._ours: dict[str, CPUSet] = {}  # what we wrote last
+        self._written: Callable[[str], None] | None = None  # who is told of foreign writes
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
         try:
-            return read_cpus(self._usual_file(cgroup))
+            return self._files.read_cpus(self._usual_file(cgroup))
         except Gone:
             return self._effective(self._folder(cgroup))
 
@@ -75,10 +78,17 @@ class KernelCgroups:
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no cpuset")
-        folder = self._folder(cgroup)
         self._ours[cgroup] = cpus
-        if self.version == V1:
+        try:
+            self._write(cgroup, cpus)
+        except Refused:
+            if self.version != V1:
+                raise
             self.widen(_above(cgroup), cpus)
+            self._write(cgroup, cpus)
+
+    def _write(self, cgroup: str, cpus: CPUSet) -> None:
+        folder = self._folder(cgroup)
         if self._forgets_pins:
             self._move_keeping_pins(folder, cpus)
         else:
@@ -129,6 +139,7 @@ class KernelCgroups:
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch these cgroups and no others from now on; those that are gone are left out. Raises Refused."""
         wanted = frozenset(cgroups)
+        self._files.keep({self._usual_file(cgroup) for cgroup in wanted})
         for cgroup in self._watch_of.keys() - wanted:
             self._unwatch(cgroup)
         for cgroup in self._ours.keys() - wanted:
@@ -158,12 +169,22 @@ class KernelCgroups:
 
     async def watch(self, written: Callable[[str], None]) -> None:
         """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._inotify, self._tell, written)
+        self._written = written
+        self.release()
         try:
-            await loop.create_future()
+            await asyncio.get_running_loop().create_future()
         finally:
-            loop.remove_reader(self._inotify)
+            self._written = None
+            self.hold()
+
+    def hold(self) -> None:
+        """Tell of no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
+        asyncio.get_running_loop().remove_reader(self._inotify)
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        if self._written:
+            asyncio.get_running_loop().add_reader(self._inotify, self._tell, self._written)
 
     def _tell(self, written: Callable[[str], None]) -> None:
         watches = {event.watch for event in self._inotify.news()}
@@ -194,6 +215,7 @@ class KernelCgroups:
 
     def close(self) -> None:
         """Stop watching."""
+        self._files.keep(())
         self._inotify.close()
 
 
@@ -221,7 +243,13 @@ def _move_child(child: Path, old: CPUSet, new: CPUSet) -> None:
 
 
 def _put(folder: Path, cpus: CPUSet) -> None:
-    write_text(f"{folder}/{CPUS}", str(cpus))
+    write_text(f"{folder}/{CPUS}", _text(cpus))
+
+
+@lru_cache(maxsize=1024)
+def _text(cpus: CPUSet) -> str:
+    """Write a CPU list; hundreds of containers get the same few."""
+    return str(cpus)
 
 
 def _new_inotify() -> Inotify:

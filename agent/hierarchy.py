@@ -86,7 +86,7 @@ def read_text(path: Path | str) -> str:
         finally:
             os.close(file)
     except OSError as error:
-        raise _translated(error, Path(path)) from error
+        raise translated(error, path) from error
 
 
 def read_cpus(path: Path | str) -> CPUSet:
@@ -94,15 +94,20 @@ def read_cpus(path: Path | str) -> CPUSet:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _parsed(os.read(file, CHUNK))  # one line, which the kernel gives in one piece
+            return parsed(read_line(file))
         finally:
             os.close(file)
     except OSError as error:
-        raise _translated(error, Path(path)) from error
+        raise translated(error, path) from error
+
+
+def read_line(file: int) -> bytes:
+    """Return what an open cgroup file of one line says now; the kernel gives it in one piece."""
+    return os.pread(file, CHUNK, 0)
 
 
 @lru_cache(maxsize=1024)
-def _parsed(line: bytes) -> CPUSet:
+def parsed(line: bytes) -> CPUSet:
     """Read a CPU list; hundreds of containers have the same few."""
     return CPUSet.parse(line.decode("ascii"))
 
@@ -118,7 +123,7 @@ def write_text(path: Path | str, text: str) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        raise _translated(error, Path(path), text) from error
+        raise translated(error, path, text) from error
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -131,7 +136,7 @@ def subfolders(folder: Path) -> list[Path]:
     except OSError as error:
         if error.errno in _GONE:
             return []
-        raise _translated(error, folder) from error
+        raise translated(error, folder) from error
     return [folder / name for name in sorted(names)]
 
 
@@ -142,8 +147,9 @@ def _read_or_none(path: Path) -> str | None:
         return None
 
 
-def _translated(error: OSError, path: Path, text: str = "") -> Gone | Refused:
+def translated(error: OSError, file: Path | str, text: str = "") -> Gone | Refused:
     """Return the agent's word for an error of the kernel."""
+    path = Path(file)
     tried = f"{path}: {text} refused" if text else f"{path}"
     if error.errno not in _GONE:
         return Refused(f"{tried}: {_WORDS.get(error.errno or 0, error.strerror)}")

@@ -92,6 +92,18 @@ class LocalPod:
         """Say whether nothing of it is left that anybody wants."""
         return self.is_ending and not any(not one.end or one.has_home for one in self.containers.values())
 
+    @property
+    def _is_running(self) -> bool:
+        """Say whether all that its manifest names runs, and nothing else is due."""
+        if (
+            self.run is None
+            or self.is_ending
+            or self.phase
+            or len(self.containers) != len(self.run.containers)
+        ):
+            return False
+        return all(one.process and not one.end for one in self.containers.values())
+
     def listed(self) -> Iterator[RuntimeContainer]:
         """Yield its containers as the agent sees them."""
         for one in self.containers.values():
@@ -135,6 +147,8 @@ class LocalPod:
 
     def step(self) -> None:
         """Do what is due."""
+        if self._is_running:
+            return
         if self.run and not self.is_ending and self.phase is None:
             self._start_created()
             self._create_due(self.run)

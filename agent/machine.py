@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.hierarchy import V1
@@ -62,6 +63,7 @@ class NodeMachine:
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
         self._usable = EMPTY
         self._lost = pod_cpus  # offline CPUs that the pod root had
+        self._id = cache(self._read_id)
 
     def online(self) -> CPUSet:
         """Return the CPUs that the kernel runs now; cheap enough for every second."""
@@ -111,11 +113,11 @@ class NodeMachine:
 
     def boot_id(self) -> str:
         """Return the id of this boot."""
-        return self._read_id(("proc/sys/kernel/random/boot_id",))
+        return self._id(("proc/sys/kernel/random/boot_id",))
 
     def machine_id(self) -> str:
         """Return the id of this machine: the host's, so mount its /etc/machine-id into the agent."""
-        return self._read_id(_MACHINE_IDS)
+        return self._id(_MACHINE_IDS)
 
     def _read_id(self, names: tuple[str, ...]) -> str:
         """Return the first id that is there; raise Refused naming the files."""

@@ -90,16 +90,11 @@ class PodsDir:
         """Follow the folder until cancelled; call `changed` after every change."""
         with ExitStack() as stack:
             events = self._open(stack)
-            wake = asyncio.Event()
-            if events:
-                loop = asyncio.get_running_loop()
-                loop.add_reader(events, wake.set)
-                stack.callback(loop.remove_reader, events)
             while True:
                 names = self._news(events)
                 if self.look(names or ()):
                     changed()
-                await _wait(wake)
+                await _wait(events)
 
     def _open(self, stack: ExitStack) -> FolderEvents | None:
         try:
@@ -196,14 +191,20 @@ class PodsDir:
         self._told = self.problems
 
 
-async def _wait(wake: asyncio.Event) -> None:
+async def _wait(events: FolderEvents | None) -> None:
     """Wait for an event, and not for long."""
-    wake.clear()
+    if events is None:
+        await asyncio.sleep(LOOK_SECONDS)
+        return
+    loop, wake = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(events, wake.set)
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             await wake.wait()
     except TimeoutError:
         return
+    finally:
+        loop.remove_reader(events)  # until it was read: else the same event would wake twice
 
 
 def _manifests(folder: Path) -> dict[str, os.stat_result]:

@@ -88,6 +88,7 @@ class Reconciler:
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._saved: Saved | None = None
+        self._followed: tuple[frozenset[str], frozenset[str]] | None = None
         self._wanted: dict[str, CPUSet] = {}  # what each container shall run on
         self._shared = EMPTY  # what everyone else shall; empty while the agent writes nothing
 
@@ -103,14 +104,16 @@ class Reconciler:
         """Do one pass; return what the node is then, None when too little is known to do anything."""
         self.metrics.rounds.inc()
         self.background.hold()
+        self._seams.cgroups.hold()
         try:
             return await self._round()
         finally:
+            self._seams.cgroups.release()
             self.background.release()
 
     async def _round(self) -> NodeState | None:
         observed = await self.observer.observe()
-        self._seams_follow()
+        self._follow_others()
         if not self._knows_enough(observed):
             logger.info("waiting for pods and containers", extra={"facts": _completeness(observed)})
             return None
@@ -137,13 +140,23 @@ class Reconciler:
         self._has_begun = self._has_begun or is_complete or (is_late and self._ledger is not None)
         return self._has_begun
 
-    def _seams_follow(self) -> None:
-        """Watch the cgroups of what runs, and where others will be made."""
-        there = [one for one in self.observer.tracks.values() if one.cgroup]
+    def _follow_others(self) -> None:
+        """Watch the cgroups of what runs, and where others will be made, when these are others than before."""
+        if self._followed != self._there():
+            self._follow()
+
+    def _there(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the cgroups of what runs, and of all that is there."""
+        there = [(one.cgroup, one.is_running) for one in self.observer.tracks.values() if one.cgroup]
+        return frozenset(cgroup for cgroup, runs in there if runs), frozenset(cgroup for cgroup, _ in there)
+
+    def _follow(self) -> None:
+        """Watch them anew: other cgroups may have taken their places."""
+        self._followed = running, there = self._there()
         try:
-            self._seams.cgroups.follow(one.cgroup for one in there if one.cgroup and one.is_running)
+            self._seams.cgroups.follow(running)
             if self._seams.nursery:
-                self._seams.nursery.follow(one.cgroup for one in there if one.cgroup)
+                self._seams.nursery.follow(there)
         except Refused as error:
             logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
@@ -329,6 +342,7 @@ class Reconciler:
     async def sweep(self, is_wanted_elsewhere: Callable[[], bool]) -> Sweep:
         """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""
         tracks = self.observer.tracks
+        self._follow()
         wanted = [(track, self._wanted[key]) for key, track in tracks.items() if key in self._wanted]
         self.metrics.show_throttled(self._throttled())
         return await prove_tasks(wanted, self._seams.cgroups, is_wanted_elsewhere)

@@ -123,6 +123,14 @@ class Cgroups(Protocol):
         """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
         ...
 
+    def hold(self) -> None:
+        """Tell of no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
+        ...
+
+    def release(self) -> None:
+        """Go on after `hold`, with what was written meanwhile."""
+        ...
+
     def quota(self, cgroup: str) -> int | None:
         """Return the CFS quota in microseconds a period, None when there is none; raise Gone."""
         ...

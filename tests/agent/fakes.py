@@ -171,6 +171,12 @@ class FakeCgroups:
         self.written = written
         await asyncio.get_running_loop().create_future()
 
+    def hold(self) -> None:
+        """Do nothing: tests call `written` themselves."""
+
+    def release(self) -> None:
+        """Do nothing: tests call `written` themselves."""
+
     def quota(self, cgroup: str) -> int | None:
         """Return the quota."""
         return self.quotas.get(cgroup)

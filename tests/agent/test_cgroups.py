@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroups import KernelCgroups
-from agent.hierarchy import Hierarchy, _translated, find_hierarchy
+from agent.hierarchy import Hierarchy, find_hierarchy, translated
 from agent.inotify import Inotify
 from agent.pins import kernel_forgets_pins, restore_pins, save_pins
 from agent.seams import Gone, Refused, StrayTasks
@@ -173,7 +173,7 @@ def test_empty_set_is_never_written(cgroups: KernelCgroups, cpuset: Path) -> Non
 )
 def test_errors_are_told_in_words(tmp_path: Path, error: int, kind: type[Exception], words: str) -> None:
     """Every error of the kernel says what was refused and what to do."""
-    told = _translated(OSError(error, os.strerror(error)), tmp_path / "one/cpuset.cpus", "0-1")
+    told = translated(OSError(error, os.strerror(error)), tmp_path / "one/cpuset.cpus", "0-1")
 
     assert type(told) is kind
     assert words in str(told)
@@ -182,15 +182,17 @@ def test_errors_are_told_in_words(tmp_path: Path, error: int, kind: type[Excepti
 def test_missing_cpus_are_given_top_down_on_version_1(
     cgroups: KernelCgroups, cpuset: Path, version: int
 ) -> None:
-    """A CPU that came back is written to the pod and to the cgroups above it first; on v2 only to the container."""
+    """Where the container's write is refused, the pod and the cgroups above it get what they lack; on v2 they do not."""
     for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
         make_cgroup(cpuset / cgroup[1:], version, "0-3")
+    (cpuset / ONE[1:] / "cpuset.cpus").unlink()
+    (cpuset / ONE[1:] / "cpuset.cpus").mkdir()  # refuses every write
 
-    cgroups.write(ONE, CPUSet.parse("3-4"))
+    with pytest.raises(Refused):
+        cgroups.write(ONE, CPUSet.parse("3-4"))
 
     above = [written(cpuset / cgroup) for cgroup in ("kubepods", "kubepods/burstable", POD[1:])]
     assert above == [CPUSet.parse("0-4" if version == 1 else "0-3")] * 3
-    assert written(cpuset / ONE[1:]) == CPUSet.parse("3-4")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +295,33 @@ def test_removed_cgroups_are_survived(cgroups: KernelCgroups, cpuset: Path, vers
         (cpuset / ONE[1:] / "cpuset.cpus").write_text("1")
 
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
+
+
+def test_writes_are_told_only_after_a_hold(cgroups: KernelCgroups, cpuset: Path) -> None:
+    """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
+    two = make_cgroup(cpuset / POD[1:] / "two", cgroups.version)
+    cgroups.follow([ONE, f"{POD}/two"])
+    told: list[str] = []
+
+    async def scenario() -> None:
+        watch = asyncio.create_task(cgroups.watch(told.append))
+        await asyncio.sleep(0)
+        cgroups.hold()
+        cgroups.write(ONE, CPUSet.parse("1"))
+        (two / "cpuset.cpus").write_text("2")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert told == []
+        cgroups.release()
+        async with asyncio.timeout(60):
+            while not told:
+                await asyncio.sleep(0)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        cgroups.release()  # of a pass that ends after the watch did
+
+    asyncio.run(scenario())
+    assert told == [f"{POD}/two"]
 
 
 def test_overflow_tells_of_every_other_value(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:

@@ -175,6 +175,34 @@ def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: Ke
     assert asyncio.run(interfere()) == pod.container
 
 
+def test_cgroup_that_came_again_is_read_anew(pod: Pod, cgroups: KernelCgroups) -> None:
+    """The file of a removed cgroup stays open and tells nothing of the one that has its name now."""
+    cgroups.write(pod.container, LOW)
+    assert cgroups.read(pod.container) == LOW
+
+    pod.folder(pod.container).rmdir()
+    with pytest.raises(Gone):
+        cgroups.read(pod.container)
+    pod.make(pod.container)
+
+    assert cgroups.read(pod.container) == HERE
+    cgroups.write(pod.container, HIGH)
+    assert cgroups.read(pod.container) == HIGH
+
+
+@pytest.mark.skipif(
+    not (ROOT / "cpuset").exists(), reason="cgroup v2 lets a cgroup have more than the one above"
+)
+def test_cpus_that_the_pod_lost_are_given_back(pod: Pod, cgroups: KernelCgroups) -> None:
+    """On v1, where a CPU that was offline is in no cgroup any more, the container's write widens its pod."""
+    for cgroup in (pod.container, pod.name):
+        cgroups.write(cgroup, LOW)
+
+    cgroups.write(pod.container, HERE)
+
+    assert (cgroups.read(pod.name), cgroups.read(pod.container)) == (HERE, HERE)
+
+
 @pytest.mark.parametrize("cpus", ["8000", "0,8000"])
 def test_cpus_that_do_not_exist(pod: Pod, cgroups: KernelCgroups, cpus: str) -> None:
     """The kernel's no is told in words, and what was stays."""

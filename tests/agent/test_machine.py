@@ -160,3 +160,5 @@ def test_ids_are_the_hosts(node: Node) -> None:
         (node.root / name).write_text(text)
 
     assert (machine.machine_id(), machine.boot_id()) == ("m1", "b1")
+    (node.root / "etc/machine-id").unlink()
+    assert (machine.machine_id(), machine.boot_id()) == ("m1", "b1"), "they never change, and are read once"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -196,6 +196,32 @@ def test_changes_are_told_at_once(tmp_path: Path) -> None:
         await asyncio.wait([watching])
 
     asyncio.run(edit())
+
+
+def test_one_change_makes_one_look(tmp_path: Path) -> None:
+    """The folder is not read a second time for the event that made it be read."""
+    looks: list[object] = []
+
+    class Counting(PodsDir):
+        def look(self, closed: Collection[str] = ()) -> bool:
+            looks.append(closed)
+            return super().look(closed)
+
+    async def edit() -> None:
+        source, changed = Counting(tmp_path), asyncio.Event()
+        watching = asyncio.create_task(source.watch(changed.set))
+        await asyncio.wait_for(changed.wait(), SECONDS)
+        looks.clear()
+        changed.clear()
+        write(tmp_path / "a.yaml", manifest("a"))
+        await asyncio.wait_for(changed.wait(), SECONDS)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    asyncio.run(edit())
+    assert looks == [frozenset({"a.yaml"})]
 
 
 def test_pod_is_found_by_its_name(source: PodsDir) -> None:

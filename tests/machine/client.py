@@ -166,6 +166,12 @@ class SimulatedCgroups:
 
         await _poll(self._machine, told)
 
+    def hold(self) -> None:
+        """Do nothing: a write is told whenever it is found."""
+
+    def release(self) -> None:
+        """Do nothing: a write is told whenever it is found."""
+
     def quota(self, cgroup: str) -> None:
         """Return no quota."""
         self.read(cgroup)
