@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pinning.allocate import place, take_cores, take_cpus
+from pinning.allocate import Placement, place, take_cores, take_cpus
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.cpuset import CPUSet
 from pinning.errors import NotEnoughCPUs
@@ -100,7 +100,16 @@ def subjects(topology: Topology) -> list[Subject]:
         Subject("place: isolate", partial(put, smt=isolate)),
         Subject("place: require, one node", partial(put, smt=require, numa_policy=NUMAPolicy.SINGLE)),
         Subject("CMK cores, spread", partial(take_cores, topology, mode="spread")),
+        Subject("grown: prefer", partial(grow, topology)),
+        Subject("grown: prefer, spread", partial(grow, topology, sort="spread")),
+        Subject("grown: distributed", partial(grow, topology, numa_policy=NUMAPolicy.DISTRIBUTED), 5000),
     ]
+
+
+def grow(topology: Topology, free: CPUSet, count: int, /, **options: Any) -> Placement:
+    """Let a claim grow to twice its size, from CPUs that its past has left here and there."""
+    keep = CPUSet(list(free)[:count:2])
+    return place(topology, free - keep, count, keep=Placement(keep), **options)
 
 
 def seconds(act: Act, case: Case) -> float:

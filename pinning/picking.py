@@ -43,9 +43,10 @@ class Picker:
         """Say whether no choice lies on fewer NUMA nodes; for a container that has CPUs, nor on fewer packages."""
         if len(self.machine.nodes_of(chosen | own)) > self._fewest(among, count, own):
             return False
-        if not own:
+        packages = self._packages(chosen | own)
+        if not own or packages == self._packages(own):
             return True
-        return self._packages(chosen | own) <= self._packages(self.narrowest([among], count, own) | own)
+        return packages <= self._packages(self.narrowest([among], count, own) | own)
 
     def _pack(self, among: int, count: int, own: int) -> int:
         return take_packed(
