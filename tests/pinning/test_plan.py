@@ -180,19 +180,13 @@ def test_a_container_keeps_what_it_can(first: Wish, then: Wish, expected: str) -
     assert node.holds("a") == expected
 
 
-@pytest.mark.parametrize(
-    ("numa", "options", "expected"),
-    [
-        pytest.param("distributed", {}, "1-2,4-5,9-10,12-13", id="four on each node"),
-        pytest.param("packed", {"distribute": True}, "1-2,4-5,9-10,12-13", id="the operator distributes"),
-        pytest.param("packed", {}, "1-4,9-12", id="its own node first"),
-    ],
-)
-def test_growth_is_split_like_a_new_claim(numa: str, options: dict[str, bool], expected: str) -> None:
-    """What a container has counts when its claim grows onto a second NUMA node."""
-    node = one_pod(Wish("2", policy="exclusive", numa=numa), sockets=2, **options)
-    assert not edit(node, "a", Wish("8", policy="exclusive", numa=numa)).refusals
-    assert node.holds("a") == expected
+@pytest.mark.parametrize(("numa", "distribute"), [("distributed", False), ("packed", True)])
+def test_growth_is_split_like_a_new_claim(numa: str, distribute: bool) -> None:
+    """What a container has counts when its claim grows onto a second NUMA node, whoever asks for even nodes."""
+    node = one_pod(Wish("2", policy="exclusive", numa=numa), sockets=2, distribute=distribute)
+    assert node.holds("a") == "4,12"
+    assert not edit(node, "a", Wish("12", policy="exclusive", numa=numa)).refusals
+    assert node.holds("a") == "1-6,9-14"
 
 
 def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
