@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,10 +26,24 @@ JSON_PATCH: Final = "application/json-patch+json"
 # a connection that was just handed over, which httpcore 1.0 then never gives to anybody again.
 APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)
 BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+INTERNAL: Final = frozenset(
+    {500, 504}
+)  # also what webhooks that fail, and objects too large for etcd, end in
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+JSON: Final = "application/json"
 
 
 class Expired(AgentError):
     """The API server no longer has the history that was asked for (410): list again."""
+
+
+class Failed(Busy):
+    """The API server failed at one request: others, about other objects, may fare better."""
+
+
+class TooLong(AgentError):
+    """The answer has more bytes than were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +74,7 @@ class Conflict(Refused):
 class Api:
     """A client of the API server.
 
-    Raises Gone (404), Conflict (409), Refused (other 4xx), Expired (410), Busy or Unavailable.
+    Raises Gone (404), Conflict (409), Refused (other 4xx), Expired (410), Failed, Busy or Unavailable.
     """
 
     def __init__(self, access: Access, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -70,7 +85,8 @@ class Api:
             transport=transport,
             trust_env=False,  # a proxy of the environment is not for the cluster's own API server
             timeout=APPLY_SECONDS,
-            headers={"user-agent": "corepin-agent", "accept": "application/json"},
+            # identity: a few kilobytes of gzip would be unpacked into any number of megabytes at once
+            headers={"user-agent": "corepin-agent", "accept": JSON, "accept-encoding": "identity"},
             limits=httpx.Limits(max_connections=4, keepalive_expiry=60),
         )
         self.requests = 0
@@ -84,9 +100,21 @@ class Api:
         """Return the body of a resource or list."""
         return await self._send("GET", path, params=params)
 
-    async def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH) -> bytes:
+    async def page(
+        self, path: str, params: Mapping[str, str], most: int | None = None, accept: str = JSON
+    ) -> bytearray:
+        """Return the body of a part of a list; raise TooLong as soon as it has more than `most` bytes."""
+        body = bytearray()
+        async with self._stream(path, params, APPLY_SECONDS, accept) as response:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if most is not None and len(body) > most:
+                    raise TooLong(f"GET {path}: more than {most} bytes")
+        return body
+
+    async def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH, accept: str = JSON) -> bytes:
         """Change a resource in part."""
-        return await self._send("PATCH", path, body=body, content_type=content_type)
+        return await self._send("PATCH", path, body=body, content_type=content_type, accept=accept)
 
     async def create(self, path: str, body: Any) -> bytes:
         """Create a resource."""
@@ -94,19 +122,28 @@ class Api:
 
     async def lines(self, path: str, params: Mapping[str, str], seconds: float) -> AsyncIterator[bytes]:
         """Yield the lines of a watch until the server ends it; `seconds` of silence are Unavailable."""
-        self.requests += 1
         timeout = httpx.Timeout(seconds, connect=5, pool=None)
+        async with self._stream(path, params, timeout) as response:
+            async for line in _lines(response):
+                yield line
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, params: Mapping[str, str], timeout: httpx.Timeout, accept: str = JSON
+    ) -> AsyncIterator[httpx.Response]:
+        """Open an answer that is read piece by piece."""
+        self.requests += 1
+        headers = {**self._authority(), "accept": accept}
         try:
             async with self._client.stream(
-                "GET", path, params=dict(params), headers=self._authority(), timeout=timeout
+                "GET", path, params=dict(params), headers=headers, timeout=timeout
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise self._error(response.status_code, await response.aread(), response.headers)
-                async for line in _lines(response):
-                    yield line
+                yield response
         except httpx.RequestError as error:  # also an answer that cannot be unpacked
             self.errors["0"] += 1
-            raise Unavailable(f"the watch of {path} broke: {_told(error)}") from error
+            raise Unavailable(f"GET {path} broke: {_told(error)}") from error
 
     async def _send(
         self,
@@ -115,10 +152,11 @@ class Api:
         *,
         params: Mapping[str, str] | None = None,
         body: Any = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> bytes:
         self.requests += 1
-        headers = self._authority()
+        headers = {**self._authority(), "accept": accept}
         content = None
         if body is not None:
             content, headers["content-type"] = msgspec.json.encode(body), content_type
@@ -126,6 +164,11 @@ class Api:
             response = await self._client.request(
                 method, path, params=dict(params or {}), content=content, headers=headers
             )
+        except (
+            httpx.ReadTimeout
+        ) as error:  # a webhook that keeps it waiting may be asked about this object only
+            self.errors["0"] += 1
+            raise Failed(f"{method} {path}: the API server does not answer in time") from error
         except httpx.RequestError as error:  # also an answer that cannot be unpacked
             self.errors["0"] += 1
             raise Unavailable(f"{method} {path}: the API server does not answer: {_told(error)}") from error
@@ -159,12 +202,15 @@ def _context(access: Access) -> ssl.SSLContext:
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete lines; httpx's own line reader decodes and would cut at Unicode separators inside of JSON."""
-    rest = b""
+    begun: list[bytes] = []  # joined once: a line of megabytes comes in hundreds of chunks
     async for chunk in response.aiter_bytes():
-        *complete, rest = (rest + chunk).split(b"\n")
-        for line in complete:
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        for other in others:
+            line, begun = b"".join(begun), [other]
             if line:
                 yield line
+            del line  # the wait for the next one may be long
 
 
 class _Status(msgspec.Struct):
@@ -185,6 +231,8 @@ def _error(code: int, body: bytes, headers: Mapping[str, str]) -> AgentError:
         return Conflict(told)
     if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may just have been replaced
         after = headers.get("retry-after", "")
+        if code in INTERNAL or (code == httpx.codes.TOO_MANY_REQUESTS and not after):
+            return Failed(told)  # without a time to wait it is the limit of a namespace or an object
         return Busy(told, float(after) if after.isdecimal() else None)
     return Refused(told)
 

@@ -15,17 +15,17 @@ import msgspec
 
 from agent.backoff import Backoff, Busy
 from agent.kubeapi import Expired
+from agent.pages import decode, pages
 from agent.seams import AgentError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agent.kubeapi import Api
+    from agent.pages import Decoder
 
 Item = TypeVar("Item")
-Decoded = TypeVar("Decoded")
 GONE: Final = 410  # HTTP: the history that was asked for
-PAGE: Final = "500"
 WATCH_SECONDS: Final = (
     240,
     480,
@@ -33,16 +33,6 @@ WATCH_SECONDS: Final = (
 SILENCE_SECONDS: Final = 150.0  # bookmarks come each minute: after this the connection is taken for dead
 
 logger = logging.getLogger(__name__)
-
-
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(name="continue", default="")
-
-
-class _List(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -64,7 +54,6 @@ class _Failure(msgspec.Struct):
     message: str = ""
 
 
-_list = msgspec.json.Decoder(_List)
 _object = msgspec.json.Decoder(_Object)
 _event = msgspec.json.Decoder(_Event)
 _failure = msgspec.json.Decoder(_Failure)
@@ -78,7 +67,7 @@ class ListWatch(Generic[Item]):
         api: Api,
         path: str,
         field_selector: str,
-        decoder: msgspec.json.Decoder[Item],
+        decoder: Decoder[Item],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api = api
@@ -118,17 +107,12 @@ class ListWatch(Generic[Item]):
 
     async def _relist(self) -> None:
         found: dict[str, Item] = {}
-        page = ""
-        while True:
-            params = {**self._selector, "limit": PAGE, **({"continue": page} if page else {})}
-            listed = decode(_list, await self._api.get(self._path, params))
-            for raw in listed.items or ():
+        async for page in pages(self._api, self._path, self._selector):
+            for raw in page.items or ():
                 found[decode(_object, raw).metadata.uid] = decode(self._decoder, raw)
-            page = listed.metadata.continue_
-            if not page:
-                break
+            version = page.metadata.resource_version
         self._items = found
-        self._version = listed.metadata.resource_version
+        self._version = version
         self.complete = True
 
     async def _follow(self, changed: Callable[[], None], backoff: Backoff) -> None:
@@ -145,6 +129,7 @@ class ListWatch(Generic[Item]):
         async for line in self._api.lines(self._path, params, SILENCE_SECONDS):
             if self._apply(decode(_event, line)):
                 changed()
+            del line  # an object has megabytes, and the next event may be long in coming
             backoff.reset()
         if (
             asyncio.get_running_loop().time() - began < 1
@@ -169,11 +154,3 @@ class ListWatch(Generic[Item]):
             self._items[uid] = decode(self._decoder, event.object)
             return True
         return False  # BOOKMARK: only the version moves
-
-
-def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | msgspec.Raw) -> Decoded:
-    """Return what the API server sent; raise Busy for what is damaged, as asking again may help."""
-    try:
-        return decoder.decode(document)
-    except msgspec.DecodeError as error:
-        raise Busy(f"the API server sent what cannot be read: {error}") from error

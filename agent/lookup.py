@@ -1,18 +1,19 @@
 """Look up the pods of running containers that the source of pods did not show (design rule 3): it may be late.
 
 Each pod is asked for once, for as long as the runtime has a container of it, and one after the other. What is found
-counts as seen until the source shows it itself; what is not there stays unknown, keeps what it has, and is not asked
-for again.
+counts as seen until the source shows it itself, and is asked for again now and then: a source that shows no finished
+pods may never show it. What is not there stays unknown, keeps what it has, and is not asked for again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.backoff import Backoff
-from agent.pod_requests import runtime_uid
+from agent.pod_requests import is_final, runtime_uid
 from agent.seams import AgentError, Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 PAUSE_SECONDS: Final = (
     0.2  # between two questions: a node full of unknown pods is no reason to hammer the API
 )
+AGAIN_SECONDS: Final = 30.0  # until what was found, and is not shown yet, is asked for again
 Name = tuple[str, str]  # namespace and name
 
 logger = logging.getLogger(__name__)
@@ -37,10 +39,12 @@ class Lookups:
         pods: PodSource,
         found: Callable[[], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        again_seconds: float = AGAIN_SECONDS,
     ) -> None:
         self._source = pods
         self._tell = found
         self._sleep = sleep
+        self._again_seconds = again_seconds
         self._wanted: dict[str, Name] = {}  # by uid, as the runtime knows it
         self._asked: set[str] = set()
         self._found: dict[str, Pod] = {}  # by uid of the API
@@ -64,10 +68,19 @@ class Lookups:
     async def run(self) -> None:
         """Ask whenever something is unknown, until cancelled."""
         while True:
-            await self._wake.wait()
+            await self._woken()
             self._wake.clear()
             while self._wanted:
                 await self._sleep(await self._ask(*next(iter(self._wanted.items()))))
+
+    async def _woken(self) -> None:
+        """Wait until something is unknown, or what was found is to be asked for again."""
+        found = {runtime_uid(pod): _name(pod) for pod in self._found.values() if not is_final(pod)}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._again_seconds if found else None):
+                await self._wake.wait()
+                return
+        self._wanted |= found
 
     async def _ask(self, uid: str, name: Name) -> float:
         """Ask for one pod; return the seconds until the next question."""
@@ -88,9 +101,20 @@ class Lookups:
     def _answered(self, uid: str, pod: Pod | None, facts: Mapping[str, str]) -> None:
         self._asked.add(uid)
         self._wanted.pop(uid, None)
+        before = [key for key, one in self._found.items() if runtime_uid(one) == uid]
         if pod is None or runtime_uid(pod) != uid:
             logger.info("running container of an unknown pod", extra={"facts": facts})
+            for key in before:
+                del self._found[key]
             return
-        logger.warning("pod was not shown, and found by its name", extra={"facts": facts})
+        if is_final(pod):
+            logger.info("finished pod still has a container", extra={"facts": facts})
+        elif not before:
+            logger.warning("pod was not shown, and found by its name", extra={"facts": facts})
         self._found[(pod.get("metadata") or {}).get("uid") or uid] = pod
         self._tell()
+
+
+def _name(pod: Pod) -> Name:
+    metadata = pod.get("metadata") or {}
+    return metadata.get("namespace") or "", metadata.get("name") or ""

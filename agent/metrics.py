@@ -60,6 +60,12 @@ class Metrics:
             "container",
         )
 
+        self._refused = self._gauge(
+            "reports_refused",
+            "Pods (PodReport) and namespaces (EventReport) of which the API server refuses reports; others are told.",
+            "reporter",
+        )
+
     def _counters(self) -> None:
         self.rounds = self._counter("rounds", "Passes of the reconcile loop.")
         self.errors = self._counter("round_errors", "Passes that failed and were tried again.")
@@ -82,6 +88,10 @@ class Metrics:
     def report_failed(self, reporter: str) -> None:
         """Count a report that failed."""
         self._reports.labels(reporter).inc()
+
+    def show_refused(self, reporter: str, number: int) -> None:
+        """Show how many a reporter cannot tell while it tells the others."""
+        self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:
         """Show the newest state."""

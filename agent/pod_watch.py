@@ -1,4 +1,4 @@
-"""The pods of this node from the API server; no others are asked for."""
+"""The pods of this node from the API server; no others are asked for, and none that is over."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-import msgspec
-
-from agent.list_watch import ListWatch, decode
-from pinning.kube import Pod
+from agent.kept_pod import PodDecoder
+from agent.list_watch import ListWatch
+from agent.pages import decode, pages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agent.kubeapi import Api
+    from pinning.kube import Pod
 
 PODS: Final = "/api/v1/pods"
-
-
-class _Pods(msgspec.Struct):
-    items: list[Pod] | None = None
+UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"  # a pod that ends is told as deleted
 
 
 class PodWatch:
@@ -29,11 +26,10 @@ class PodWatch:
     def __init__(
         self, api: Api, node: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        decoder = msgspec.json.Decoder(Pod)
         self._api = api
         self._node = node
-        self._lists = msgspec.json.Decoder(_Pods)
-        self._watch = ListWatch(api, PODS, f"spec.nodeName={node}", decoder, sleep)
+        self._decoder = PodDecoder()
+        self._watch = ListWatch(api, PODS, f"spec.nodeName={node},{UNFINISHED}", self._decoder, sleep)
 
     @property
     def complete(self) -> bool:
@@ -57,5 +53,8 @@ class PodWatch:
         """Ask the server for one pod of this node: a list of one, for which the right to list is enough."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
         selector = f"metadata.name={name},spec.nodeName={self._node}"
-        listed = decode(self._lists, await self._api.get(path, {"fieldSelector": selector}))
-        return next(iter(listed.items or ()), None)
+        found: Pod | None = None
+        async for page in pages(self._api, path, {"fieldSelector": selector}):
+            for raw in page.items or ():
+                found = decode(self._decoder, raw)
+        return found

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class NotShown(AgentError):
-    """A pod that was found by its name is not shown by the watch yet: tell it a little later."""
+class Later(AgentError):
+    """Something is to be told later, and nothing else need wait for it; `refused` is how many are refused."""
+
+    def __init__(self, why: str, seconds: float | None = None, refused: int = 0) -> None:
+        super().__init__(why)
+        self.seconds = seconds  # None: soon, then less and less often
+        self.refused = refused
 
 
 class Publisher:
@@ -56,32 +61,49 @@ class Publisher:
         while True:
             await news.wait()
             news.clear()
-            wait = await self._publish(reporter, backoff)
-            if wait:
-                news.set()
-                await self._sleep(wait)
+            try:
+                await self._publish(reporter)
+            except Later as error:
+                if error.seconds is not None:
+                    backoff.reset()
+                await self._wait(news, error.seconds or backoff.next())
+            except AgentError as error:
+                await self._sleep(backoff.after(error))
+            else:
+                backoff.reset()
+                continue
+            news.set()
 
-    async def _publish(self, reporter: Reporter, backoff: Backoff) -> float:
-        """Tell the newest state; return the seconds until it is to be tried again, 0 when it is told."""
+    async def _publish(self, reporter: Reporter) -> None:
+        """Tell the newest state; raise Later, or another AgentError when nobody can be told now."""
         if self.state is None:
-            return 0.0
-        facts = {"reporter": type(reporter).__name__}
+            return
+        name = type(reporter).__name__
+        facts = {"reporter": name}
         try:
             await reporter.publish(self.state)
-        except NotShown as error:
+        except Later as error:
+            self._metrics.show_refused(name, error.refused)
             logger.debug("report put off", extra={"facts": {**facts, "reason": str(error)}})
-            return backoff.next()
+            raise
         except AgentError as error:
-            wait = backoff.after(error)
+            self._metrics.report_failed(name)
             logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})
-        except Exception:  # the loop's edge: a report must not end the agent
-            wait = backoff.next()
+            raise
+        except Exception as error:  # the loop's edge: a report must not end the agent
+            self._metrics.report_failed(name)
             logger.exception("report crashed", extra={"facts": facts})
-        else:
-            backoff.reset()
-            return 0.0
-        self._metrics.report_failed(facts["reporter"])
-        return wait
+            raise AgentError(name) from error
+        self._metrics.show_refused(name, 0)
+
+    async def _wait(self, news: asyncio.Event, seconds: float) -> None:
+        """Wait for that long, or until there is news."""
+        waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(news.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
 
     async def reset(self) -> None:
         """Remove everything that was told; log what each reporter raises, and raise the first after all were asked."""

@@ -1,7 +1,7 @@
 """Send what happened as Events: each one once, counted when it repeats, and never many about one pod.
 
 The name of an Event says what it tells, so an agent that starts again finds its own. While the API server is out of
-reach the newest PENDING wait.
+reach the newest PENDING wait. A namespace for which it fails, or that has used up its share of events, waits alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.clock import Clock
 from agent.events import event_document, events_between
-from agent.kubeapi import Conflict
+from agent.kubeapi import Conflict, Failed
+from agent.patience import BETWEEN_SECONDS, FAILURES, Patience
 from agent.pod_requests import runtime_uid
-from agent.publish import NotShown
+from agent.publish import Later
 from agent.seams import Gone, Refused
 
 if TYPE_CHECKING:
@@ -58,6 +59,16 @@ class _Told:
     count: int = 1
 
 
+@dataclass(slots=True)
+class _Round:
+    """What is known while everything that waits is sent once."""
+
+    pods: Mapping[str, Pod]  # by uid of the runtime
+    late: Collection[str]  # uids of pods that will be shown
+    turns: set[str]  # namespaces that waited, and may be tried
+    failures: int = 0  # in a row, in namespaces that did not wait
+
+
 class EventReport:
     """Sends what happened, oldest first."""
 
@@ -70,13 +81,14 @@ class EventReport:
         self._pending: deque[Event] = deque(maxlen=PENDING)
         self._told: dict[str, _Told] = {}
         self._buckets: dict[str, _Bucket] = {}
+        self._patience = Patience(clock)  # by namespace
         self.writes = 0
         self.held_back = 0
 
     async def publish(self, state: NodeState) -> None:
         """Tell what happened since the last state; what fails is tried again with the next call.
 
-        An event about a pod that was found by its name waits until the watch shows the pod: then NotShown is raised.
+        An event about a pod that was found by its name waits until the watch shows the pod: then Later is raised.
         """
         by_uid = {runtime_uid(pod): pod for pod in list(self._pods.pods().values())}
         self._buckets = {uid: one for uid, one in self._buckets.items() if uid in by_uid}
@@ -84,23 +96,50 @@ class EventReport:
         self._last = state
         self._pending.extend(one for one in happened if self._may_tell(one.owner.pod_uid))
         late = {pod.uid for pod in state.pods if pod.is_known} - by_uid.keys()
-        await self._send_all(by_uid, late)
+        await self._send_all(_Round(by_uid, late, set(self._patience.turns({})[:1])))
         if self._pending:
-            raise NotShown(f"events wait for pods that are not shown yet: {len(self._pending)}")
+            seconds = None if any(one.owner.pod_uid in late for one in self._pending) else BETWEEN_SECONDS
+            raise Later(f"events wait: {len(self._pending)}", seconds, len(self._patience))
 
-    async def _send_all(self, by_uid: Mapping[str, Pod], late: Collection[str]) -> None:
-        """Send what waits, but for events of late pods; of others that are not there the API server has no object."""
+    async def _send_all(self, now: _Round) -> None:
+        """Send what waits and can be sent; of pods that are not there the API server has no object."""
         kept: list[Event] = []
         try:
             while self._pending:
                 event = self._pending[0]
-                if event.owner.pod_uid in late:
+                pod = now.pods.get(event.owner.pod_uid)
+                if event.owner.pod_uid in now.late or (pod and not await self._try(event, pod, now)):
                     kept.append(event)
-                elif pod := by_uid.get(event.owner.pod_uid):
-                    await self._send(event, pod)
                 self._pending.popleft()
         finally:
             self._pending.extendleft(reversed(kept))
+            self._patience.keep(
+                {_namespace(pod) for one in self._pending if (pod := now.pods.get(one.owner.pod_uid))}
+            )
+
+    async def _try(self, event: Event, pod: Pod, now: _Round) -> bool:
+        """Send one event unless its namespace waits; return whether it is done with."""
+        namespace = _namespace(pod)
+        has_turn = namespace in now.turns
+        if namespace in self._patience and not has_turn:
+            return False
+        try:
+            await self._send(event, pod)
+        except Failed as error:
+            now.turns.discard(namespace)
+            self._refuse(namespace, error)
+            now.failures += not has_turn
+            if now.failures == FAILURES:
+                raise
+            return False
+        self._patience.forget(namespace)
+        now.failures = 0
+        return True
+
+    def _refuse(self, namespace: str, error: Failed) -> None:
+        if self._patience.refuse(namespace, error):
+            facts = {"namespace": namespace, "reason": str(error)}
+            logger.warning("events put off", extra={"facts": facts})
 
     async def reset(self) -> None:
         """Leave the events: the API server forgets them within an hour."""
@@ -147,3 +186,7 @@ class EventReport:
         self.writes += 1
         await self._api.patch(told.path, {"count": counted.count, "lastTimestamp": self._clock.text()})
         return counted
+
+
+def _namespace(pod: Pod) -> str:
+    return (pod.get("metadata") or {}).get("namespace") or ""

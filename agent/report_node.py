@@ -15,9 +15,10 @@ import msgspec
 from agent.backoff import Backoff
 from agent.clock import Clock
 from agent.kubeapi import STRATEGIC_PATCH, Conflict
-from agent.list_watch import ListWatch, decode
+from agent.list_watch import ListWatch
 from agent.node_patch import differences
 from agent.node_words import Node, NodeOptions, Wanted, nothing, wanted
+from agent.pages import decode
 from agent.seams import AgentError, Unavailable
 
 if TYPE_CHECKING:

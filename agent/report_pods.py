@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from agent.clock import Clock
 from agent.events import gist
-from agent.list_watch import decode
+from agent.kept_pod import PodDecoder
+from agent.kubeapi import METADATA, METADATA_LIST, Failed
+from agent.pages import decode, pages
+from agent.patience import BETWEEN_SECONDS, FAILURES, Patience
 from agent.pod_requests import runtime_uid
-from agent.publish import NotShown
-from agent.seams import AgentError, Gone, Unavailable
+from agent.pod_watch import PODS
+from agent.publish import Later
+from agent.seams import AgentError, Gone, Refused
 from pinning.contract import STATUS_CPUS
-from pinning.kube import Pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from agent.kubeapi import Api
     from agent.seams import PodSource
     from agent.state import ContainerState, NodeState, PodState, Proof
+    from pinning.kube import Pod
     from pinning.refusal import Refusal
 
 VERSION: Final = 1
@@ -45,12 +50,7 @@ class _Object(msgspec.Struct):
     metadata: _Meta
 
 
-class _Pods(msgspec.Struct):
-    items: list[Pod] | None = None
-
-
 _object = msgspec.json.Decoder(_Object)
-_pods = msgspec.json.Decoder(_Pods)
 
 
 def pod_status(pod: PodState, before: str | None) -> str | None:
@@ -133,45 +133,85 @@ def _members(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class PodReport:
     """Writes the annotation of every pod of the node that differs from what it should be."""
 
-    def __init__(self, api: Api, node: str, pods: PodSource) -> None:
+    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:  # noqa: B008 frozen
         self._api = api
         self._node = node
         self._source = pods
         self._written: dict[str, tuple[int, str | None]] = {}  # by uid: version of the pod then, annotation
+        self._annotated: dict[str, Pod] = {}  # by uid, also of those that the source shows no more
+        self._patience = Patience(clock)
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Tell every pod; after all were tried, raise what kept one from being told, or NotShown."""
-        failure: AgentError | None = None
+        """Tell every pod but those that were refused a moment ago; raise Later while there are such."""
         self._written = {uid: told for uid, told in self._written.items() if uid in self._source.pods()}
-        for pod, text in self._changes(state):
-            try:
-                await self._write(pod, text)
-            except Gone:
-                continue
-            except Unavailable:
-                raise  # the others would fare no better
-            except AgentError as error:
-                logger.warning("pod not told", extra={"facts": {"pod": _name(pod), "reason": str(error)}})
-                failure = error
-        if failure:
-            raise failure
-        self._check_shown(state)
+        changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
+        self._patience.keep(changes)
+        await self._tell_all(changes)
+        await self._try_again(changes)
+        await self._take_leave()
+        self._check_told(state)
 
-    def _check_shown(self, state: NodeState) -> None:
-        """Raise NotShown when the watch lacks a pod that is to be told."""
+    async def _tell_all(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
+        failures = 0
+        for uid, change in changes.items():
+            if uid in self._patience:
+                continue
+            error = await self._tell(*change)
+            failures = failures + 1 if isinstance(error, Failed) else 0
+            if error and failures == FAILURES:
+                raise error
+
+    async def _try_again(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
+        versions = {uid: _version(changes[uid][0]) for uid in changes if uid in self._patience}
+        for uid in self._patience.turns(versions):
+            if await self._tell(*changes[uid]):
+                return
+
+    async def _tell(self, pod: Pod, text: str | None) -> AgentError | None:
+        """Tell one pod; return why it was refused. What concerns all of them is raised."""
+        try:
+            await self._write(pod, text)
+        except (Refused, Failed) as error:
+            if self._patience.refuse(_uid(pod), error, _version(pod)):
+                logger.warning("pod not told", extra={"facts": {"pod": _name(pod), "reason": str(error)}})
+            return error
+        except Gone:
+            pass
+        self._patience.forget(_uid(pod))
+        return None
+
+    async def _take_leave(self) -> None:
+        """Take the annotation from pods that are over, which the source shows no more, if they are still there."""
+        shown = self._source.pods()
+        for uid, pod in list(self._annotated.items()):
+            if uid not in shown:
+                if not (pod.get("metadata") or {}).get("deletionTimestamp"):
+                    with suppress(Gone, Refused, Failed):
+                        await self._write(pod, None)
+                del self._annotated[uid]
+        self._annotated.update({uid: pod for uid, pod in shown.items() if self._told(pod) is not None})
+
+    def _check_told(self, state: NodeState) -> None:
+        """Raise Later when the watch lacks a pod that is to be told, or the API server refused one."""
+        refused = len(self._patience)
         shown = {runtime_uid(pod) for pod in list(self._source.pods().values())}
         late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
         if late:
-            raise NotShown(f"not shown yet: {', '.join(late)}")
+            raise Later(f"not shown yet: {', '.join(late)}", refused=refused)
+        if refused:
+            raise Later(f"refused: {refused} pods", BETWEEN_SECONDS, refused)
 
     async def reset(self) -> None:
         """Remove the annotation from every pod of the node, as the API lists them now."""
-        found = await self._api.get("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._node}"})
-        for pod in decode(_pods, found).items or ():
-            if STATUS_CPUS in ((pod.get("metadata") or {}).get("annotations") or {}):
-                with suppress(Gone):
-                    await self._write(pod, None)
+        decoder = PodDecoder()
+        selector = {"fieldSelector": f"spec.nodeName={self._node}"}
+        async for page in pages(self._api, PODS, selector, METADATA_LIST):
+            for raw in page.items or ():
+                pod = decode(decoder, raw)
+                if _annotation(pod) is not None:
+                    with suppress(Gone):
+                        await self._write(pod, None)
 
     def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
         told = {pod.uid: pod for pod in state.pods if pod.is_known}
@@ -186,26 +226,34 @@ class PodReport:
 
     def _told(self, pod: Pod) -> str | None:
         """Return the annotation as the API has it: what was written, until the watch shows that or later."""
-        metadata = pod.get("metadata") or {}
-        version, text = self._written.get(metadata.get("uid") or "", (0, None))
-        if _number(metadata.get("resourceVersion")) < version:
-            return text
-        return (metadata.get("annotations") or {}).get(STATUS_CPUS)
+        version, text = self._written.get(_uid(pod), (0, None))
+        return text if _number(_version(pod)) < version else _annotation(pod)
 
     async def _write(self, pod: Pod, text: str | None) -> None:
-        metadata = pod.get("metadata") or {}
-        uid = metadata.get("uid") or ""
+        metadata, uid = pod.get("metadata") or {}, _uid(pod)
         path = f"/api/v1/namespaces/{metadata.get('namespace')}/pods/{metadata.get('name')}"
         # the uid is a precondition: a pod of the same name is another pod
         body: Mapping[str, Any] = {"metadata": {"uid": uid, "annotations": {STATUS_CPUS: text}}}
-        answer = await self._api.patch(path, body)
+        answer = await self._api.patch(path, body, accept=METADATA)
         self.writes += 1
         self._written[uid] = (_number(decode(_object, answer).metadata.resource_version), text)
 
 
-def _number(version: str | None) -> int:
+def _uid(pod: Pod) -> str:
+    return (pod.get("metadata") or {}).get("uid") or ""
+
+
+def _version(pod: Pod) -> str:
+    return (pod.get("metadata") or {}).get("resourceVersion") or ""
+
+
+def _annotation(pod: Pod) -> str | None:
+    return ((pod.get("metadata") or {}).get("annotations") or {}).get(STATUS_CPUS)
+
+
+def _number(version: str) -> int:
     """Return a version as a number; Kubernetes says that versions of one kind may be compared so (KEP-5504)."""
-    return int(version) if version and version.isdecimal() else 0
+    return int(version) if version.isdecimal() else 0
 
 
 def _name(pod: Pod) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import MIRROR_POD
-from pinning.pod import is_launcher, read_pod
+from pinning.pod import crowded, is_launcher, read_pod
 from pinning.resources import members
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SeenPod:
             places=tuple(member.name for member in members(pod)),
             is_final=((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES,
             is_vm=is_launcher(pod),
-            causes=reading.causes,
+            causes=crowded(pod) or reading.causes,
             warnings=reading.warnings,
         )
 

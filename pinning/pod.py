@@ -144,6 +144,14 @@ def is_dedicated_launcher(pod: Pod) -> bool:
     return is_launcher(pod) and any(selector.get(label) == "true" for label in CPUMANAGER_LABELS)
 
 
+def crowded(pod: Pod) -> tuple[Cause, ...]:
+    """Refuse a pod whose containers were not read: there are too many."""
+    crowd = pod.get("crowd")
+    if not crowd:
+        return ()
+    return (Cause("spec.containers", f"{crowd} are too many to give CPUs to any of them: use several pods"),)
+
+
 def read_pod(pod: Pod) -> Reading:
     """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
     listed = _as_allocated(pod)

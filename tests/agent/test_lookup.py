@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.lookup import PAUSE_SECONDS, Lookups
+from agent.pod_requests import is_final
 from agent.seams import AgentError, Gone, Refused, Unavailable
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish, pod_document
@@ -183,6 +184,55 @@ def test_shown_pod_is_the_sources_own() -> None:
 
     assert lookups.completed(newer) == newer
     assert lookups.completed({}) == {}
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed", None])
+def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str | None) -> None:
+    """It may be over before the source, which shows no finished pods, gets to it: so it is asked for again."""
+    source = Ending(end)
+
+    async def act() -> None:
+        lookups = Lookups(source, lambda: None, again_seconds=0)
+        lookups.want({"u": ("n", "p")}, {"u"})
+        asking = asyncio.create_task(lookups.run())
+        async with asyncio.timeout(60):
+            await source.asked_twice.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        running = [one for one in lookups.completed({}).values() if not is_final(one)]
+        assert running == []
+
+    asyncio.run(act())
+
+
+class Ending:
+    """A source that finds a pod once, and the next time finds it over, or not at all."""
+
+    complete = True
+
+    def __init__(self, end: str | None) -> None:
+        self._end = end
+        self._asked = 0
+        self.asked_twice = asyncio.Event()
+
+    def pods(self) -> Any:
+        """Show nothing."""
+        return {}
+
+    async def watch(self, changed: object) -> None:
+        """Nothing ever changes."""
+
+    async def look_up(self, namespace: str, name: str) -> Any:
+        """Find the pod as it is by now."""
+        self._asked += 1
+        if self._asked == 1:
+            return self._pod("Running")
+        asyncio.get_running_loop().call_soon(self.asked_twice.set)
+        return self._pod(self._end) if self._end else None
+
+    @staticmethod
+    def _pod(phase: str) -> Any:
+        return {"metadata": {"uid": "u", "namespace": "n", "name": "p"}, "status": {"phase": phase}}
 
 
 class Answers:

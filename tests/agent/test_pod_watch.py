@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import httpx
 import pytest
 
 from agent.kubeapi import Access, Api, Conflict
+from agent.pages import HEAVY
 from agent.pod_watch import PodWatch
 from agent.seams import Gone, Refused, Unavailable
 
 URL = "https://api.test"
+UNFINISHED = "spec.nodeName=node-1,status.phase!=Succeeded,status.phase!=Failed"
+EXCLUSIVE = {"qos.gocrane.io/cpu-manager": "exclusive"}
 
 
 def pod(uid: str, version: str, **annotations: str) -> dict[str, Any]:
@@ -115,15 +119,15 @@ def test_pods_are_listed_then_followed() -> None:
     """Added, modified and deleted pods arrive, in lines that are cut anywhere; only this node is asked for."""
     lines = (
         event("ADDED", pod("b", "11"))
-        + event("MODIFIED", pod("b", "12", x="1"))
+        + event("MODIFIED", pod("b", "12", note="1", **EXCLUSIVE))
         + event("DELETED", pod("a", "13"))
     )
     server = Server(listed(pod("a", "9")), streamed(lines[:30], lines[30:150], lines[150:], stays=True))
     source, waits = asyncio.run(follow(server, lambda one: uids(one) == {"b"}))
     assert source.complete
     assert waits == []
-    assert (source.pods()["b"]["metadata"] or {})["annotations"] == {"x": "1"}
-    assert [request.url.params["fieldSelector"] for request in server.asked] == ["spec.nodeName=node-1"] * 2
+    assert (source.pods()["b"]["metadata"] or {})["annotations"] == EXCLUSIVE
+    assert [request.url.params["fieldSelector"] for request in server.asked] == [UNFINISHED] * 2
     assert server.asked[1].url.params["resourceVersion"] == "10"
 
 
@@ -133,6 +137,79 @@ def test_a_long_list_is_read_page_by_page() -> None:
     source, _ = asyncio.run(follow(server, lambda one: uids(one) == {"a", "b"}))
     assert source.complete
     assert server.asked[1].url.params["continue"] == "next"
+
+
+class Heavy:
+    """Lists pods of a size from a place in the list on, as many as are asked for; a watch stays silent."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+        self.asked: list[tuple[int, int]] = []  # from which pod on, and how many
+        self.sent = 0
+        self.encodings: set[str] = set()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Answer a list or a watch."""
+        self.encodings.add(request.headers["accept-encoding"])
+        params = request.url.params
+        if "watch" in params:
+            return streamed(stays=True)
+        first, limit = int(params.get("continue", 0)), int(params["limit"])
+        self.asked.append((first, limit))
+        last = min(first + limit, len(self.sizes))
+        pods = [pod(str(at), "1", note="x" * self.sizes[at]) for at in range(first, last)]
+        body = listed(*pods, following=str(last) if last < len(self.sizes) else "").content
+        return httpx.Response(200, stream=Counted(self, body))
+
+
+class Counted(httpx.AsyncByteStream):
+    """A body that counts what is taken of it."""
+
+    def __init__(self, server: Heavy, body: bytes) -> None:
+        self.server = server
+        self.body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield pieces of 64 kB."""
+        for at in range(0, len(self.body), 2**16):
+            self.server.sent += len(self.body[at : at + 2**16])
+            yield self.body[at : at + 2**16]
+
+
+def test_list_of_heavy_pods_is_never_held_in_one_piece() -> None:
+    """A page that grows beyond the bound is given up at once and asked for in halves; every pod is known in the end."""
+    server = Heavy(*[2**20] * 40)
+    source, waits = asyncio.run(follow(server, lambda one: one.complete))
+    assert len(source.pods()) == 40
+    assert (waits, source.failures) == ([], 0)
+    assert server.asked[:3] == [(0, 20), (0, 10), (0, 5)]
+    assert server.asked[3:] == [(first, 5) for first in range(5, 40, 5)]
+    assert server.sent < 2 * HEAVY + 42 * 2**20
+    assert server.encodings == {"identity"}
+
+
+def test_pod_that_is_heavier_than_a_page_is_read_alone() -> None:
+    """One object is read however large it is, and those around it are, too."""
+    source, waits = asyncio.run(follow(Heavy(1, HEAVY + 1, 1), lambda one: one.complete))
+    assert (uids(source), waits) == ({"0", "1", "2"}, [])
+
+
+def seconds_for(megabytes: int) -> float:
+    """Return the CPU time it takes to read one event of a size that comes in pieces of 16 kB, the least of three."""
+    line = event("ADDED", pod("b", "11", note="x" * megabytes * 2**20))
+    pieces = [line[at : at + 2**14] for at in range(0, len(line), 2**14)]
+
+    def measured() -> float:
+        began = time.thread_time()
+        asyncio.run(follow(Server(listed(), streamed(*pieces, stays=True)), lambda one: uids(one) == {"b"}))
+        return time.thread_time() - began
+
+    return min(measured() for _ in range(3))
+
+
+def test_long_event_costs_what_its_length_costs() -> None:
+    """Eight times as long takes about eight times as long, however many pieces it comes in."""
+    assert seconds_for(32) < 16 * seconds_for(4)
 
 
 def test_a_broken_watch_resumes_where_it_was() -> None:
@@ -325,7 +402,7 @@ def test_one_pod_is_asked_for_by_name_on_this_node_only() -> None:
     assert looked_up(server)["metadata"]["uid"] == "a"
     assert looked_up(server) is None
     assert server.asked[0].url.path == "/api/v1/namespaces/team/pods"
-    assert dict(server.asked[0].url.params) == {"fieldSelector": "metadata.name=web,spec.nodeName=node-1"}
+    assert server.asked[0].url.params["fieldSelector"] == "metadata.name=web,spec.nodeName=node-1"
 
 
 def test_odd_name_asks_for_no_other_resource() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from agent.kubeapi import Access, Api
 from agent.pod_watch import PodWatch
+from pinning.contract import CRANE_CPU_MANAGER
 from tests.agent.door import open_door
 from tests.servers.apiserver import ApiServer
 from tests.servers.control_plane import ControlPlane, start_control_plane
@@ -177,11 +178,11 @@ def test_every_change_of_this_node_arrives_by_one_watch(servers: ControlPlane) -
         await aside(add, servers, "a", "b")
         await aside(add, servers, "far", node="node-2")
         await one.until("a", "b")
-        await aside(servers.server.kubectl, "annotate", "pod/a", "x=1")
+        await aside(servers.server.kubectl, "annotate", "pod/a", f"{CRANE_CPU_MANAGER}=none")
         await aside(remove, servers, "b")
         await one.until("a")
         [pod] = one.source.pods().values()
-        assert (pod["metadata"] or {})["annotations"] == {"note": "", "x": "1"}
+        assert (pod["metadata"] or {})["annotations"] == {CRANE_CPU_MANAGER: "none"}
         assert (one.api.requests, one.source.failures) == (2, 0)
 
     follow(servers, act)
@@ -197,6 +198,29 @@ def test_one_pod_is_found_by_its_name(servers: ControlPlane) -> None:
         assert await one.source.look_up("default", "a") in one.source.pods().values()
         for namespace, name in (("default", "far"), ("default", "b"), ("nowhere", "a")):
             assert await one.source.look_up(namespace, name) is None
+
+    follow(servers, act)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_pod_that_is_over_is_shown_no_more(servers: ControlPlane, phase: str) -> None:
+    """It leaves the watch as a deleted one does and no list brings it back; asked for by name it tells its phase."""
+
+    def finish(name: str) -> None:
+        body = json.dumps({"status": {"phase": phase}})
+        servers.server.kubectl("patch", f"pod/{name}", "--subresource=status", "--type=merge", "-p", body)
+
+    async def act(one: Follower) -> None:
+        await aside(add, servers, "a", "b")
+        await one.until("a", "b")
+        await aside(finish, "a")
+        await one.until("b")
+        found = await one.source.look_up("default", "a")
+        assert found is not None
+        assert found["status"] == {"phase": phase}
+        assert (one.source.failures, one.api.requests) == (0, 3)
+        async with watching(Follower(servers.server)) as another:
+            await another.until("b")
 
     follow(servers, act)
 
@@ -350,7 +374,7 @@ def test_a_long_list_comes_in_pages(servers: ControlPlane, monkeypatch: pytest.M
     """More pods than one page holds are all known from the first change on."""
     names = [f"p{number}" for number in range(7)]
     add(servers, *names)
-    monkeypatch.setattr("agent.list_watch.PAGE", "3")
+    monkeypatch.setattr("agent.pages.PAGE", 3)
 
     async def act(one: Follower) -> None:
         await one.until(*names)

@@ -9,10 +9,10 @@ import pytest
 
 from agent.backoff import LONGEST_ASKED, Busy
 from agent.metrics import Metrics
-from agent.publish import NotShown, Publisher
+from agent.publish import Later, Publisher
 from agent.seams import Refused
 from agent.state import NodeState
-from tests.agent.states import state_of
+from tests.agent.states import bound, state_of
 
 STATE = state_of()
 
@@ -79,13 +79,55 @@ def test_failed_report_is_tried_again(failure: Exception, least: float, most: fl
     assert least <= wait <= most
 
 
-@pytest.mark.parametrize(("failure", "count"), [(NotShown("a"), None), (Refused("no"), 1.0)])
+@pytest.mark.parametrize(("failure", "count"), [(Later("a"), None), (Refused("no"), 1.0)])
 def test_what_only_comes_late_is_no_failure(failure: Exception, count: float | None) -> None:
     """A pod that is not shown yet is waited for and not counted."""
     metrics = Metrics()
     assert waits(failure, metrics=metrics)
     name = "corepin_agent_report_errors_total"
     assert metrics.registry.get_sample_value(name, {"reporter": "Reporter"}) == count
+
+
+class Picky:
+    """Refuses something of every state, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[NodeState] = []
+        self.taken = asyncio.Event()
+
+    async def publish(self, state: NodeState) -> None:
+        """Take a state, and put a part of it off."""
+        self.told.append(state)
+        self.taken.set()
+        raise Later("one pod is refused", 300.0, refused=1)
+
+    async def reset(self) -> None:
+        """Do nothing."""
+
+
+def test_news_need_not_wait_for_what_is_refused() -> None:
+    """The next state is told at once though the reporter wants to be asked again in minutes; the gauge shows why."""
+    metrics, reporter = Metrics(), Picky()
+    other = state_of(bound("a"))
+
+    async def sleep(_: float) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        publisher = Publisher([reporter], metrics, sleep)
+        running = asyncio.create_task(publisher.run())
+        async with asyncio.timeout(60):
+            for state in (STATE, other):
+                publisher.tell(state)
+                await reporter.taken.wait()
+                reporter.taken.clear()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(main())
+    assert reporter.told == [STATE, other]
+    gauge = metrics.registry.get_sample_value("corepin_agent_reports_refused", {"reporter": "Picky"})
+    assert gauge == 1
 
 
 def test_waits_grow_while_it_fails() -> None:

@@ -15,7 +15,7 @@ import pytest
 from agent.clock import Clock
 from agent.events import LONGEST_NAME, Reason, event_document, events_between
 from agent.kubeapi import Access, Api
-from agent.publish import NotShown
+from agent.publish import Later
 from agent.report_events import BURST, PENDING, EventReport
 from agent.seams import Unavailable
 from agent.state import Fight, NodeState, Path, Proof
@@ -218,6 +218,76 @@ def test_events_wait_for_the_server() -> None:
     assert PENDING >= 250
 
 
+class Flooded(Server):
+    """Takes no events in some namespaces."""
+
+    def __init__(self, answer: httpx.Response, *namespaces: str) -> None:
+        super().__init__()
+        self.answer = answer
+        self.namespaces = set(namespaces)
+        self.asked: list[str] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Create or patch an event, or refuse to."""
+        namespace = request.url.path.split("/")[4]
+        self.asked.append(namespace)
+        return self.answer if namespace in self.namespaces else await super().__call__(request)
+
+
+def spread(*namespaces: str) -> list[Any]:
+    """Return one pod that is refused CPUs in each namespace."""
+    return [
+        bound(f"{at:02}", container("main", 99), annotations=EXCLUSIVE, namespace=namespace)
+        for at, namespace in enumerate(namespaces)
+    ]
+
+
+FULL = httpx.Response(429, json={"message": "limit reached on type Namespace"})
+
+
+@pytest.mark.parametrize("answer", [FULL, httpx.Response(500, json={"message": "failed calling webhook"})])
+def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
+    """Where a tenant has used up the events of his namespace, or its webhook fails, those of others are told."""
+    pods = spread("bad", "bad", "fine", "bad", "good")
+    server, now = Flooded(answer, "bad"), [0.0]
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
+        for second in range(20):
+            now[0] = float(second)
+            with pytest.raises(Later):
+                await report.publish(state_of(*pods))
+        assert server.asked[:3] == ["bad", "fine", "good"]
+        assert len(server.asked) <= 3 + 20 / 5
+        server.namespaces, now[0] = set(), 60.0
+        await report.publish(state_of(*pods))
+
+    run(server, act)
+    assert sorted(one["involvedObject"]["name"] for one in server.kept.values()) == [
+        "00",
+        "01",
+        "02",
+        "03",
+        "04",
+    ]
+
+
+def test_server_that_takes_no_events_is_let_be() -> None:
+    """Two namespaces in a row fail, and no more are tried; one that asks for patience gets it at once."""
+    pods = spread("a", "b", "c", "d")
+
+    async def act(api: Api) -> None:
+        with pytest.raises(Unavailable):
+            await EventReport(api, "node-1", source(*pods)).publish(state_of(*pods))
+
+    server = Flooded(httpx.Response(500), *"abcd")
+    run(server, act)
+    assert server.asked == ["a", "b"]
+    server = Flooded(httpx.Response(429, headers={"retry-after": "1"}), *"abcd")
+    run(server, act)
+    assert server.asked == ["a"]
+
+
 def test_who_the_api_does_not_know_is_not_told() -> None:
     """Of a pod that is gone there is nothing to attach an event to; reset forgets what waits."""
     server = Server()
@@ -243,7 +313,7 @@ def test_event_of_a_pod_that_is_shown_late_waits() -> None:
         pods = source(other)
         report = EventReport(api, "node-1", pods)
         for _ in range(2):
-            with pytest.raises(NotShown):
+            with pytest.raises(Later):
                 await report.publish(state)
         assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b"]
         pods.shown = source(ONE, other).shown

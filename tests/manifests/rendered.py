@@ -21,9 +21,8 @@ INSTALLS = (
     "cmk",
     "observe",
     "node-watch",
-    "priority-quota",
 )  # each is a whole corepin
-ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "priority-quota")
+ROTATING = ("base", "hardened", "cmk", "observe", "node-watch")
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

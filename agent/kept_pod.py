@@ -1,0 +1,191 @@
+"""What the agent keeps of a pod: what somebody reads of it, and no more than a bounded part of that. Pure.
+
+Anybody who may create pods chooses how large they are and which node they are for. What a pod has besides is skipped
+while it is decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from pinning.annotations import is_policy_key
+from pinning.contract import (
+    CONTAINER_SCOPE,
+    CPUMANAGER_LABELS,
+    CRANE_CPU_MANAGER,
+    EXCLUSIVE_CORES,
+    EXCLUSIVE_NON_ISOLCPUS_CORES,
+    ISOLATED_CORES,
+    KUBEVIRT_LABEL,
+    MIRROR_POD,
+    POD_SCOPE,
+    STATUS_CPUS,
+)
+from pinning.observed import CONFIG_HASH
+from pinning.quantity import RawQuantity
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pinning.kube import Pod
+
+MOST_CONTAINERS: Final = (
+    200  # of a pod with more none is read: each that is costs a kilobyte for as long as the pod is there
+)
+MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are told
+LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many
+
+logger = logging.getLogger(__name__)
+
+
+class _Amounts(
+    msgspec.Struct,
+    omit_defaults=True,
+    rename={
+        "cores": EXCLUSIVE_CORES,
+        "others": EXCLUSIVE_NON_ISOLCPUS_CORES,
+        "isolated": ISOLATED_CORES,
+    },
+):
+    cpu: RawQuantity | None = None
+    memory: RawQuantity | None = None
+    cores: RawQuantity | None = None
+    others: RawQuantity | None = None
+    isolated: RawQuantity | None = None
+
+
+class _Resources(msgspec.Struct, omit_defaults=True):
+    requests: _Amounts | None = None
+    limits: _Amounts | None = None
+
+
+class _Container(msgspec.Struct, omit_defaults=True, rename="camel"):
+    name: str | None = None
+    restart_policy: str | None = None
+    resources: _Resources | None = None
+
+
+class _Selector(
+    msgspec.Struct,
+    omit_defaults=True,
+    rename=dict(zip(("old", "new"), CPUMANAGER_LABELS, strict=True)),
+):
+    old: str | None = None
+    new: str | None = None
+
+
+class _Spec(msgspec.Struct, omit_defaults=True, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    node_selector: _Selector | None = None
+    resources: _Resources | None = None
+
+
+class _Labels(msgspec.Struct, omit_defaults=True, rename={"kubevirt": KUBEVIRT_LABEL}):
+    kubevirt: str | None = None
+
+
+class _Meta(msgspec.Struct, omit_defaults=True, rename="camel"):
+    name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: _Labels | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Given(msgspec.Struct, omit_defaults=True):
+    cpu: RawQuantity | None = None
+
+
+class _ContainerStatus(msgspec.Struct, omit_defaults=True, rename="camel"):
+    name: str | None = None
+    allocated_resources: _Given | None = None
+
+
+class _Status(msgspec.Struct, omit_defaults=True, rename="camel"):
+    phase: str | None = None
+    container_statuses: list[_ContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+
+
+class _Pod(msgspec.Struct, omit_defaults=True):
+    metadata: _Meta | None = None
+    spec: _Spec | None = None
+    status: _Status | None = None
+    crowd: int = 0
+
+
+_pod = msgspec.json.Decoder(_Pod)
+
+
+class PodDecoder:
+    """Reads a pod of the API as a `Pod` that has only what is kept."""
+
+    def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Pod:
+        """Return what is kept of a pod; raise msgspec.DecodeError."""
+        read = _pod.decode(document)
+        meta, containers = read.metadata or _Meta(), _containers(read)
+        if len(containers) > MOST_CONTAINERS:
+            _tell(meta, len(containers))
+            read = _Pod(meta, crowd=len(containers) if _asks(read) else 0)
+            meta.annotations = _only_status(meta.annotations or {})
+        elif meta.annotations:
+            names = {one.name for one in containers}
+            meta.annotations = dict(_annotations(meta.annotations, names)) or None
+        return cast("Pod", msgspec.to_builtins(read))
+
+
+def _asks(pod: _Pod) -> bool:
+    """Say whether a pod asks for CPUs of its own in any way."""
+    meta = pod.metadata or _Meta()
+    return (
+        any(map(is_policy_key, meta.annotations or ()))
+        or (meta.labels or _Labels()).kubevirt is not None
+        or any(_names_cores(one.resources or _Resources()) for one in _containers(pod))
+    )
+
+
+def _names_cores(resources: _Resources) -> bool:
+    return any(one and (one.cores or one.others) for one in (resources.requests, resources.limits))
+
+
+def _containers(pod: _Pod) -> list[_Container]:
+    spec = pod.spec or _Spec()
+    return (spec.init_containers or []) + (spec.containers or [])
+
+
+def _annotations(given: dict[str, str], containers: Collection[str | None]) -> Iterator[tuple[str, str]]:
+    """Yield what is read of annotations; of those of ours that name no container the first MOST_STRANGE."""
+    strange = 0
+    for key, value in given.items():
+        if key == STATUS_CPUS:
+            yield key, value
+        elif key in {MIRROR_POD, CONFIG_HASH} or is_policy_key(key):
+            strange += _is_strange(key, containers)
+            if strange <= MOST_STRANGE or not _is_strange(key, containers):
+                yield key, value[:LONGEST_VALUE]
+
+
+def _is_strange(key: str, containers: Collection[str | None]) -> bool:
+    scope = key.partition("/")[2]
+    is_whole = scope == POD_SCOPE or key in {MIRROR_POD, CONFIG_HASH, CRANE_CPU_MANAGER}
+    return not is_whole and scope.removeprefix(CONTAINER_SCOPE) not in containers
+
+
+def _only_status(given: dict[str, str]) -> dict[str, str]:
+    return {key: given[key] for key in (STATUS_CPUS,) if key in given}
+
+
+def _tell(meta: _Meta, containers: int) -> None:
+    facts = {
+        "pod": f"{meta.namespace}/{meta.name}",
+        "containers": containers,
+        "remedy": f"give it at most {MOST_CONTAINERS}",
+    }
+    logger.warning("pod has too many containers to be read", extra={"facts": facts})

@@ -1,0 +1,193 @@
+"""What is kept of a pod: all that anybody reads, and nothing whose size its user chooses."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kept_pod import LONGEST_VALUE, MOST_CONTAINERS, MOST_STRANGE, PodDecoder
+from agent.pod_requests import overcommit, runtime_uid, sidecars
+from pinning.contract import STATUS_CPUS
+from pinning.kube import Pod
+from pinning.ledger import Ledger
+from pinning.observed import SeenPod
+from tests.pods import CORES, container, pod
+
+AMOUNTS = st.dictionaries(
+    st.sampled_from(["cpu", "memory", CORES, "corepin.io/isolated-cores", "example.com/gpu"]),
+    st.sampled_from(["1", "2", "500m", "64M"]),
+)
+RESOURCES = st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS})
+FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "sidecar-limits")
+KEYS = [
+    f"{one}.corepin.io/{scope}" for one in FAMILIES for scope in ("pod", "container.c0", "container.x", "y")
+]
+NOTES = st.dictionaries(
+    st.sampled_from(
+        [
+            *KEYS,
+            "qos.gocrane.io/cpu-manager",
+            "kubernetes.io/config.mirror",
+            "kubernetes.io/config.hash",
+            "note",
+        ]
+    ),
+    st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "banana"]),
+)
+
+
+def containers(first: int) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Any few containers, with much that nobody reads."""
+    made = st.fixed_dictionaries(
+        {"image": st.just("x"), "env": st.just([{"name": "A", "value": "b"}]), "resources": RESOURCES},
+        optional={"restartPolicy": st.just("Always")},
+    )
+    return st.lists(made, max_size=3).map(
+        lambda some: [{"name": f"c{first + at}", **one} for at, one in enumerate(some)]
+    )
+
+
+PODS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": st.just("p"), "namespace": st.just("n"), "uid": st.just("u"), "annotations": NOTES},
+            optional={"labels": st.sampled_from([{"kubevirt.io": "virt-launcher"}, {"app": "x"}])},
+        ),
+        "spec": st.fixed_dictionaries(
+            {"containers": containers(0), "initContainers": containers(10), "resources": RESOURCES},
+            optional={"nodeSelector": st.sampled_from([{"cpumanager": "true"}, {"zone": "a"}])},
+        ),
+        "status": st.fixed_dictionaries(
+            {
+                "phase": st.sampled_from(["Pending", "Running", "Failed"]),
+                "containerStatuses": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "name": st.sampled_from(["c0", "c1"]),
+                            "image": st.just("x"),
+                            "allocatedResources": AMOUNTS,
+                        }
+                    ),
+                    max_size=2,
+                ),
+            }
+        ),
+    }
+)
+
+
+def kept(document: Any) -> Pod:
+    """Return what is kept of a pod."""
+    return PodDecoder().decode(msgspec.json.encode(document))
+
+
+@given(PODS)
+def test_whatever_is_asked_of_a_pod_is_answered_as_by_the_whole_pod(document: Any) -> None:
+    """Its claims, what is wrong with them, and what it requests are the same."""
+    part = kept(document)
+    seen = SeenPod.of(document)
+    assert SeenPod.of(part) == seen
+    assert runtime_uid(part) == runtime_uid(document)
+    assert overcommit([part], Ledger(), 4) == overcommit([document], Ledger(), 4)
+    assert sidecars([part], [seen], ("1", "64M")) == sidecars([document], [seen], ("1", "64M"))
+
+
+def test_what_nobody_reads_is_not_kept() -> None:
+    """However much a user writes into env, labels, foreign annotations, resource names: the pod is the same."""
+    many = {f"example.com/n{number}": "x" for number in range(50)}
+    plain = pod(container("main", {"cpu": "2"}), annotations={"cpu-manager.corepin.io/pod": "exclusive"})
+    full = pod(
+        container("main", {"cpu": "2", **many}, args=["x"] * 50, env=[{"name": "A", "value": "x" * 99}]),
+        annotations={"cpu-manager.corepin.io/pod": "exclusive", "note": "x" * 99, **many},
+        labels=many,
+        nodeSelector=many,
+        volumes=[{"name": name.partition("/")[2], "emptyDir": {}} for name in many],
+    )
+    full["metadata"]["managedFields"] = [{"fieldsV1": many}]  # type: ignore[index, typeddict-unknown-key]
+    assert plain["metadata"] is not None
+    plain["metadata"]["labels"] = {}
+    plain["spec"]["nodeSelector"] = {}  # type: ignore[index]
+
+    assert kept(full) == kept(plain)
+
+
+def test_annotations_of_ours_are_kept_in_bounds() -> None:
+    """Of those that name no container some are told, those of containers are all read; values are cut, not words."""
+    ghosts = {f"cpu-manager.corepin.io/container.ghost{number}": "x" * 1000 for number in range(1000)}
+    last = {"cpu-manager.corepin.io/container.main": "exclusive", STATUS_CPUS: "{" + "x" * 1000}
+    notes = (kept(pod(container("main", 1), annotations=ghosts | last))["metadata"] or {})[
+        "annotations"
+    ] or {}
+
+    assert last.items() <= notes.items()
+    assert [len(value) for key, value in notes.items() if key not in last] == [LONGEST_VALUE] * MOST_STRANGE
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        pytest.param(
+            {"annotations": {"cpu-manager.corepin.io/pod": "exclusive", STATUS_CPUS: "{}"}},
+            id="by annotation",
+        ),
+        pytest.param({"labels": {"kubevirt.io": "virt-launcher"}}, id="as a launcher"),
+        pytest.param({"first": {CORES: "1"}}, id="by a resource"),
+    ],
+)
+def test_pod_of_very_many_containers_is_refused(
+    asking: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It claims nothing, and is told why; nothing else is said of its words, and what was told before is known."""
+    resources = asking.pop("first", {"cpu": "1"})
+    crowd = [
+        container("first", resources, resources),
+        *[container(f"c{at}", 1) for at in range(MOST_CONTAINERS)],
+    ]
+    part = kept(pod(*crowd, **asking))
+    seen = SeenPod.of(part)
+
+    assert (seen.claims, seen.places) == ((), ())
+    assert [cause.message for cause in seen.causes] == [
+        f"{MOST_CONTAINERS + 1} are too many to give CPUs to any of them: use several pods"
+    ]
+    assert set((part["metadata"] or {}).get("annotations") or {}) <= {STATUS_CPUS}
+    assert caplog.messages == ["pod has too many containers to be read"]
+
+
+def test_pod_of_very_many_containers_that_asks_for_nothing_is_told_nothing() -> None:
+    """It runs in the shared set, as it would; as many containers as are read are read."""
+    [most, more] = [pod(*[container(f"c{at}", 1) for at in range(MOST_CONTAINERS + one)]) for one in range(2)]
+    assert len(SeenPod.of(kept(most)).places) == MOST_CONTAINERS
+    seen = SeenPod.of(kept(more))
+    assert (seen.claims, seen.causes, seen.places) == ((), (), ())
+
+
+def largest() -> Iterator[Any]:
+    """Yield pods that leave as much to be kept as a user can bring about."""
+    resources = {"cpu": "1", "memory": "1Mi", CORES: "1"}
+    full = [container(f"{number:0>60}", resources, resources) for number in range(MOST_CONTAINERS)]
+    notes = {f"{family}.corepin.io/container.{one['name']}": "x" * 99 for one in full for family in FAMILIES}
+    yield pod(*full, annotations=notes)
+    yield pod(*full[: MOST_CONTAINERS // 2], init=full[MOST_CONTAINERS // 2 :], annotations=notes)
+
+
+@pytest.mark.parametrize("document", list(largest()))
+def test_no_pod_takes_more_than_its_share(document: Any) -> None:
+    """What is kept of a pod is below 900 kB, whatever it is: 160 of the worst fit into the agent's limit."""
+    body = msgspec.json.encode(document)
+    decoder = PodDecoder()
+    tracemalloc.start()
+    try:
+        part = decoder.decode(body)
+        seen = SeenPod.of(part)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen.name == "demo"
+    assert taken < 900_000
