@@ -7,7 +7,17 @@ from typing import Any
 
 BASE = "base"
 OVERLAYS = frozenset(
-    {BASE, "hardened", "cert-manager", "own-certificate", "cmk", "observe", "monitoring", "node-watch"}
+    {
+        BASE,
+        "hardened",
+        "cert-manager",
+        "own-certificate",
+        "cmk",
+        "observe",
+        "monitoring",
+        "node-watch",
+        "priority-quota",
+    }
 )
 
 # Which overlays have something that others lack, and the condition under which the chart has it.
@@ -16,12 +26,14 @@ WHEN = {
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
     frozenset({"monitoring"}): ".Values.monitoring.enabled",
     frozenset({"node-watch"}): ".Values.webhook.watchNodes",
+    frozenset({"priority-quota"}): ".Values.priorityQuota",
 }
 # The values that make such a condition true. What else an overlay changes is found in its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
     "cert-manager": {"certificates": "cert-manager"},
     "own-certificate": {"certificates": "own-certificate"},
     "monitoring": {"monitoring.enabled": True},
+    "priority-quota": {"priorityQuota": True},
 }
 
 

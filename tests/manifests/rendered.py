@@ -21,8 +21,9 @@ INSTALLS = (
     "cmk",
     "observe",
     "node-watch",
+    "priority-quota",
 )  # each is a whole corepin
-ROTATING = ("base", "hardened", "cmk", "observe", "node-watch")
+ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "priority-quota")
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

@@ -215,10 +215,10 @@ def test_places_for_pods() -> None:
     """Node selectors and tolerations are those of the part that they are set for."""
     tolerations = ("--set-json", 'agent.tolerations=[{"key":"a"}]')
     chosen = pods("--set", "agent.nodeSelector.pool=fast", *tolerations)
-    assert chosen["corepin-agent"]["nodeSelector"] == {"pool": "fast"}
+    assert chosen["corepin-agent"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "fast"}
     assert chosen["corepin-agent"]["tolerations"] == [{"key": "a"}]
     for other in ("corepin-webhook", "corepin-certs"):
-        assert "nodeSelector" not in chosen[other]
+        assert chosen[other]["nodeSelector"] == {"kubernetes.io/os": "linux"}
         assert chosen[other]["tolerations"] == VALUES[other.removeprefix("corepin-")]["tolerations"]
 
 

@@ -52,6 +52,15 @@ def test_replicas_come_up_anywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INSTALLS)
+def test_nothing_is_placed_on_windows(name: str) -> None:
+    """Every workload asks for Linux: in a cluster of both, pods on Windows nodes would fail for ever."""
+    workloads = [it for it in objects(name) if it["kind"] in {"Deployment", "DaemonSet"}]
+    assert len(workloads) >= 2
+    for it in workloads:
+        assert it["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+
+
+@pytest.mark.parametrize("name", INSTALLS)
 def test_admission_is_asked_last(name: str) -> None:
     """What registers the webhook is applied after everything else, so that there is somebody to ask."""
     kinds = [it["kind"] for it in objects(name)]

@@ -1,0 +1,102 @@
+"""The component `priority-quota`, on API servers that limit system priority classes as GKE's do."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.manifests.rendered import Object, objects
+from tests.servers.catalog import KUBERNETES
+from tests.servers.start import start_servers
+
+if TYPE_CHECKING:
+    from tests.servers.apiserver import ApiServer
+
+pytestmark = pytest.mark.server
+
+PATIENCE_SECONDS = 60.0
+LIMITED = {
+    "apiVersion": "apiserver.config.k8s.io/v1",
+    "kind": "AdmissionConfiguration",
+    "plugins": [
+        {
+            "name": "ResourceQuota",
+            "configuration": {
+                "apiVersion": "apiserver.config.k8s.io/v1",
+                "kind": "ResourceQuotaConfiguration",
+                "limitedResources": [
+                    {
+                        "resource": "pods",
+                        "matchScopes": [
+                            {
+                                "scopeName": "PriorityClass",
+                                "operator": "In",
+                                "values": ["system-node-critical", "system-cluster-critical"],
+                            }
+                        ],
+                    }
+                ],
+            },
+        }
+    ],
+}
+
+
+def of_kinds(*kinds: str) -> list[Object]:
+    """Return objects of the overlay."""
+    return [it for it in objects("priority-quota") if it["kind"] in kinds]
+
+
+def create(api: ApiServer, *documents: Object) -> None:
+    """Create objects."""
+    api.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
+
+
+def pods() -> list[Object]:
+    """Return a pod of each workload, as its controller would create it."""
+    made = []
+    for it in of_kinds("Deployment", "DaemonSet"):
+        place = {"name": it["metadata"]["name"], "namespace": it["metadata"]["namespace"]}
+        template = it["spec"]["template"]
+        metadata = {**template["metadata"], **place}
+        made.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    return made
+
+
+def refusal(api: ApiServer, pod: Object) -> str:
+    """Return why a pod is not admitted, nothing when it is."""
+    done = api.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod), check=False)
+    return done.stderr
+
+
+def count(api: ApiServer) -> None:
+    """Do what the controller of quotas does, which does not run here."""
+    for quota in of_kinds("ResourceQuota"):
+        hard = quota["spec"]["hard"]
+        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+        api.kubectl(
+            *("-n", quota["metadata"]["namespace"], "patch", "resourcequota", quota["metadata"]["name"]),
+            *("--subresource=status", "--type=merge", "-p", json.dumps(status)),
+        )
+
+
+@pytest.mark.parametrize("version", list(KUBERNETES))
+def test_quotas_admit_every_workload(version: str, tmp_path: Path) -> None:
+    """Without quotas such a server refuses each pod of corepin's; with the component's it admits all of them."""
+    config = tmp_path / "admission.json"
+    config.write_text(json.dumps(LIMITED))
+    with start_servers(version, extra_flags=[f"--admission-control-config-file={config}"]) as api:
+        create(api, *of_kinds("Namespace"), *of_kinds("ServiceAccount"))
+        assert len(pods()) == 3
+        assert all("insufficient quota to match these scopes" in refusal(api, pod) for pod in pods())
+
+        create(api, *of_kinds("ResourceQuota"))
+        count(api)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (refused := [why for pod in pods() if (why := refusal(api, pod))]) and time.monotonic() < until:
+            time.sleep(0.2)  # the server's own watch of quotas has to see them
+        assert refused == []
