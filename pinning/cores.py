@@ -27,8 +27,8 @@ def take_cores(
     """Return the online CPUs of `count` cores that are wholly free, wholly isolated ones first.
 
     "packed" goes by package, then core; "spread" takes from the packages in turns. Cores of `keep` stay as long as
-    one of their CPUs is online. What has to be added is chosen the same way, after the turns that they have had,
-    and lies nearest to them; or to the lost ones, when some are lost.
+    one of their CPUs is online; when they are too many, the first ones in the same order stay. What has to be added
+    goes on after the turns that they have had, and lies nearest to them; or to the lost ones, when some are lost.
     """
     if count < 0:
         raise ValueError(f"count {count} must be 0 or more")
@@ -37,10 +37,11 @@ def take_cores(
     found = len(kept) + len(new)
     if found < count:
         raise _refusal(topology, free, count, found)
+    if count <= len(kept):
+        kept = _in_order(topology, kept, mode, prefer_isolated=prefer_isolated)
     had = Counter(core.package for core in kept)
     anchor = (keep - topology.online) or keep
-    order = _orders(topology, new, mode, prefer_isolated=prefer_isolated, had=had, anchor=anchor)
-    new.sort(key=lambda core: order[core.id])
+    new = _in_order(topology, new, mode, prefer_isolated=prefer_isolated, had=had, anchor=anchor)
     return union(topology.online_cpus_of(core) for core in [*kept, *new][:count])
 
 
@@ -49,25 +50,25 @@ def _wholly_free(topology: Topology, free: CPUSet) -> list[Core]:
     return [core for core, cpus in online if cpus and cpus <= free]
 
 
-def _orders(
+def _in_order(
     topology: Topology,
     cores: list[Core],
     mode: Mode,
     *,
     prefer_isolated: bool,
-    had: Counter[int],
-    anchor: CPUSet,
-) -> dict[int, Order]:
-    """Return the sort key of each core: whether the kernel schedules on it, its turn, how far it is, CMK's order."""
+    had: Counter[int] | None = None,
+    anchor: CPUSet = EMPTY,
+) -> list[Core]:
+    """Sort cores by whether the kernel schedules on them, the turn of their package, how far they are, and number."""
     apart = {core.id: _apart(topology, core, anchor) for core in cores}
-    turns: dict[bool, Counter[int]] = {False: had.copy(), True: had.copy()}
+    turns = {scheduled: Counter(had) for scheduled in (False, True)}
     orders: dict[int, Order] = {}
     for core in sorted(cores, key=lambda core: (apart[core.id], core.id)):
         scheduled = prefer_isolated and not topology.online_cpus_of(core) <= topology.isolated
         turn = turns[scheduled][core.package] if mode == "spread" else 0
         turns[scheduled][core.package] += 1
         orders[core.id] = (int(scheduled), turn, *apart[core.id], core.package, core.id)
-    return orders
+    return sorted(cores, key=lambda core: orders[core.id])
 
 
 def _apart(topology: Topology, core: Core, anchor: CPUSet) -> Order:
