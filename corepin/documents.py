@@ -146,9 +146,14 @@ def read_documents(source: str) -> list[Document]:
 
 def read_values(source: str) -> list[tuple[int, Any]]:
     """Return what the documents of a file hold, with their lines, but for empty ones; else raise CommandFailed."""
-    shown = _shown(source)
-    parsed = _parsed(_decoded(_read(source, shown), shown), shown)
+    parsed = _parsed(read_text(source), _shown(source))
     return [(line, content) for line, content in parsed if content is not None]
+
+
+def read_text(source: str) -> str:
+    """Return the text of a file of reasonable size, or of standard input; else raise CommandFailed."""
+    shown = _shown(source)
+    return _decoded(_read(source, shown), shown)
 
 
 def _shown(source: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, plain, read_documents, write_out
+from corepin.documents import add_file_flag, plain, read_documents, read_text, write_out
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     machine.add_argument(
         "--topology",
         metavar="FILE|DIR",
-        help="the machine: JSON of lscpu, or a directory that holds a sysfs tree as / does",
+        help="the machine: JSON of lscpu, - for standard input, or a directory that holds a sysfs tree as / does",
     )
     machine.add_argument(
         "--node",
@@ -141,15 +141,11 @@ def _read_machine(given: str) -> Topology:
     if path.is_dir():
         is_sys = (path / "devices/system/cpu").is_dir() and not (path / "sys").is_dir()
         return read_topology(path.absolute().parent if is_sys and path.absolute().name == "sys" else path)
+    text = read_text(given)
     try:
-        return Topology.from_lscpu(path.read_text("utf-8"))
+        return Topology.from_lscpu(text)
     except PinningError as problem:
         raise CommandFailed(f"{given}: {problem}") from problem
-    except OSError as problem:
-        told = "name a file of lscpu's, or a directory that holds a sysfs tree"
-        raise CommandFailed(f"{given}: {problem.strerror}: {told}") from problem
-    except ValueError as problem:
-        raise CommandFailed(f"{given}: is not UTF-8 text: name a file of lscpu's") from problem
 
 
 def _read_config(given: str | None, reserved: str | None) -> NodeConfig:

@@ -20,6 +20,7 @@ COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CA
 _CACHE_COLUMN = re.compile(
     r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*"
 )  # "l1d:l1i:l2:l3"; which, the machine decides
+_NUMBER = re.compile(r"[0-9]{1,10}")  # firmware numbers sockets as it likes, in 32 bits
 _BARE_DASH = re.compile(r"(:\s*)-(?=\s*[,}])")
 _ABSENT: Final = (None, "", "-")
 _ONLINE: Final = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
@@ -49,7 +50,7 @@ def parse_lscpu(text: str) -> tuple[list[CPUFacts], CPUSet]:
 def _rows(text: str) -> list[Row]:
     try:
         document = json.loads(_BARE_DASH.sub(r"\1null", text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadTopology(f"lscpu: not JSON ({error}): write the file with `{COMMAND}`") from error
     rows = document.get("cpus") if isinstance(document, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -93,7 +94,7 @@ def _number(row: Row, column: str) -> int | None:
     if value in _ABSENT:
         return None
     text = str(value)
-    if isinstance(value, bool) or not (text.isascii() and text.isdigit()):
+    if isinstance(value, bool) or not _NUMBER.fullmatch(text):
         raise _bad(column.upper(), value, "a number, or null for an offline CPU")
     return int(text)
 
@@ -112,7 +113,7 @@ def _caches(row: Row, package: int) -> Mapping[str, Hashable]:
         levels = levels[-len(numbers) :]
     caches: dict[str, Hashable] = {}
     for level, number in zip(levels, numbers, strict=False):
-        if not number.isdigit():
+        if not _NUMBER.fullmatch(number):
             raise _bad(column.upper(), row[column], "numbers with colons between them, such as 0:0:0:0")
         caches[level] = (package, int(number))
         if int(level[1:].rstrip("di")) >= _LAST_LEVEL:
@@ -121,4 +122,6 @@ def _caches(row: Row, package: int) -> Mapping[str, Hashable]:
 
 
 def _bad(column: str, value: object, wanted: str) -> BadTopology:
-    return BadTopology(f"lscpu: column {column}: {value!r} is not {wanted}: correct it, or run `{COMMAND}`")
+    return BadTopology(
+        f"lscpu: column {column}: {repr(value)[:60]} is not {wanted}: correct it, or run `{COMMAND}`"
+    )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,6 @@ from pinning.cpuset import CPUSet
 from tests.corepin.documents import CONFIG_MAP, written
 from tests.machine.tree import regular, write_tree
 from tests.machines import NAMES, lscpu_text, materialise
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def machine(directory: Path, **wrong: Any) -> str:
@@ -158,6 +158,18 @@ def test_the_machine_as_file_or_directory(
     assert len(line["assignments"]) == 1
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_the_machine_from_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mark: bytes
+) -> None:
+    """The output of lscpu can be piped, also where an editor or a shell has put a byte order mark before it."""
+    text = Path(machine(tmp_path)).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mark + text)))
+
+    assert main(["plan", "-f", written(tmp_path, pod("name: a")), "--topology", "-"]) == 0
+    assert "8 cores, 16 CPUs" in capsys.readouterr().out
+
+
 def test_the_text_shows_machine_reasons_and_hidden_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,9 +249,13 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
         ),
         pytest.param((pod("name: x"),), ("--reserved", "0-15"), "leaves no CPU", id="everything reserved"),
         pytest.param(
-            (pod("name: x"),), ("--topology", "/nowhere"), "/nowhere: No such file", id="no topology"
+            (pod("name: x"),), ("--topology", "/nowhere"), "/nowhere: there is no such file", id="no topology"
         ),
         pytest.param((pod("name: x"),), ("--topology", "/dev/null"), "lscpu", id="empty topology"),
+        pytest.param((pod("name: x"),), ("--topology", "/dev/zero"), "larger than 32 MB", id="endless"),
+        pytest.param(
+            (pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (maximum recursion", id="deep"
+        ),
         pytest.param((pod("name: x"),), ("--topology", "."), "online: missing: mount sysfs", id="no sysfs"),
         pytest.param(
             (pod("name: x"),),
@@ -264,7 +280,12 @@ def test_mistakes_are_one_line(
     told: str,
 ) -> None:
     """Whatever is wrong, it is told in one line with exit code 2, and never with a traceback."""
-    files = {"CONFIG": b"srt: spread\n", "TWO": b"sort: spread\n---\nsort: packed\n", "LATIN": b"\xff{}"}
+    files = {
+        "CONFIG": b"srt: spread\n",
+        "TWO": b"sort: spread\n---\nsort: packed\n",
+        "LATIN": b"\xff{}",
+        "DEEP": b"[" * 200_000,
+    }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     named = [str(tmp_path / flag) if flag in files else flag for flag in flags]

@@ -242,6 +242,15 @@ def test_lscpu_with_bare_dashes() -> None:
             lscpu({"cpu": 0, "core": 0, "online": "maybe"}), "ONLINE: 'maybe' is not yes", id="online"
         ),
         pytest.param(
+            lscpu({"cpu": 0, "core": "9" * 5000}), r"column CORE: '9{59} is not a number", id="digits"
+        ),
+        pytest.param(
+            lscpu({"cpu": 0, "core": 0, "l1d:l2": "0:" + "9" * 5000}),
+            "column L1D:L2: '0:9{57} is not",
+            id="long id",
+        ),
+        pytest.param("[" * 200_000, r"lscpu: not JSON \(maximum recursion", id="deep"),
+        pytest.param(
             lscpu({"cpu": 0, "core": 0, "online": "ja"}),
             "ONLINE: 'ja' is not yes.* words of its user's language.* run `LC_ALL=C lscpu --all",
             id="localized",
