@@ -71,7 +71,7 @@ class Decider:
     def _likeness(self, request: Request) -> tuple[Pod, bytes]:
         read = _decode(likeness_decoder, request.object)
         try:
-            return likeness(read, self.mutations.volumes)
+            return likeness(read, self.mutations)
         except OverflowError as error:  # the API server writes amounts as texts, and no such number
             raise Malformed(OBJECT, "a number has more than 64 bits: write it as a text") from error
 

@@ -1,8 +1,9 @@
 """What pods of one controller have in common: the part of a new pod that the rules look at, as a key.
 
-Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, token volume, mount names and labels that number them,
-which no rule reads. So the answer to one of them is the answer to all, and the rules, pure as they
-are, need to run once (measured: half of a review). The rules see this part and no more: what is not in it cannot decide.
+Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, token volume, mount names, and in labels, annotations
+and variables that number them, which no rule reads. So the answer to one of them is the answer to all, and the rules,
+pure as they are, need to run once (measured: half of a review). The rules see this part and no more: what is not in
+it cannot decide.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar, cast
 
 import msgspec
 
+from pinning.annotations import is_policy_key
 from pinning.contract import KUBEVIRT_LABEL
 from pinning.kube import EnvVar, Pod, ResourceRequirements, Toleration, Volume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
+
+    from webhook.mutations import Mutations
 
 Answer = TypeVar("Answer")
 
@@ -67,13 +71,28 @@ class _Likeness(TypedDict, total=False):
 decoder: Final = msgspec.json.Decoder(_Likeness)
 
 
-def likeness(read: _Likeness, volumes: Collection[str]) -> tuple[Pod, bytes]:
-    """Return the part of a pod that decides, and its key; of its volumes only those named `volumes` matter."""
-    spec = read.get("spec")
-    present = spec.get("volumes") if spec else None
-    if spec and present:
-        spec["volumes"] = [volume for volume in present if volume.get("name") in volumes]
+def likeness(read: _Likeness, mutations: Mutations) -> tuple[Pod, bytes]:
+    """Return the part of a pod that decides, and its key; it keeps few of the annotations, variables and volumes."""
+    metadata, spec = read.get("metadata"), read.get("spec")
+    if metadata and (annotations := metadata.get("annotations")):
+        known = mutations.annotations
+        metadata["annotations"] = {
+            key: value for key, value in annotations.items() if key in known or is_policy_key(key)
+        }
+    if spec:
+        if volumes := spec.get("volumes"):
+            spec["volumes"] = [volume for volume in volumes if volume.get("name") in mutations.volumes]
+        _forget_variables(spec.get("containers"), mutations.variables)
+        _forget_variables(spec.get("initContainers"), mutations.variables)
     return cast("Pod", read), _encode(read)
+
+
+def _forget_variables(containers: list[_Container] | None, known: frozenset[str]) -> None:
+    """Leave all variables of a container or none, because causes tell the place of one."""
+    for container in containers or ():
+        variables = container.get("env")
+        if variables and known.isdisjoint([variable.get("name") for variable in variables]):
+            variables.clear()
 
 
 class Answers(Generic[Answer]):

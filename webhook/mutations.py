@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from pinning.contract import CMK_INJECTED, CMK_NUM_CORES, CMK_TAINT_KEY, CMK_TAINT_VALUE
+from pinning.contract import (
+    CMK_INJECTED,
+    CMK_MUTATE,
+    CMK_NUM_CORES,
+    CMK_TAINT_KEY,
+    CMK_TAINT_VALUE,
+    LIMIT_RANGER,
+    MIRROR_POD,
+)
 from pinning.errors import BadContract, Cause
 from pinning.kube import Container, Pod
 from webhook.config import parse_yaml
@@ -90,6 +98,19 @@ class Mutations:
     def volumes(self) -> frozenset[str]:
         """Return the names of the volumes that are added; whether a pod has others plays no part."""
         return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
+
+    @cached_property
+    def annotations(self) -> frozenset[str]:
+        """Return the annotations that decide what is added, beside those that steer corepin."""
+        added = self.per_pod.get("metadata", {}).get("annotations", {})
+        return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, *added})
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Return the variables of a container that decide what is added, or whether it is consistent."""
+        return frozenset(
+            {CMK_NUM_CORES, *(variable["name"] for variable in self.per_container.get("env", ()))}
+        )
 
     @cached_property
     def is_typed(self) -> bool:

@@ -16,18 +16,23 @@ from webhook.config import Settings, load_settings
 from webhook.decide import Decider
 from webhook.likeness import KEY_LIMIT, KEYS_KEPT, Answers, decoder, likeness
 from webhook.mutate import plan_mutation
-from webhook.mutations import BUILT_IN, load_mutations
+from webhook.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.pod_rules import review_new_pod
 
+NAMING = load_mutations(
+    b"mutations: {perPod: {metadata: {annotations: {own: x}}, spec: {nodeSelector: {a: b}}},"
+    b" perContainer: {env: [{name: A, value: z}]}}"
+)
 
-@given(generated, st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool) -> None:
+
+@given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING]))
+@settings(max_examples=200, deadline=None)
+def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
     """For any pod, plan and verdict on its likeness are those on the pod itself."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part, _ = likeness(decoder.decode(json.dumps(document)), BUILT_IN.volumes)
-    assert plan_mutation(part, rules, BUILT_IN) == plan_mutation(document, rules, BUILT_IN)
-    assert review_new_pod(part, rules, BUILT_IN) == review_new_pod(document, rules, BUILT_IN)
+    part, _ = likeness(decoder.decode(json.dumps(document)), mutations)
+    assert plan_mutation(part, rules, mutations) == plan_mutation(document, rules, mutations)
+    assert review_new_pod(part, rules, mutations) == review_new_pod(document, rules, mutations)
 
 
 def sibling(number: int) -> Any:
@@ -63,6 +68,23 @@ def test_numbered_pods_are_decided_once() -> None:
     first = rules.mutate(request(numbered(1)))
     assert rules.mutate(request(numbered(2))) is first
     assert rules.mutate(request(numbered(3, **LAUNCHER))) is not first
+
+
+def test_pods_with_variables_of_their_own_are_decided_once() -> None:
+    """Annotations and variables that no rule reads do not count; a preset CMK_NUM_CORES does, and what the file adds."""
+    rules = Decider(Settings(), NAMING)
+
+    def own(*variables: str, value: str = "1", **annotations: str) -> Any:
+        made = sibling(1)
+        made["spec"]["containers"][0]["env"] = [{"name": name, "value": value} for name in variables]
+        made["metadata"]["annotations"] = annotations
+        return made
+
+    first = rules.mutate(request(own("EXECUTOR", value="1", task="1")))
+    assert rules.mutate(request(own("EXECUTOR", value="2", task="2"))) is first
+    assert rules.mutate(request(own("OTHER", "MORE", step="3"))) is first
+    for other in (own("EXECUTOR", "CMK_NUM_CORES"), own("A"), own("EXECUTOR", own="1")):
+        assert rules.mutate(request(other)) != first
 
 
 def test_labels_of_the_file_are_looked_at() -> None:
