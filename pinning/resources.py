@@ -67,9 +67,10 @@ class Member(_Placed):
     def cores(self) -> tuple[str, ...]:
         """Return the CMK resources that the container asks for; the first one counts."""
         resources = self.container.get("resources") or {}
-        if not (_names_cores(resources.get("requests")) or _names_cores(resources.get("limits"))):
+        requested, limited = resources.get("requests") or {}, resources.get("limits") or {}
+        if requested.keys().isdisjoint(CMK_RESOURCES) and limited.keys().isdisjoint(CMK_RESOURCES):
             return ()
-        return tuple(resource for resource in CMK_RESOURCES if resource in self.requests)
+        return tuple([resource for resource in CMK_RESOURCES if resource in self.requests])
 
     @property
     def called(self) -> str:
@@ -103,10 +104,6 @@ def members(pod: Pod) -> tuple[Member, ...]:
 
 def _init_role(container: Container) -> Role:
     return Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
-
-
-def _names_cores(given: ResourceList | None) -> bool:
-    return not (given is None or given.keys().isdisjoint(CMK_RESOURCES))
 
 
 def _readable(given: ResourceList | None) -> ResourceList:

@@ -51,7 +51,7 @@ def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdic
     causes = chain(
         _causes(reading, settings),
         _isolated_cores(reading),
-        _not_guaranteed(pod),
+        _not_guaranteed(pod, reading),
         _not_injected(pod, reading, settings, mutations),
     )
     return Verdict(few(causes), few(_warnings(pod, reading, settings)))
@@ -217,14 +217,16 @@ def _cores_of(claim: Claim, threads: int) -> int:
     return -(-claim.count // threads) if claim.smt in OWN_CORES else 0
 
 
-def _not_guaranteed(pod: Pod) -> Iterator[Cause]:
+def _not_guaranteed(pod: Pod, reading: Reading) -> Iterator[Cause]:
     """Refuse a launcher with dedicated CPUs that KubeVirt would give up on later (FailedGuaranteePodResources)."""
-    compute = next((one for one in members(pod) if one.name == LAUNCHER_CONTAINER), None)
-    if not is_dedicated_launcher(pod) or compute is None or not whole_cpus(compute):
+    if not is_dedicated_launcher(pod):
+        return
+    compute = next((one for one in reading.members if one.name == LAUNCHER_CONTAINER), None)
+    if compute is None or not whole_cpus(compute):
         return
     if qos_class(pod) is QoSClass.GUARANTEED:
         return
-    for member in members(pod):
+    for member in reading.members:
         for name in guarantee_gaps(member):
             told = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
             yield Cause(
@@ -243,7 +245,7 @@ def _lost(old: Pod, new: Pod, before: Reading, after: Reading) -> Iterator[Cause
     """Refuse a resize after which a container could not keep the policy it has."""
     if _policies(old) != _policies(new):
         return
-    for member in members(new):
+    for member in after.members:
         claim = before.claim_of(member.name)
         if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:
             limit, request = shown(member.limits.get("cpu")), shown(member.requests.get("cpu"))
