@@ -88,11 +88,10 @@ class KernelCgroups:
             self._write(cgroup, cpus)
 
     def _write(self, cgroup: str, cpus: CPUSet) -> None:
-        folder = self._folder(cgroup)
         if self._forgets_pins:
-            self._move_keeping_pins(folder, cpus)
+            self._move_keeping_pins(cgroup, cpus)
         else:
-            _move(folder, cpus)
+            _move(self._folder(cgroup), cpus)
 
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
         """Give a v1 cgroup and those above it the CPUs they lack, top-down; nothing below changes.
@@ -107,17 +106,15 @@ class KernelCgroups:
             self.widen(_above(cgroup), cpus)
             _put(folder, had | cpus)
 
-    def _move_keeping_pins(self, folder: Path, cpus: CPUSet) -> None:
-        tasks_file = self._hierarchy.tasks
-        pins = save_pins(tasks_below(folder, tasks_file), self._effective(folder))
-        _move(folder, cpus)
+    def _move_keeping_pins(self, cgroup: str, cpus: CPUSet) -> None:
+        pins = save_pins(self._tasks(cgroup), self.read(cgroup))
+        _move(self._folder(cgroup), cpus)
         if pins:
-            restore_pins(pins, tasks_below(folder, tasks_file), cpus)
+            restore_pins(pins, self._tasks(cgroup), cpus)
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every task below the cgroup with `cpus`; raise Gone."""
-        folder = self._folder(cgroup)
-        return compare(tasks_below(folder, self._hierarchy.tasks), cpus, self._effective(folder))
+        return compare(self._tasks(cgroup), cpus, self.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
         """Let a first process that was born narrower run on all CPUs of its cgroup; raise Gone.
@@ -125,8 +122,10 @@ class KernelCgroups:
         What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
         behind when the cgroup grows.
         """
-        folder = self._folder(cgroup)
-        return widen(tasks_below(folder, self._hierarchy.tasks), first, self._effective(folder), EVERY_CPU)
+        return widen(self._tasks(cgroup), first, self.read(cgroup), EVERY_CPU)
+
+    def _tasks(self, cgroup: str) -> list[int]:
+        return tasks_below(self._folder(cgroup), self._hierarchy.tasks)
 
     def life(self, cgroup: str) -> Life:
         """Return how far its container has come; raise Gone."""

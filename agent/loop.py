@@ -100,6 +100,7 @@ class Loop:
     async def _pass(self) -> float:
         """Do one pass; return the seconds after which the next is due without any hint."""
         self._hints.clear()
+        self._publisher.hold()
         try:
             state = await self._reconciler.round()
         except (AgentError, PinningError, OSError) as error:
@@ -107,6 +108,8 @@ class Loop:
         except Exception:  # the loop's edge: a bug in one pass must not end the agent
             logger.exception("pass crashed")
             return self._failed("pass crashed", "see the log")
+        finally:
+            self._publisher.release()
         self._backoff.reset()
         if state is None:
             return self._poll_seconds

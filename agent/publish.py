@@ -41,6 +41,8 @@ class Publisher:
         self._metrics = metrics
         self._sleep = sleep
         self._news = tuple(asyncio.Event() for _ in self._reporters)
+        self._free = asyncio.Event()
+        self._free.set()
 
     def tell(self, state: NodeState) -> None:
         """Take over a state; nothing is told when nothing changed."""
@@ -49,6 +51,14 @@ class Publisher:
         self.state = state
         for news in self._news:
             news.set()
+
+    def hold(self) -> None:
+        """Begin no report: a pass needs the CPU, and brings a newer state."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._free.set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -60,6 +70,7 @@ class Publisher:
         backoff = Backoff()
         while True:
             await news.wait()
+            await self._free.wait()
             news.clear()
             try:
                 await self._publish(reporter)

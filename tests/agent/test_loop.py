@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -133,6 +133,34 @@ def test_failed_report_is_told_again(node: FakeNode, error: Exception) -> None:
         await reports.until(lambda state: state.is_synchronised)
 
     serving(node, scenario, failures=[error])
+
+
+def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
+    """What was to be told waits until the kernel has what the pass brings, and the newest state is told then."""
+    node.add("a", TWO)
+    node.start("a")
+    listed = node.runtime.containers
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> Any:
+        begun.set()
+        await go_on.wait()
+        return await listed()
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: pinned(state) == 1)
+        count = len(reports.states)
+        node.runtime.containers = slowly  # type: ignore[method-assign]
+        agent.hints.give()
+        await begun.wait()
+        agent.publisher.tell(replace(reports.states[-1], runtime="new"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(reports.states) == count
+        go_on.set()
+        await reports.until(lambda _: len(reports.states) > count)
+
+    serving(node, scenario)
 
 
 def test_pass_that_fails_is_done_again(node: FakeNode) -> None:

@@ -108,6 +108,17 @@ def test_pass_without_news_opens_no_file(many: Node) -> None:
     assert many.fake.runner.run(many.opened()) == Counter()
 
 
+def test_proof_opens_the_list_of_tasks_of_each_container_and_nothing_else(many: Node) -> None:
+    """What the tasks may use is asked of the kernel; what their cgroup has is read from a file that is open already."""
+    reconciler = many.fake.agent.reconciler
+
+    with opened() as counted:
+        many.fake.runner.run(reconciler.sweep(lambda: False))
+
+    lists = [path.with_name(many.hierarchy.tasks) for path in many.cpuset_files]
+    assert counted == Counter(dict.fromkeys(lists, 1))
+
+
 def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
     """The runtime lists once, each cpuset is read before and after its one write, and nothing is watched anew."""
     for number in range(CONTAINERS):
