@@ -95,14 +95,10 @@ class LocalPod:
     @property
     def _is_running(self) -> bool:
         """Say whether all that its manifest names runs, and nothing else is due."""
-        if (
-            self.run is None
-            or self.is_ending
-            or self.phase
-            or len(self.containers) != len(self.run.containers)
-        ):
+        if self.run is None or self.is_ending or self.phase:
             return False
-        return all(one.process and not one.end for one in self.containers.values())
+        are_there = all(one.name in self.containers for one in self.run.containers)
+        return are_there and all(one.process and not one.end for one in self.containers.values())
 
     def listed(self) -> Iterator[RuntimeContainer]:
         """Yield its containers as the agent sees them."""

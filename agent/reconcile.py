@@ -31,7 +31,7 @@ from pinning.plan import Plan, plan
 from pinning.pools import node_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from agent.clock import Clock
@@ -88,7 +88,7 @@ class Reconciler:
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._saved: Saved | None = None
-        self._followed: tuple[frozenset[str], frozenset[str]] | None = None
+        self._followed: frozenset[str] = frozenset()  # cgroups of what runs
         self._wanted: dict[str, CPUSet] = {}  # what each container shall run on
         self._shared = EMPTY  # what everyone else shall; empty while the agent writes nothing
 
@@ -113,7 +113,7 @@ class Reconciler:
 
     async def _round(self) -> NodeState | None:
         observed = await self.observer.observe()
-        self._follow_others()
+        self._follow()
         if not self._knows_enough(observed):
             logger.info("waiting for pods and containers", extra={"facts": _completeness(observed)})
             return None
@@ -140,25 +140,21 @@ class Reconciler:
         self._has_begun = self._has_begun or is_complete or (is_late and self._ledger is not None)
         return self._has_begun
 
-    def _follow_others(self) -> None:
-        """Watch the cgroups of what runs, and where others will be made, when these are others than before."""
-        if self._followed != self._there():
-            self._follow()
-
-    def _there(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the cgroups of what runs, and of all that is there."""
-        there = [(one.cgroup, one.is_running) for one in self.observer.tracks.values() if one.cgroup]
-        return frozenset(cgroup for cgroup, runs in there if runs), frozenset(cgroup for cgroup, _ in there)
-
     def _follow(self) -> None:
-        """Watch them anew: other cgroups may have taken their places."""
-        self._followed = running, there = self._there()
-        try:
-            self._seams.cgroups.follow(running)
-            if self._seams.nursery:
-                self._seams.nursery.follow(there)
-        except Refused as error:
-            logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
+        """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
+        if self._seams.nursery:
+            there = [one.cgroup for one in self.observer.tracks.values() if one.cgroup]
+            _watch(self._seams.nursery.follow, there)
+        if self._running() != self._followed:
+            self._follow_anew()
+
+    def _follow_anew(self) -> None:
+        """Watch every cgroup of what runs: another may have taken its place. That takes as long as reading them."""
+        self._followed = self._running()
+        _watch(self._seams.cgroups.follow, self._followed)
+
+    def _running(self) -> frozenset[str]:
+        return frozenset(one.cgroup for one in self.observer.tracks.values() if one.cgroup and one.is_running)
 
     def _kubelet(self) -> KubeletPolicy:
         path = self._settings.kubelet_state
@@ -342,7 +338,7 @@ class Reconciler:
     async def sweep(self, is_wanted_elsewhere: Callable[[], bool]) -> Sweep:
         """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""
         tracks = self.observer.tracks
-        self._follow()
+        self._follow_anew()
         wanted = [(track, self._wanted[key]) for key, track in tracks.items() if key in self._wanted]
         self.metrics.show_throttled(self._throttled())
         return await prove_tasks(wanted, self._seams.cgroups, is_wanted_elsewhere)
@@ -376,6 +372,13 @@ class Reconciler:
         self._state_dir.remove()
         if not (all(done) and has_sent):
             raise AgentError("not every container got all CPUs back: see the log, then reset again")
+
+
+def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> None:
+    try:
+        follow(cgroups)
+    except Refused as error:
+        logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
 
 def _wanted(track: Track, ledger: Ledger, shared: CPUSet) -> CPUSet:

@@ -286,6 +286,18 @@ def test_pod_that_ends_is_told_its_phase(world: World) -> None:
     run(world, steps())
 
 
+def test_container_of_another_name_starts_beside_the_old_one(world: World) -> None:
+    """An edited manifest that names as many containers as run still names one that does not."""
+
+    async def steps() -> None:
+        world.put(app("old"))
+        await world.until(running("old"))
+        world.put(app("new"))
+        await world.until(lambda found: "new" in found and found["new"].state is State.RUNNING)
+
+    run(world, steps())
+
+
 def test_container_that_ends_is_started_again(world: World) -> None:
     """It is another one then, with an id of its own, in the same cgroup."""
     world.put(app())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from agent.process import Agent, Listeners
 from agent.reconcile import PODS_SECONDS
-from agent.seams import Unavailable
+from agent.seams import Nursery, Unavailable
 from agent.state import NodeState
 from pinning.cpuset import CPUSet
 from tests.agent.fakes import FakeNode
@@ -123,6 +124,35 @@ def test_what_runs_is_followed(node: FakeNode) -> None:
     node.stop(ended)
     node.run()
     assert node.cgroups.followed == {node.cgroup(number)}
+
+
+def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeNode) -> None:
+    """A pass that finds the same containers asks the kernel for no watch; the proof looks who has their places."""
+    node.start("a")
+    node.run()
+    asked: list[object] = []
+    node.cgroups.follow = asked.append  # type: ignore[assignment]
+
+    node.run()
+    assert asked == []
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+    assert len(asked) == 1
+    node.start("b")
+    node.run()
+    assert len(asked) == 2
+
+
+def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
+    """The nursery may have lost its watches, so it is told of all cgroups by every pass."""
+    asked: list[list[str]] = []
+    nursery = SimpleNamespace(follow=lambda cgroups: asked.append(list(cgroups)))
+    parts = node.parts()
+    node.agent = Agent(replace(parts, seams=replace(parts.seams, nursery=cast("Nursery", nursery))))
+    number = node.start("a")
+
+    node.run(rounds=2)
+
+    assert asked == [[node.cgroup(number)]] * 2
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), RuntimeError("a bug")])
