@@ -315,13 +315,14 @@ def _advice(member: Member) -> str:
 def _nobody_eligible(
     listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]
 ) -> Iterator[Cause]:
-    """Refuse a pod-wide wish for CPUs that no container can follow."""
+    """Refuse a pod-wide wish for CPUs that no container can follow; where some are excepted, the rest is told."""
     policy = wishes.policy.pod
     smt = wishes.smt.pod
     wish = policy if policy and policy.value is not CPUPolicy.NONE else None
     alone = smt if smt and smt.value in OWN_CORES and not policy else None
     field = wish.field if wish else alone.field if alone else None
-    if field and not any(whole_cpus(member) for member in listed) and not (alone and claims):
+    excepted = wishes.policy.containers or (alone and wishes.smt.containers)
+    if field and not excepted and not any(whole_cpus(one) for one in listed) and not (alone and claims):
         names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
         word = wish.value if wish else alone.value if alone else ""
         told = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
@@ -332,7 +333,7 @@ def _neighbours(listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim,
     """Tell which containers of a pod-wide wish run in the shared set."""
     claiming = {claim.container for claim in claims}
     wish = wishes.policy.pod
-    if not wish or wish.value is CPUPolicy.NONE or not claiming:
+    if not wish or wish.value is CPUPolicy.NONE or not (claiming or wishes.policy.containers):
         return
     for member in listed:
         if member.name not in claiming and not wishes.policy.is_named(member.name):

@@ -167,6 +167,26 @@ def test_neighbours_that_are_not_eligible_are_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("annotations", "warned"),
+    [
+        pytest.param({CPU_MANAGER: "exclusive", MAIN: "none"}, CPU_MANAGER, id="from the CPU policy"),
+        pytest.param({SMT: "require", MAIN: "none"}, SMT, id="from the CPU policy that an SMT policy means"),
+        pytest.param(
+            {SMT: "require", "smt-policy.corepin.io/container.main": "prefer"}, SMT, id="from the SMT policy"
+        ),
+    ],
+)
+def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_has(
+    annotations: dict[str, str], warned: str
+) -> None:
+    """Whether the excepted container has whole CPUs, before or after a resize, says nothing of the others."""
+    for cpu in ("2", "1500m"):
+        reading = read_pod(pod(container("main", cpu), container("proxy", "500m"), annotations=annotations))
+        assert (reading.claims, list(reading.causes)) == ((), [])
+        assert f"metadata.annotations[{warned}]" in fields(reading.warnings)
+
+
+@pytest.mark.parametrize(
     ("annotations", "idle"),
     [
         pytest.param({CPU_MANAGER: "share", SMT: "require"}, [SMT], id="smt beside share"),
