@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.clock import Clock
 from agent.kubeapi import Access, Api
 from agent.node_words import NodeOptions
 from agent.pod_watch import PodWatch
+from agent.publish import Later
 from agent.report_events import EventReport
 from agent.report_node import NodeReport
 from agent.report_pods import PodReport
 from agent.report_pool import PoolReport
 from agent.state import NodeState, Reporter
+from pinning.kube import Pod
 from pinning.topology import Topology
 from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, state_of
 from tests.servers.apiserver import ApiServer
@@ -173,6 +176,88 @@ def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None
             "note": "mine",
             "cpu-manager.corepin.io/pod": "none",
         }
+
+    run(cluster, act)
+
+
+def fill(cluster: Cluster, name: str) -> None:
+    """Create a pod whose annotations have all the bytes that they may have."""
+    cluster.add_pod(name, {**EXCLUSIVE, "note": "x" * (256 * 1024 - 100)}, cpus=64)
+
+
+def fill_to_the_brim(cluster: Cluster, name: str) -> None:
+    """Create a pod to which etcd would add no hundred bytes."""
+    resources = {"limits": {"cpu": "64"}, "requests": {"cpu": "64"}}
+    main = {"name": "main", "image": "x", "resources": resources}
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": EXCLUSIVE},
+    }
+    with cluster.server.client() as client:
+        for size in range(1_572_100, 1_570_000, -50):
+            pod["spec"] = {"nodeName": cluster.node, "containers": [{**main, "args": ["x" * size]}]}
+            if client.post(f"/api/v1/namespaces/{cluster.namespace}/pods", json=pod, timeout=60).is_success:
+                return
+    raise AssertionError("no size fits")
+
+
+def told(cluster: Cluster, name: str) -> Any:
+    """Return the status annotation of a pod, None when it has none."""
+    metadata = cluster.get("pod", name, "-n", cluster.namespace)["metadata"]
+    text = metadata.get("annotations", {}).get("status.corepin.io/cpus")
+    return text and json.loads(text)
+
+
+def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Full annotations, and no room in etcd: both are refused once, the pods after them are told, then they are, too."""
+    fill(cluster, "a-full")
+    fill_to_the_brim(cluster, "b-heavy")
+    cluster.add_pod("c", EXCLUSIVE, cpus=64)
+    now = [0.0]
+
+    async def act(agent: Agent) -> None:
+        await agent.count(3)
+        report = PodReport(agent.api, cluster.node, agent.pods, Clock(monotonic=lambda: now[0]))
+        for _ in range(3):
+            with pytest.raises(Later, match="refused: 2 pods"):
+                await report.publish(agent.state())
+        assert report.writes == 1
+        assert told(cluster, "c") is not None
+        cluster.server.kubectl("annotate", "pod/a-full", "-n", cluster.namespace, "note-")
+        newest = cluster.get("pod", "a-full", "-n", cluster.namespace)["metadata"]["resourceVersion"]
+        await agent.until(lambda: newest in {version(pod) for pod in agent.pods.pods().values()})
+        now[0] = 6.0
+        with pytest.raises(Later, match="refused: 1 pods"):
+            await report.publish(agent.state())
+        assert told(cluster, "a-full") is not None
+
+    run(cluster, act)
+    assert caplog.messages.count("pod not told") == 2
+
+
+def version(pod: Pod) -> str:
+    """Return the version of a pod."""
+    return (pod["metadata"] or {})["resourceVersion"] or ""
+
+
+def test_pod_that_is_over_loses_its_annotation(cluster: Cluster) -> None:
+    """The watch shows it no more; it is still there, and says no longer that it holds CPUs."""
+    cluster.add_pod("a", EXCLUSIVE)
+    finished = json.dumps({"status": {"phase": "Succeeded"}})
+
+    async def act(agent: Agent) -> None:
+        await agent.count(1)
+        report = PodReport(agent.api, cluster.node, agent.pods)
+        await report.publish(agent.state())
+        assert told(cluster, "a") is not None
+        cluster.server.kubectl(
+            "patch", "pod/a", "-n", cluster.namespace, "--subresource=status", "--type=merge", "-p", finished
+        )
+        await agent.count(0)
+        await report.publish(agent.state())
+        await report.publish(agent.state())
+        assert (told(cluster, "a"), report.writes) == (None, 2)
 
     run(cluster, act)
 
