@@ -34,6 +34,7 @@ def _backoff() -> Backoff:
 class _Refusal:
     told: str = ""
     version: str = ""  # of what was refused: another one may fare better
+    since: float = 0.0
     due: float = 0.0
     backoff: Backoff = field(default_factory=_backoff)
 
@@ -60,7 +61,7 @@ class Patience:
         wait = min(
             one.backoff.after(error), LONGEST_FAILURE if isinstance(error, Unavailable) else LONGEST_SECONDS
         )
-        one.told, one.version, one.due = str(error), version, now + wait
+        one.told, one.version, one.since, one.due = str(error), version, now, now + wait
         self._next = now + BETWEEN_SECONDS
         return is_news
 
@@ -78,9 +79,10 @@ class Patience:
         One whose version is another one than was refused is due at once; where one is told, the others may be too.
         """
         now = self._clock.monotonic()
-        order = sorted((self._due(key, versions, now), key) for key in self._refused)
+        order = sorted((self._due(key, versions), key) for key in self._refused)
         return [key for _, key in order] if order and order[0][0] <= now >= self._next else []
 
-    def _due(self, key: str, versions: Mapping[str, str], now: float) -> float:
+    def _due(self, key: str, versions: Mapping[str, str]) -> float:
+        """Return since when one may be tried: whoever changes all the time comes after those that wait for longer."""
         one = self._refused[key]
-        return one.due if versions.get(key, "") == one.version else min(now, one.due)
+        return one.due if versions.get(key, "") == one.version else one.since
