@@ -73,8 +73,8 @@ def plan_injection(
     source = mutations if wants_injection(pod, reading) else NOTHING
     operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.service_account)]
     for member in reading.members:
-        pointer = member.pointer
-        counted = _counted(reading.claim_of(member.name), settings)
+        pointer, claim = member.pointer, reading.claim_of(member.name)
+        counted = _counted(claim, settings) if claim else None
         members = source.container_wanted(pointer, counted)
         if limits and pointer in limits:
             members = wanted(pointer, joined(source.container_fragment(counted), limits[pointer]))
@@ -93,10 +93,8 @@ def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
             yield add("/spec/serviceAccount", account)
 
 
-def _counted(claim: Claim | None, settings: Settings) -> Counted | None:
+def _counted(claim: Claim, settings: Settings) -> Counted | None:
     """Return what a container gets for its own claim."""
-    if claim is None:
-        return None
     if claim.origin is Origin.CMK:
         return Counted(CMK_NUM_CORES, claim.count)
     if claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:

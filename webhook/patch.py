@@ -70,7 +70,8 @@ class WantedEntries(Wanted):
         """Return the steps for the entries whose name is not there."""
         if not isinstance(present, list):
             return []
-        names = [_named(entry, self.by) for entry in present]
+        by = self.by
+        names = [entry.get(by) if isinstance(entry, dict) else entry for entry in present]
         return [step for name, step in self.named if name not in names]
 
 
@@ -102,7 +103,8 @@ def _wanted(key: str, path: str, value: Any) -> Wanted:
     steps = [(entry, add(f"{path}/-", entry)) for entry in value]
     if by is None:
         return WantedStatements(key, whole, tuple((_said(entry), step) for entry, step in steps))
-    return WantedEntries(key, whole, by, tuple((_named(entry, by), step) for entry, step in steps))
+    named = tuple((entry.get(by) if isinstance(entry, dict) else entry, step) for entry, step in steps)
+    return WantedEntries(key, whole, by, named)
 
 
 def missing(have: Mapping[str, Any], members: Iterable[Wanted]) -> list[Operation]:
@@ -128,10 +130,6 @@ def clashes(path: str, have: Any, want: Any) -> Iterator[str]:
             yield from clashes(f"{path}.{key}" if path else key, have.get(key), value)
     elif have is not None and isinstance(want, dict | list) and type(have) is not type(want):
         yield path
-
-
-def _named(entry: Any, by: str) -> Any:
-    return entry.get(by) if isinstance(entry, dict) else entry
 
 
 def _is_said(said: Any, present: list[Any]) -> bool:
