@@ -35,7 +35,7 @@ mutations:
 
 
 SIBLINGS = "siblings"  # pods of one ReplicaSet, which is how many pods at once come about
-STRANGERS = "strangers"  # no two pods have their amounts in common
+STRANGERS = "strangers"  # no two pods have their containers in common
 
 
 @dataclass(frozen=True)

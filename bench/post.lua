@@ -1,6 +1,6 @@
 -- wrk sends reviews made of the file named by its first argument, and tells its results as one line of JSON.
 -- No two reviews are the same: "siblings" differ as pods of one ReplicaSet do (name, token volume), "strangers" also
--- in an amount that the rules look at, so that nothing learned from one pod helps with the next.
+-- in a container's name, which the rules look at, so that nothing learned from one pod helps with the next.
 
 local VARIANTS = 2000  -- more than the webhook remembers
 local bodies = {}
@@ -16,7 +16,7 @@ function init(args)
     local mark = string.format("%05d", number)
     local varied = body:gsub("q4x2m", mark):gsub("x7k2p", mark)
     if args[2] == "strangers" then
-      varied = varied:gsub('"memory":"2Gi"', '"memory":"' .. mark .. 'Mi"')
+      varied = varied:gsub('"name":"forwarder"', '"name":"proxy' .. mark .. '"')
     end
     bodies[number] = wrk.format(nil, nil, nil, varied)
   end
