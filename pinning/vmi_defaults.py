@@ -132,7 +132,7 @@ def _max_sockets(cpu: CPU, settings: KubeVirtSettings) -> int:
     if settings.max_cpu_sockets:
         return max(settings.max_cpu_sockets, sockets)
     wanted = sockets * settings.max_hotplug_ratio
-    per_socket = (cpu.get("cores") or 0) * (cpu.get("threads") or 0)
+    per_socket = (cpu.get("cores") or 1) * (cpu.get("threads") or 1)
     return (
         wanted if wanted * per_socket <= MAX_HOTPLUG_VCPUS else max(MAX_HOTPLUG_VCPUS // per_socket, sockets)
     )

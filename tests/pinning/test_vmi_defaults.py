@@ -104,6 +104,13 @@ def test_vcpu_count(cpu: CPU | None, count: int) -> None:
         pytest.param(vmi({"sockets": 2}), SETTINGS, "cpu.maxSockets", 8, id="max-sockets-ratio"),
         pytest.param(vmi(limits={"cpu": 3}), SETTINGS, "cpu.maxSockets", 12, id="max-sockets-after-topology"),
         pytest.param(vmi({"cores": 2}), SETTINGS, "cpu.maxSockets", 0, id="max-sockets-without-sockets"),
+        pytest.param(
+            vmi({"sockets": 2**30}),
+            SETTINGS,
+            "cpu.maxSockets",
+            2**30,
+            id="max-sockets-without-cores-fits-32-bits",
+        ),
         pytest.param(vmi({"maxSockets": 5}), SETTINGS, "cpu.maxSockets", 5, id="max-sockets-stays"),
         pytest.param(
             vmi({"sockets": 32, "cores": 2, "threads": 3}),
