@@ -68,8 +68,8 @@ def _workload(kind: str, part: str) -> tuple[Field, ...]:
     )
 
 
-def _agent(path: str, value: str = "", expression: str = "") -> Field:
-    return Field("DaemonSet", "corepin-agent", f"spec/template/spec/{path}", value, expression)
+def _agent(path: str, value: str = "", expression: str = "", *, is_optional: bool = False) -> Field:
+    return Field("DaemonSet", "corepin-agent", f"spec/template/spec/{path}", value, expression, is_optional)
 
 
 def _fails(kind: str, entry: str) -> Field:
@@ -97,7 +97,7 @@ FIELDS = (
     Field("ConfigMap", "corepin-webhook", "data/mutations.yaml", "webhook.mutations", is_optional=True),
     Field("ConfigMap", "corepin-agent", "data/config.yaml", "agent.config"),
     _agent("containers/agent/env/COREPIN_FEATURE_GATES/value", "agent.featureGates"),
-    _agent("containers/agent/env/COREPIN_TAINT/value", "agent.taint"),
+    _agent("containers/agent/env/COREPIN_TAINT/value", "agent.taint", is_optional=True),
     _agent("containers/agent/env/COREPIN_KUBELET_CONFIGZ/value", "agent.kubeletConfigz"),
     _agent("containers/agent/env/COREPIN_KUBELET_CGROUP_ROOT/value", "agent.kubeletCgroupRoot"),
     _agent("containers/agent/env/COREPIN_RUNTIME_ENDPOINT/value", "agent.runtimeSocket"),
@@ -109,4 +109,6 @@ FIELDS = (
     _scraped("webhook", 1),
     _scraped("certs", 0),
     _scraped("agent", 0),
+    Field("NetworkPolicy", "corepin-certs", "spec/egress/0/ports", "apiServerPorts"),
+    Field("NetworkPolicy", "corepin-agent", "spec/egress/0/ports", "apiServerPorts"),
 )

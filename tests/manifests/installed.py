@@ -25,6 +25,7 @@ MERGE, STRATEGIC, JSON_PATCH = (
     f"application/{kind}+json" for kind in ("merge-patch", "strategic-merge-patch", "json-patch")
 )
 PODS, NODES = f"/api/v1/namespaces/{DEMO}/pods", "/api/v1/nodes"
+AS_AGENT = {"User-Agent": "corepin-agent"}  # named as the manager of what is written
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
@@ -34,14 +35,14 @@ class Caller:
 
     client: httpx.Client
     token: str
-    impersonates: Mapping[str, str] = field(default_factory=dict)  # headers
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def send(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> httpx.Response:
         """Send one request."""
         content = None if body is None else json.dumps(body)
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type, **self.impersonates}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type, **self.headers}
         return self.client.request(method, path, content=content, headers=headers)
 
     def patch(self, path: str, body: Any, content_type: str = MERGE) -> httpx.Response:
@@ -108,10 +109,10 @@ def install(api: ApiServer, client: httpx.Client) -> Installed:
         api,
         client,
         admin,
-        Caller(client, _token(api, AGENT, "corepin-agent", f"agent-{HERE_NODE}")),
-        Caller(client, _token(api, AGENT, "corepin-agent", f"agent-{THERE_NODE}")),
-        Caller(client, _token(api, AGENT, "corepin-agent")),
-        Caller(client, _token(api, SYSTEM, "corepin-certs")),
+        Caller(client, _token(api, AGENT, "corepin-agent", f"agent-{HERE_NODE}"), AS_AGENT),
+        Caller(client, _token(api, AGENT, "corepin-agent", f"agent-{THERE_NODE}"), AS_AGENT),
+        Caller(client, _token(api, AGENT, "corepin-agent"), AS_AGENT),
+        Caller(client, _token(api, SYSTEM, "corepin-certs"), {"User-Agent": "corepin-certs"}),
         Caller(client, _token(api, SYSTEM, "corepin-webhook")),
         Caller(client, _token(api, DEMO, "default")),
     )
@@ -143,12 +144,20 @@ def _token(api: ApiServer, namespace: str, account: str, pod_name: str | None = 
 def _wait_until_policies_act(installed: Installed) -> None:
     """Policies act about a second after they are there: ask each for what it denies, without doing it."""
     path = installed.fresh_pod("probe")
+    installed.api.kubectl("-n", AGENT, "create", "configmap", "probe")
     note = {"metadata": {"labels": {"probe": "1"}}}
     wanted = [
         ("corepin-status", installed.admin, path, FORGED),
         ("corepin-agent-pods", installed.agent, path, note),
         ("corepin-agent-nodes", installed.agent, f"{NODES}/{HERE_NODE}", note),
+        ("corepin-agent-others", installed.agent, f"/api/v1/namespaces/{AGENT}/configmaps/probe", note),
         ("corepin-certs", installed.rotation, f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin", note),
+        (
+            "corepin-certs-others",
+            installed.rotation,
+            f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls",
+            note,
+        ),
     ]
     deadline = time.monotonic() + PATIENCE_SECONDS
     for policy, caller, asked, body in wanted:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.manifests.installed import DEMO, Installed
+from tests.manifests.installed import ADMISSION, DEMO, Installed
 from tests.manifests.rendered import AGENT, INSTALLS, objects, text
+from tests.node.waiting import until
+from tests.servers.catalog import KUBE_CONTROLLER_MANAGER, KUBERNETES
+from tests.servers.control_plane import start_controllers
+from tests.servers.start import require, start_servers
 
 pytestmark = pytest.mark.server
 
@@ -44,6 +49,42 @@ def _versions(installed: Installed, kinds: str) -> dict[str, str]:
         "get", kinds, "-A", "-l", "app.kubernetes.io/name=corepin", "-o", "json"
     ).stdout
     return {it["metadata"]["uid"]: it["metadata"]["resourceVersion"] for it in json.loads(shown)["items"]}
+
+
+@pytest.mark.parametrize("version", list(KUBERNETES))
+def test_a_client_applies_again_what_is_there(version: str) -> None:
+    """`kubectl apply -k` a second time finds every object unchanged: each stands as the API server stores it."""
+    with start_servers(version) as api:
+        api.kubectl("apply", "-k", "manifests/base")
+        lines = api.kubectl("apply", "-k", "manifests/base").stdout.splitlines()
+    changed = {line for line in lines if not line.endswith(" unchanged")}
+    # the schema of this kind has kubectl send the selector always, whatever is there
+    assert changed == {"poddisruptionbudget.policy/corepin-webhook configured"}
+
+
+def test_types_of_all_policies_are_right(installed: Installed) -> None:
+    """The controller that checks the types of expressions finds nothing in any policy of ours."""
+    (program,) = require(KUBE_CONTROLLER_MANAGER)
+    with start_controllers(
+        program, installed.api, ("--controllers=validatingadmissionpolicy-status-controller",)
+    ):
+        until("every policy is checked", lambda: all(map(_is_checked, _policies(installed))))
+    found = {
+        it["metadata"]["name"]: it["status"]["typeChecking"].get("expressionWarnings")
+        for it in _policies(installed)
+    }
+    assert len(found) == 6
+    assert set(found.values()) == {None}, found
+
+
+def _policies(installed: Installed) -> list[dict[str, Any]]:
+    shown = installed.admin.send("GET", f"{ADMISSION}/validatingadmissionpolicies").json()["items"]
+    return [it for it in shown if it["metadata"]["name"].startswith("corepin-")]
+
+
+def _is_checked(policy: dict[str, Any]) -> bool:
+    status = policy.get("status", {})
+    return "typeChecking" in status and status["observedGeneration"] == policy["metadata"]["generation"]
 
 
 def test_policies_have_no_warnings(installed: Installed) -> None:

@@ -131,7 +131,7 @@ def test_the_agent_applies_nothing_else_to_its_pods(metadata: dict[str, Any], in
         answer = installed.agent.patch(path, {"metadata": metadata})
     else:
         answer = installed.agent.send("PATCH", path + FORCED, applied(path, **metadata), APPLY)
-    assert_refused(answer, "corepin-agent-pods", "of a pod only annotations")
+    assert_refused(answer, "corepin-agent-pods", "of a pod only the annotation")
 
 
 def test_the_agent_applies_its_own_status(installed: Installed) -> None:
@@ -281,7 +281,7 @@ def test_the_agent_writes_no_config_map_elsewhere(installed: Installed) -> None:
 def event(**changed: Any) -> dict[str, Any]:
     """Return an event as the agent of the node tells it, but for what is changed."""
     return {
-        "metadata": {"generateName": "e-", "namespace": "demo"},
+        "metadata": {"name": "told", "namespace": "demo"},
         "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "demo", "name": "target"},
         "source": {"component": "corepin", "host": HERE_NODE},
         "reportingComponent": "corepin-agent",
@@ -300,6 +300,7 @@ def test_the_agent_tells_nothing_as_another_source(source: dict[str, str], insta
 def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> None:
     """A kubelet names the same node as its reportingInstance; its events stay its own."""
     told = event(source={"component": "kubelet", "host": HERE_NODE}, reportingComponent="kubelet")
+    installed.admin.send("DELETE", f"{EVENTS}/told")
     made = installed.admin.send("POST", EVENTS, told)
     assert made.is_success, made.text
     path = f"{EVENTS}/{made.json()['metadata']['name']}"

@@ -54,7 +54,7 @@ def test_the_folder_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "manifests").symlink_to(Path("manifests").absolute())
     rendered = text_of(tmp_path / "my-corepin")
     assert rendered.count("image: registry.example/corepin:0.1.0") == 3
-    assert rendered.count("failurePolicy: Fail\n") == 3 + 5  # entries of webhooks, and policies
+    assert rendered.count("failurePolicy: Fail\n") == 3 + 6  # entries of webhooks, and policies
 
 
 def test_every_component_is_told() -> None:

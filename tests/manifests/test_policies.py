@@ -161,7 +161,9 @@ def test_agent_changes_nothing_else_on_its_pods(body: dict[str, Any], installed:
         "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), STATUS: "{}"}},
     }
     for sent in (body, both):
-        assert_refused(installed.agent.patch(path, sent), "corepin-agent-pods", "of a pod only annotations")
+        assert_refused(
+            installed.agent.patch(path, sent), "corepin-agent-pods", "of a pod only the annotation"
+        )
 
 
 @pytest.mark.parametrize("node", [HERE_NODE, THERE_NODE, None])
@@ -262,19 +264,20 @@ def test_agent_tells_events_of_its_own_node(installed: Installed) -> None:
     """An event cannot be told in the name of another node's agent, nor of another program."""
     installed.fresh_pod("target")
 
-    def event(node: str, component: str = "corepin-agent") -> dict[str, Any]:
+    def event(name: str, node: str, component: str = "corepin-agent") -> dict[str, Any]:
         involved = {"apiVersion": "v1", "kind": "Pod", "namespace": "demo", "name": "target"}
         reporter = {"reportingComponent": component, "reportingInstance": node}
         return {
-            "metadata": {"generateName": "e-", "namespace": "demo"},
+            "metadata": {"name": name, "namespace": "demo"},
             "involvedObject": involved,
             **reporter,
         }
 
-    made = installed.agent.send("POST", EVENTS, event(HERE_NODE))
+    name = "told-here"
+    installed.admin.send("DELETE", f"{EVENTS}/{name}")
+    made = installed.agent.send("POST", EVENTS, event(name, HERE_NODE))
     assert made.is_success, made.text
-    name = made.json()["metadata"]["name"]
-    for wrong in (event(THERE_NODE), event(HERE_NODE, "kubelet")):
+    for wrong in (event("wrong", THERE_NODE), event("wrong", HERE_NODE, "kubelet")):
         assert_refused(
             installed.agent.send("POST", EVENTS, wrong), "corepin-agent-others", "reportingInstance"
         )

@@ -26,6 +26,8 @@ from pinning.contract import (
     NOT_READY_TAINT_KEY,
     OVERCOMMIT_CONDITION,
     OVERCOMMIT_TAINT_KEY,
+    STATUS_POOLS,
+    STATUS_TOPOLOGY,
 )
 from tests.manifests.rendered import (
     AGENT,
@@ -105,7 +107,7 @@ def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
     assert [it["metadata"]["name"] for it in every if it["kind"] == "Namespace"] == ["one", "two"]
     assert AGENT not in [name for selector in values(every, "values") for name in selector]
     accounts = set(re.findall(r"system:serviceaccount:[a-z:-]+", shown))
-    assert accounts <= {"system:serviceaccount:two:corepin-agent", "system:serviceaccount:one:corepin-certs"}
+    assert accounts <= {"system:serviceaccount:two:", "system:serviceaccount:one:"}
     assert f"{AGENT}/" not in shown
 
 
@@ -217,6 +219,26 @@ def test_webhooks_never_see_their_own_pods() -> None:
         assert entry["clientConfig"]["service"]["path"] in {"/mutate", "/validate"}
 
 
+API_SERVERS = {443, 6443, 8443, 16443}
+
+
+@pytest.mark.parametrize(
+    ("part", "open_to_all", "to_replicas"),
+    [
+        pytest.param("webhook", set(), [], id="webhook"),
+        pytest.param("certs", {*API_SERVERS, 53, 5353}, ["reviews"], id="certs"),
+        pytest.param("agent", {*API_SERVERS, 10250}, [], id="agent"),
+    ],
+)
+def test_programs_call_nobody_but_these(part: str, open_to_all: set[int], to_replicas: list[str]) -> None:
+    """API servers by their usual ports; the rotation also the DNS and the replicas, the agent also its kubelet."""
+    spec = one("base", "NetworkPolicy", f"corepin-{part}")["spec"]
+    rules = spec.get("egress", [])
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]} == open_to_all
+    assert [port["port"] for rule in rules if "to" in rule for port in rule["ports"]] == to_replicas
+
+
 def test_policies_name_what_the_agent_writes() -> None:
     """A word that the agent begins to write on nodes must be in the policy, and none that it does not write."""
     policy = one("base", "ValidatingAdmissionPolicy", "corepin-agent-nodes")["spec"]
@@ -226,6 +248,7 @@ def test_policies_name_what_the_agent_writes() -> None:
         if it["expression"].startswith("['") and it["name"] != "free"
     }
     assert lists == {
+        "notes": {STATUS_POOLS, STATUS_TOPOLOGY},
         "labels": {CMK_NODE_LABEL, *CPUMANAGER_LABELS},
         "taints": {CMK_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
         "bornTaints": {NOT_READY_TAINT_KEY},

@@ -1,0 +1,103 @@
+"""What our policies and match conditions cost an API server, beside what the same object costs where none of them look.
+
+Nothing of ours looks at a PodTemplate: what it costs is reading, defaulting, validating and writing the same text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.manifests.installed import PODS, Installed
+
+pytestmark = pytest.mark.server
+
+TEMPLATES = PODS.replace("pods", "podtemplates")
+DEPLOYMENTS = "/apis/apps/v1/namespaces/demo/deployments"
+TIMES_THE_BASELINE = 4  # 5 to 7 where CEL walks them all
+
+
+def names(count: int) -> dict[str, Any]:
+    """Return a container's resources with so many names in its limits, and in its requests."""
+    some = {f"r{number:x}/x": "1" for number in range(count)}
+    return {"resources": {"limits": some, "requests": some}}
+
+
+def containers(count: int, **more: Any) -> list[dict[str, Any]]:
+    """Return so many containers."""
+    return [{"name": f"c{number}", "image": "x", **more} for number in range(count)]
+
+
+MAIN = [{"name": "main", "image": "x"}]
+
+
+CROWDS: dict[str, dict[str, Any]] = {
+    "resource names": {"spec": {"containers": containers(1, **names(30_000))}},
+    "names of many containers": {
+        "spec": {"containers": MAIN, "initContainers": containers(490, **names(100))}
+    },
+    "init containers": {"spec": {"containers": MAIN, "initContainers": containers(40_000)}},
+}
+
+
+def cpu_seconds(installed: Installed) -> float:
+    """Return the CPU time that the API server has used."""
+    flag = f"--secure-port={installed.api.url.rpartition(':')[2]}".encode()
+    (process,) = [
+        file.parent for file in Path("/proc").glob("[0-9]*/cmdline") if flag in _read(file).split(b"\0")
+    ]
+    user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
+
+
+def cost(installed: Installed, path: str, document: dict[str, Any]) -> float:
+    """Return the CPU time that the API server needs to create an object, without doing it."""
+    before = cpu_seconds(installed)
+    answer = installed.admin.send("POST", f"{path}?dryRun=All", {"metadata": {"name": "hostile"}, **document})
+    assert answer.is_success, answer.text
+    return cpu_seconds(installed) - before
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_no_pod_costs_much_more_than_its_size(crowd: str, installed: Installed) -> None:
+    """Whatever it has many of, looking for our words costs in proportion to what reading and validating it costs."""
+    alone = cost(installed, TEMPLATES, {"template": CROWDS[crowd]})
+    assert cost(installed, PODS, CROWDS[crowd]) < TIMES_THE_BASELINE * alone
+
+
+def test_no_template_costs_much_more_than_its_size(installed: Installed) -> None:
+    """The same for what workloads would make pods of."""
+    labels = {"app": "x"}
+    template = {**CROWDS["init containers"], "metadata": {"labels": labels}}
+    workload = {"spec": {"selector": {"matchLabels": labels}, "template": template}}
+    alone = cost(installed, TEMPLATES, {"template": template})
+    assert cost(installed, DEPLOYMENTS, workload) < TIMES_THE_BASELINE * alone
+
+
+def cost_of_change(installed: Installed, path: str) -> float:
+    """Return the CPU time that the API server needs to add an annotation, without doing it."""
+    before = cpu_seconds(installed)
+    answer = installed.admin.patch(f"{path}?dryRun=All", {"metadata": {"annotations": {"mine": "1"}}})
+    assert answer.is_success, answer.text
+    return cpu_seconds(installed) - before
+
+
+def test_no_update_costs_much_more_than_its_size(installed: Installed) -> None:
+    """Nor does a change of a crowded pod, of which the old one is looked at as well."""
+    spec = {"containers": MAIN, "initContainers": containers(400, **names(100))}
+    for path, content in ((PODS, {"spec": spec}), (TEMPLATES, {"template": {"spec": spec}})):
+        made = installed.admin.send("POST", path, {"metadata": {"name": "crowd"}, **content})
+        assert made.is_success, made.text
+    alone = cost_of_change(installed, f"{TEMPLATES}/crowd")
+    assert cost_of_change(installed, f"{PODS}/crowd") < TIMES_THE_BASELINE * alone
+    for path in (PODS, TEMPLATES):
+        installed.admin.send("DELETE", f"{path}/crowd", {"gracePeriodSeconds": 0})

@@ -1,0 +1,354 @@
+"""What a stolen token may not do through its own right: lies that outlive it, and what others act on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.manifests.installed import (
+    ADMISSION,
+    DEMO,
+    HERE_NODE,
+    JSON_PATCH,
+    PODS,
+    STATUS,
+    STRATEGIC,
+    Caller,
+    Installed,
+    pod,
+)
+from tests.manifests.rendered import AGENT, SYSTEM
+from tests.manifests.test_doors import APPLY, STRANGER, event
+from tests.manifests.test_policies import EVENTS, HERE, assert_refused
+
+pytestmark = pytest.mark.server
+
+UNKNOWN = "status.corepin.io/later"
+SECRET = f"/api/v1/namespaces/{SYSTEM}/secrets/corepin-webhook-tls"
+MANY = {f"{number:x}": "" for number in range(1_001)}
+LONG = "x" * 1025
+
+
+# Annotations.
+
+
+@pytest.mark.parametrize("key", [UNKNOWN, "Status.corepin.io/cpus", "STATUS.COREPIN.IO/cpus"])
+@pytest.mark.parametrize("others", [{}, MANY], ids=["few", "many"])
+def test_nobody_forges_a_status_that_nobody_writes_yet(
+    key: str, others: dict[str, str], installed: Installed
+) -> None:
+    """A word of a later version, and one that only looks like ours, are refused among any number of annotations."""
+    path = installed.fresh_pod("target")
+    assert installed.admin.patch(path, {"metadata": {"annotations": others}}).is_success
+    forged = {"metadata": {"annotations": {key: "forged"}}}
+    assert_refused(installed.admin.patch(path, forged), "corepin-status", HERE_NODE)
+    born = pod("born", None, {**others, key: "forged"})
+    assert_refused(installed.admin.send("POST", PODS, born), "corepin-status", "remove")
+    assert not installed.agent.patch(path, forged).is_success
+
+
+def test_many_annotations_stay_their_owners(installed: Installed) -> None:
+    """Beside a report a pod may get very many annotations, and lose them again; the report stays as it was told."""
+    path = installed.fresh_pod("target")
+    assert installed.agent.patch(path, {"metadata": {"annotations": {STATUS: "{}"}}}).is_success
+    for other in ("1", "2", None):
+        body = {"metadata": {"annotations": dict.fromkeys(MANY, other)}}
+        assert installed.admin.patch(path, body).is_success
+        gone = {"metadata": {"annotations": {STATUS: None}}}
+        assert_refused(installed.admin.patch(path, gone), "corepin-status", HERE_NODE)
+
+
+def test_the_longest_annotations_are_looked_through(installed: Installed) -> None:
+    """All 256 KiB that an object may hold, in very many annotations of any text, cost no more than CEL may cost."""
+    for text in ("x" * 200, '"\\\n' * 60, "é" * 90):
+        long = {f"{number:04x}": text for number in range(1_250)}
+        made = installed.admin.send("POST", f"{PODS}?dryRun=All", pod("long", None, long))
+        assert made.is_success, made.text
+
+
+@pytest.mark.parametrize("key", ["status.corepin.io/cpus", "status.corepin.io/x"])
+def test_the_agent_writes_no_other_words_on_its_node(key: str, installed: Installed) -> None:
+    """On its node it tells topology and pools, and nothing that fills the node."""
+    body = {"metadata": {"annotations": {key: "x"}}}
+    assert_refused(
+        installed.agent.patch(HERE, body), "corepin-agent-nodes", "annotations only these may change"
+    )
+
+
+# Events.
+
+EVENTS_OF_OTHERS: dict[str, dict[str, Any]] = {
+    "finalizer": {"metadata": {"finalizers": ["a.example/b"]}},
+    "label": {"metadata": {"labels": {"a": "b"}}},
+    "annotation": {"metadata": {"annotations": {"a": "x" * 100_000}}},
+    "owner": {"metadata": {"ownerReferences": [STRANGER]}},
+    "long message": {"message": LONG},
+    "long reason": {"reason": LONG},
+    "long type": {"type": LONG},
+    "a node": {"involvedObject": {"kind": "Node", "namespace": DEMO, "name": "node-b"}},
+    "no kind": {"involvedObject": {"kind": "", "namespace": DEMO, "name": "node-b"}},
+    "long path": {"involvedObject": {"kind": "Pod", "namespace": DEMO, "fieldPath": LONG}},
+    "action": {"action": "evict"},
+    "related": {"related": {"kind": "Node", "name": "node-b"}},
+}
+
+
+@pytest.mark.parametrize("what", EVENTS_OF_OTHERS)
+def test_the_agents_events_hold_nothing_up(what: str, installed: Installed) -> None:
+    """They are about pods, short, and have nothing that keeps a namespace or fills the API server's memory."""
+    changed = EVENTS_OF_OTHERS[what]
+    metadata = {**event()["metadata"], "name": "hostile", **changed.get("metadata", {})}
+    answer = installed.agent.send("POST", EVENTS, {**event(), **changed, "metadata": metadata})
+    assert_refused(answer, "corepin-agent-others", "an event is about a pod")
+    told = event(metadata={"name": "changed", "namespace": DEMO})
+    installed.admin.send("DELETE", f"{EVENTS}/changed")
+    assert installed.agent.send("POST", EVENTS, told).is_success
+    answer = installed.agent.patch(f"{EVENTS}/changed", changed)
+    assert answer.status_code in {403, 422}, answer.text  # some fields of events never change
+
+
+@pytest.fixture
+def both_apis(installed: Installed) -> Iterator[str]:
+    """Give the agent more than its rights: events of the newer API. Yield its path."""
+    kubectl, name = installed.api.kubectl, "newer-events"
+    kubectl("create", "clusterrole", name, "--verb=create", "--resource=events.events.k8s.io")
+    kubectl(
+        "create",
+        "clusterrolebinding",
+        name,
+        f"--clusterrole={name}",
+        f"--serviceaccount={AGENT}:corepin-agent",
+    )
+    yield f"/apis/events.k8s.io/v1/namespaces/{DEMO}/events"
+    kubectl("delete", "clusterrole,clusterrolebinding", name)
+
+
+def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Installed) -> None:
+    """RBAC gives the agent none of it; with more rights the policy would see the same events there."""
+    told: dict[str, Any] = {
+        "metadata": {"name": "newer", "namespace": DEMO, "finalizers": ["a.example/b"]},
+        "regarding": {"kind": "Pod", "namespace": DEMO, "name": "target"},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "corepin-agent",
+        "reportingInstance": HERE_NODE,
+        "action": "a",
+        "reason": "b",
+        "type": "Normal",
+    }
+    while "cannot create" in (answer := installed.agent.send("POST", both_apis, told)).text:
+        pass  # until the API server has seen the right
+    assert_refused(answer, "corepin-agent-others", "an event is about a pod")
+
+
+@pytest.mark.parametrize("what", ["finalizer", "label", "owner", "long message", "a node", "related"])
+def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -> None:
+    """They are about its Secret, and else as harmless as the agent's."""
+    changed = EVENTS_OF_OTHERS[what]
+    about = {"apiVersion": "v1", "kind": "Secret", "namespace": SYSTEM, "name": "corepin-webhook-tls"}
+    if "involvedObject" in changed:
+        changed = {"involvedObject": {**about, "kind": "Node"}}
+    metadata = {"generateName": "x-", "namespace": SYSTEM, **changed.get("metadata", {})}
+    told = {
+        "involvedObject": about,
+        "reportingComponent": "corepin-certs",
+        "reportingInstance": "x",
+        "action": "RotateCertificates",
+        "reason": "Rotated",
+        "type": "Normal",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+    }
+    folder = f"/api/v1/namespaces/{SYSTEM}/events"
+    answer = installed.rotation.send("POST", folder, {**told, **changed, "metadata": metadata})
+    if what != "long message":  # for events with a time the API server itself says so
+        assert_refused(answer, "corepin-certs-others", "an event is about a Secret")
+    assert not answer.is_success
+    told["metadata"] = {"generateName": "x-", "namespace": SYSTEM}
+    assert installed.rotation.send("POST", folder, told).is_success
+
+
+# Who owns which fields: what an owner does not apply again is deleted.
+
+
+def owned(installed: Installed, path: str) -> list[dict[str, Any]]:
+    """Return what the API server remembers of who wrote which fields."""
+    found: list[dict[str, Any]] = installed.admin.send("GET", path).json()["metadata"]["managedFields"]
+    return found
+
+
+def given_more(fields: list[dict[str, Any]], manager: str) -> list[dict[str, Any]]:
+    """Return the same, but that a manager owns a label of somebody else."""
+    changed = json.loads(json.dumps(fields))
+    (entry,) = [one for one in changed if one["manager"] == manager]
+    entry["fieldsV1"].setdefault("f:metadata", {}).setdefault("f:labels", {})["f:other"] = {}
+    return [entry for entry in changed if entry["manager"] != "corepin-agent"]
+
+
+@pytest.mark.parametrize("operation", ["Apply", "Update"])
+def test_the_agent_gives_nobody_more_fields_of_its_node(operation: str, installed: Installed) -> None:
+    """An administrator's next server-side apply deletes no label that a stolen token said was the administrator's."""
+    mine = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": HERE_NODE, "labels": {"mine": "1"}}}
+    manager = f"somebody-{operation.lower()}"
+    where = f"{HERE}?fieldManager={manager}"
+    kind = APPLY if operation == "Apply" else STRATEGIC
+    assert installed.admin.send("PATCH", where, mine, kind).is_success
+    fields = given_more(owned(installed, HERE), manager)
+    answer = installed.agent.patch(HERE, {"metadata": {"managedFields": fields}})
+    assert_refused(answer, "corepin-agent-nodes", "other managers of fields gain none")
+    invented = [{**one, "manager": "invented"} for one in fields if one["manager"] == manager]
+    answer = installed.agent.patch(
+        HERE, {"metadata": {"managedFields": [*owned(installed, HERE), *invented]}}
+    )
+    assert_refused(answer, "corepin-agent-nodes", "other managers of fields gain none")
+    gone = {"metadata": {"labels": {"mine": None}}}
+    assert installed.admin.patch(HERE, gone).is_success
+
+
+def test_the_agent_writes_as_no_other_manager(installed: Installed) -> None:
+    """Not even its own words become somebody else's, who would delete them."""
+    path = installed.fresh_pod("target")
+    body = {"metadata": {"annotations": {STATUS: "{}"}}}
+    answer = installed.agent.patch(f"{path}?fieldManager=kubectl-client-side-apply", body)
+    assert_refused(answer, "corepin-agent-pods", "other managers of fields gain none")
+
+
+def test_the_agent_gives_nobody_more_fields_of_a_pod(installed: Installed) -> None:
+    """The same for pods."""
+    path = installed.fresh_pod("target")
+    note = {"metadata": {"annotations": {"mine": "1"}}}
+    assert installed.admin.patch(f"{path}?fieldManager=somebody", note).is_success
+    fields = given_more(owned(installed, path), "somebody")
+    answer = installed.agent.patch(path, {"metadata": {"managedFields": fields}})
+    assert_refused(answer, "corepin-agent-pods", "other managers of fields gain none")
+
+
+def test_fields_that_the_agent_writes_become_its_own(installed: Installed) -> None:
+    """Who wrote the agent's taint, label and resource before loses them, in whatever way he wrote them."""
+    manager = "?fieldManager=somebody"
+    labels = {"cpumanager": "false", "mine": "1"}
+    taints = installed.admin.send("GET", HERE).json()["spec"]["taints"]
+    mine = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": HERE_NODE, "labels": labels},
+        "spec": {"taints": taints},
+    }
+    amount = {"status": {"capacity": {"cmk.intel.com/exclusive-cores": "0"}}}
+    assert installed.admin.send("PATCH", f"{HERE}{manager}&force=true", mine, APPLY).is_success
+    assert installed.admin.patch(f"{HERE}/status{manager}", amount, STRATEGIC).is_success
+    ours = {"spec": {"taints": [*taints, {"key": "cmk", "value": "true", "effect": "NoSchedule"}]}}
+    written = installed.agent.patch(HERE, {"metadata": {"labels": {"cpumanager": "true"}}, **ours})
+    assert written.is_success, written.text
+    amount["status"]["capacity"] = {"cmk.intel.com/exclusive-cores": "3"}
+    written = installed.agent.patch(f"{HERE}/status", amount, STRATEGIC)
+    assert written.is_success, written.text
+    gone = {"metadata": {"labels": dict.fromkeys(labels)}, "spec": {"taints": taints}}
+    assert installed.admin.patch(HERE, gone).is_success
+    amount["status"]["capacity"] = {"cmk.intel.com/exclusive-cores": None}
+    assert installed.admin.patch(f"{HERE}/status", amount, STRATEGIC).is_success
+
+
+def test_a_pod_with_many_writers_is_told(installed: Installed) -> None:
+    """The API server folds the entries of more than ten writers into one, which is nobody's forgery."""
+    path = installed.fresh_pod("target")
+    for number in range(12):
+        note = {"metadata": {"annotations": {f"a{number}": "1"}}}
+        assert installed.admin.patch(f"{path}?fieldManager=writer-{number}", note).is_success
+    written = installed.agent.patch(path, {"metadata": {"annotations": {STATUS: "{}"}}})
+    assert written.is_success, written.text
+    gone = installed.agent.patch(path, {"metadata": {"annotations": {STATUS: None}}})
+    assert gone.is_success, gone.text
+
+
+def test_the_rotation_gives_nobody_more_fields(installed: Installed) -> None:
+    """An upgrade by server-side apply takes away neither caBundle nor the pair that the rotation has issued."""
+    for policy, path, part in (
+        ("corepin-certs", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin", {"f:labels": {"f:x": {}}}),
+        ("corepin-certs-others", SECRET, {"f:labels": {"f:x": {}}}),
+    ):
+        fields = owned(installed, path)
+        (first, *_) = [one for one in fields if one["operation"] == "Apply"]
+        first["fieldsV1"]["f:metadata"] |= part
+        step = {"op": "replace", "path": "/metadata/managedFields", "value": fields}
+        answer = installed.rotation.patch(path, [step], JSON_PATCH)
+        assert_refused(answer, policy, "other managers of fields gain none")
+
+
+# Conditions and taints of the node.
+
+
+def test_the_agent_neither_doubles_nor_reorders_conditions(installed: Installed) -> None:
+    """Who reads the first condition of a type, or the last, reads the kubelet's."""
+    try:
+        told = [{"type": name, "status": "False"} for name in ("MemoryPressure", "DiskPressure")]
+        assert installed.admin.patch(f"{HERE}/status", {"status": {"conditions": told}}, STRATEGIC).is_success
+        there = installed.admin.send("GET", HERE).json()["status"]["conditions"]
+        ours = {"type": "CorepinKubeletPolicy", "status": "False"}
+        lists = {
+            "doubled": [*there, there[0]],
+            "reordered": there[::-1],
+            "ours doubled": [*there, ours, {**ours, "status": "True"}],
+            "very many": [*there, *[ours] * 2_000],
+        }
+        for conditions in lists.values():
+            step = {"op": "replace", "path": "/status/conditions", "value": conditions}
+            answer = installed.agent.patch(f"{HERE}/status", [step], JSON_PATCH)
+            assert answer.status_code in {403, 422}, answer.text
+        step = {"op": "replace", "path": "/status/conditions", "value": [ours, *there]}
+        written = installed.agent.patch(f"{HERE}/status?dryRun=All", [step], JSON_PATCH)
+        assert written.is_success, written.text
+    finally:
+        gone = [{"type": name, "$patch": "delete"} for name in ("MemoryPressure", "DiskPressure")]
+        assert installed.admin.patch(f"{HERE}/status", {"status": {"conditions": gone}}, STRATEGIC).is_success
+
+
+# The rotation's Secret.
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"metadata": {"ownerReferences": [STRANGER]}}, id="owner"),
+        pytest.param({"metadata": {"finalizers": ["a.example/b"]}}, id="finalizer"),
+        pytest.param({"metadata": {"labels": {"a": "b"}}}, id="label"),
+        pytest.param({"metadata": {"annotations": {"replicator.example/to": "demo"}}}, id="annotation"),
+        pytest.param({"immutable": True}, id="immutable"),
+    ],
+)
+def test_the_rotations_secret_is_neither_collected_nor_copied(
+    body: dict[str, Any], installed: Installed
+) -> None:
+    """With an owner that does not exist it would be collected; annotations of others may copy it elsewhere."""
+    answer = installed.rotation.patch(SECRET, body)
+    assert_refused(answer, "corepin-certs-others", "of its Secret only data and annotations")
+    mine = {"metadata": {"annotations": {"certs.corepin.io/managed": "true"}}, "data": {"x": "eA=="}}
+    assert installed.rotation.patch(SECRET, mine).is_success
+    gone = {"metadata": {"annotations": {"certs.corepin.io/managed": None}}, "data": {"x": None}}
+    assert installed.rotation.patch(SECRET, gone).is_success
+
+
+# Accounts by other names.
+
+
+@pytest.mark.parametrize(("namespace", "path"), [(AGENT, HERE), (SYSTEM, SECRET)])
+def test_every_account_of_our_namespaces_is_held(namespace: str, path: str, installed: Installed) -> None:
+    """An account that was renamed, and got the rights of ours with its new name, is held all the same."""
+    kubectl, name = installed.api.kubectl, "prefix-corepin"
+    kubectl("create", "clusterrole", name, "--verb=patch,get", "--resource=nodes,secrets")
+    kubectl(
+        "create", "clusterrolebinding", name, f"--clusterrole={name}", f"--serviceaccount={namespace}:{name}"
+    )
+    kubectl("-n", namespace, "create", "serviceaccount", name)
+    try:
+        token = kubectl("-n", namespace, "create", "token", name).stdout.strip()
+        renamed = Caller(installed.client, token)
+        body = {"metadata": {"labels": {"mine": "1"}}}
+        while "cannot patch" in (answer := renamed.patch(path, body)).text:
+            pass  # until the API server has seen the right
+        policy = "corepin-agent-nodes" if namespace == AGENT else "corepin-certs-others"
+        assert_refused(answer, policy, "corepin-")
+    finally:
+        kubectl("-n", namespace, "delete", "serviceaccount", name)
+        kubectl("delete", "clusterrole,clusterrolebinding", name)
