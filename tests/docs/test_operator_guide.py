@@ -46,7 +46,7 @@ def test_variables_of_the_agents() -> None:
     """Every variable of the DaemonSet that is no path and no field of the pod, as it is shipped or else by default."""
     text = Path("manifests/base/agent.yaml").read_text(encoding="utf-8")
     env = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["env"]
-    shipped = {one["name"]: one["value"] or "none" for one in env if "value" in one}
+    shipped = {one["name"]: one.get("value", "none") for one in env if "valueFrom" not in one}
     parser = agent.add_parser(argparse.ArgumentParser().add_subparsers())
     defaults = {variable(action.option_strings[0]): action.default for action in parser._actions}
     told = rows("Variables of the agents")

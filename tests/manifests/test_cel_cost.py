@@ -35,9 +35,6 @@ MAIN = [{"name": "main", "image": "x"}]
 
 CROWDS: dict[str, dict[str, Any]] = {
     "resource names": {"spec": {"containers": containers(1, **names(30_000))}},
-    "names of many containers": {
-        "spec": {"containers": MAIN, "initContainers": containers(490, **names(100))}
-    },
     "init containers": {"spec": {"containers": MAIN, "initContainers": containers(40_000)}},
 }
 

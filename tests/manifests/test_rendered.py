@@ -16,6 +16,7 @@ import agent.metrics
 import certs.metrics
 import webhook.metrics
 from agent.node_resources import RESOURCES
+from certs.material import MANAGED, PUBLISHED, ROTATE, SHOWN
 from corepin.cli import build_parser
 from corepin.node_file import read_node_file
 from pinning.contract import (
@@ -255,6 +256,13 @@ def test_policies_name_what_the_agent_writes() -> None:
         "resources": set(RESOURCES),
         "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION},
     }
+
+
+def test_policies_name_what_the_rotation_writes() -> None:
+    """An annotation that it begins to write on its Secret must be in the policy."""
+    policy = one("base", "ValidatingAdmissionPolicy", "corepin-certs-others")["spec"]
+    (notes,) = [it["expression"] for it in policy["variables"] if it["name"] == "notes"]
+    assert set(json.loads(notes.replace("'", '"'))) == {MANAGED, PUBLISHED, SHOWN, ROTATE}
 
 
 def test_cmk_injects_what_the_example_injects() -> None:

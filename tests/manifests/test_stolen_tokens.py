@@ -246,8 +246,8 @@ def test_fields_that_the_agent_writes_become_its_own(installed: Installed) -> No
     assert written.is_success, written.text
     gone = {"metadata": {"labels": dict.fromkeys(labels)}, "spec": {"taints": taints}}
     assert installed.admin.patch(HERE, gone).is_success
-    amount["status"]["capacity"] = {"cmk.intel.com/exclusive-cores": None}
-    assert installed.admin.patch(f"{HERE}/status", amount, STRATEGIC).is_success
+    none = {"status": {"capacity": {"cmk.intel.com/exclusive-cores": None}}}
+    assert installed.admin.patch(f"{HERE}/status", none, STRATEGIC).is_success
 
 
 def test_a_pod_with_many_writers_is_told(installed: Installed) -> None:
@@ -264,13 +264,13 @@ def test_a_pod_with_many_writers_is_told(installed: Installed) -> None:
 
 def test_the_rotation_gives_nobody_more_fields(installed: Installed) -> None:
     """An upgrade by server-side apply takes away neither caBundle nor the pair that the rotation has issued."""
-    for policy, path, part in (
-        ("corepin-certs", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin", {"f:labels": {"f:x": {}}}),
-        ("corepin-certs-others", SECRET, {"f:labels": {"f:x": {}}}),
+    for policy, path in (
+        ("corepin-certs", f"{ADMISSION}/mutatingwebhookconfigurations/zz-corepin"),
+        ("corepin-certs-others", SECRET),
     ):
         fields = owned(installed, path)
         (first, *_) = [one for one in fields if one["operation"] == "Apply"]
-        first["fieldsV1"]["f:metadata"] |= part
+        first["fieldsV1"]["f:metadata"]["f:labels"] = {"f:x": {}}
         step = {"op": "replace", "path": "/metadata/managedFields", "value": fields}
         answer = installed.rotation.patch(path, [step], JSON_PATCH)
         assert_refused(answer, policy, "other managers of fields gain none")
