@@ -253,6 +253,13 @@ def test_slow_runtime_is_out_of_reach(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+async def polled(fake: FakeRuntime, times: int) -> None:
+    """Wait until the runtime has been listed so often again."""
+    wanted = fake.asked["ListContainers"] + times
+    while fake.asked["ListContainers"] < wanted:
+        await asyncio.sleep(0.001)
+
+
 def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
     """A runtime without events is polled; polls that find what a listing showed tell nothing."""
 
@@ -262,9 +269,10 @@ def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
             await asyncio.wait_for(told.acquire(), SECONDS)
             fake.containers[0].state = api_pb2.CONTAINER_EXITED
             await runtime.containers()
-            polls = fake.asked["ListContainers"]
-            while fake.asked["ListContainers"] < polls + 3:
-                await asyncio.sleep(0.01)
+            await polled(fake, 2)  # one may have been on its way before the listing, and have told
+            while not told.locked():
+                await told.acquire()
+            await polled(fake, 3)
             assert told.locked()
 
     assert play(tmp_path, scenario).asked["Version"] == 1
