@@ -34,6 +34,7 @@ POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
 }
 SIDECAR_LIMITS = SIDECAR_LIMITS_POD.partition("/")[0]
 FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
+_LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +92,22 @@ class Wishes:
             yield Cause(crane.field, told, flaw=("overruled", crane.value, pod.value))
 
     def _flaws(self, key: str, value: str) -> Iterator[Cause]:
-        family, _, scope = key.partition("/")
+        family = _family_of(key)
         if family == SIDECAR_LIMITS:
             yield from _sidecar_limits_cause(key, value)
             return
-        if key != CRANE_CPU_MANAGER and scope != POD_SCOPE:
-            yield from self._misplaced(key, family, scope)
+        if key not in (CRANE_CPU_MANAGER, f"{family}/{POD_SCOPE}"):
+            yield from self._misplaced(key, family)
         words = POLICY_FAMILIES.get(family, CPUPolicy)
         if _word(words, value) is None:
             told = f"{value[:60]!r} is no policy: write one of {', '.join(words)}"
             yield _unsupported(key, value, told)
 
-    def _misplaced(self, key: str, family: str, scope: str) -> Iterator[Cause]:
-        container = scope.removeprefix(CONTAINER_SCOPE)
-        where = annotation_field(key)
-        if not scope.startswith(CONTAINER_SCOPE):
-            expected = f"{family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
-            told = f"scope {cut(scope, NAME)!r} is unknown: write {expected}"
+    def _misplaced(self, key: str, family: str) -> Iterator[Cause]:
+        where, container = annotation_field(key), _container_of(key, family)
+        if container is None:
+            scope = cut(key[len(family) + 1 : KEY], NAME)
+            told = f"scope {scope!r} is unknown: write {family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
             yield Cause(where, told, flaw=("scope", key))
         elif self.containers is not None and container not in self.containers:
             known = self._known or "none"
@@ -131,7 +131,11 @@ def annotation_field(key: str) -> str:
 
 def is_policy_key(key: str) -> bool:
     """Say whether an annotation key is one that a user steers corepin with, sound or not."""
-    return key == CRANE_CPU_MANAGER or key.partition("/")[0] in FAMILIES
+    return key == CRANE_CPU_MANAGER or _family_of(key) in FAMILIES
+
+
+def _family_of(key: str) -> str:
+    return key[:_LONGEST_FAMILY].partition("/")[0]
 
 
 def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | None) -> Wishes:
@@ -155,15 +159,20 @@ def _family(
     family: str, words: type[Word], annotations: Mapping[str, str], containers: frozenset[str] | None
 ) -> Scoped[Word]:
     """Return the sound wishes of a family."""
-    prefix = f"{family}/{CONTAINER_SCOPE}"
     named: dict[str, Wish[Word]] = {}
     for key in annotations:
-        if key.startswith(prefix):
-            container = key.removeprefix(prefix)
-            wish = _wish(key, words, annotations) if containers is None or container in containers else None
+        container = _container_of(key, family)
+        if container is not None and (containers is None or container in containers):
+            wish = _wish(key, words, annotations)
             if wish:
                 named[container] = wish
     return Scoped(_wish(f"{family}/{POD_SCOPE}", words, annotations), named)
+
+
+def _container_of(key: str, family: str) -> str | None:
+    """Return the container that a key names; of a key that is too long to be one, the beginning."""
+    prefix = f"{family}/{CONTAINER_SCOPE}"
+    return key[len(prefix) : KEY] if key.startswith(prefix) else None
 
 
 def _wish(key: str, words: type[Word], annotations: Mapping[str, str]) -> Wish[Word] | None:

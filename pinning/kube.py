@@ -6,7 +6,7 @@ decoding. Every key may be absent or null, because people and controllers write 
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from pinning.quantity import RawQuantity
 
@@ -55,11 +55,18 @@ class Toleration(TypedDict, total=False):
     tolerationSeconds: int | None
 
 
+class HostPath(TypedDict, total=False):
+    """A file or directory of the node."""
+
+    path: str | None
+    type: str | None
+
+
 class Volume(TypedDict, total=False):
     """One volume of a pod; its source is read for host paths only."""
 
     name: str
-    hostPath: dict[str, Any] | None
+    hostPath: HostPath | None
 
 
 class PodSpec(TypedDict, total=False):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.brief import NAME, cut, few
+from pinning.brief import few
 from pinning.contract import GATE_SIDECAR, HOOK_SIDECARS
 from pinning.errors import Cause
 from pinning.vmi_defaults import KubeVirtSettings, defaulted, has_even_parity, vcpu_count
@@ -36,7 +36,7 @@ from pinning.vmi_view import (
 from pinning.vmi_warnings import said_twice, warnings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pinning.kube import ObjectMeta
     from pinning.vmi_kube import VirtSpec, VMISpec, VMITemplate, VMSpec
@@ -52,6 +52,7 @@ __all__ = [
     "review_vmi",
     "vcpu_count",
     "vmi_causes",
+    "vmi_hotplug_causes",
     "vmi_update_causes",
 ]
 
@@ -71,9 +72,6 @@ RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.VM: VM_RULES,
     Kind.POOL: VM_RULES,
 }
-
-
-MAX_DEPTH: Final = 8  # deeper parts of a spec are compared as a whole
 
 
 class Review(NamedTuple):
@@ -152,16 +150,22 @@ def vmi_causes(
         yield from _hook_sidecars(template)
 
 
-def vmi_update_causes(
-    old: Mapping[str, object], new: Mapping[str, object], *, by_kubevirt: bool
-) -> Iterator[Cause]:
-    """Yield why the spec of a VMI may not change so; parts that are equal may be left out of both specs.
+def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator[Cause]:
+    """Yield why the spec of a VMI may not change so, of paths with what stood and what shall stand there.
 
-    KubeVirt's own accounts may change everything but maxSockets. An absent, a null and an empty list are equal.
+    An absent, a null and an empty list are equal.
     """
-    if not by_kubevirt:
-        yield from _changes("spec", old, new, MAX_DEPTH)
-        return
+    for path, old, new in changes:
+        if old != new and not (_is_nothing(old) and _is_nothing(new)):
+            message = (
+                f"{path.rpartition('.')[2]} changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "
+                "change its VirtualMachine and restart that, or create the VMI again"
+            )
+            yield Cause(path, message, NOT_SUPPORTED)
+
+
+def vmi_hotplug_causes(old: VMISpec, new: VMISpec) -> Iterator[Cause]:
+    """Yield why KubeVirt's own accounts may not change a VMI so: everything but maxSockets may change."""
     before, after = (find(spec, "domain.cpu.maxSockets") or 0 for spec in (old, new))
     if before != after:
         message = (
@@ -217,18 +221,6 @@ def _hook_sidecars(template: Template) -> Iterator[Cause]:
             f"hook sidecars are switched off: remove the annotation, or add {GATE_SIDECAR} to feature-gates"
         )
         yield Cause(field, message)
-
-
-def _changes(path: str, old: object, new: object, depth: int) -> Iterator[Cause]:
-    if isinstance(old, dict) and isinstance(new, dict) and depth:
-        for key in sorted({*old, *new}):
-            yield from _changes(f"{path}.{cut(key, NAME)}", old.get(key), new.get(key), depth - 1)
-    elif old != new and not (_is_nothing(old) and _is_nothing(new)):
-        message = (
-            f"{path.rpartition('.')[2]} changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "
-            "change its VirtualMachine and restart that, or create the VMI again"
-        )
-        yield Cause(path, message, NOT_SUPPORTED)
 
 
 def _told(value: object) -> str:

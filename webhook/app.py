@@ -33,6 +33,7 @@ LARGE_BODY = 2**18  # bytes; what has fewer is not looked through
 MOST_VALUES = (
     100_000  # lists and objects in a body: each takes up to 500 bytes when it is read, `{}` three on the wire
 )
+MOST_COMMAS = 250_000  # a short text takes 60 bytes, with its place among others 150, and four on the wire
 UNREAD_LIMIT = 64 * 2**20  # bytes of bodies that are held at once while they arrive
 FIELDS_TOLD = 10
 TOLD_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
@@ -77,7 +78,12 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 TOO_LARGE = Reply(413, b"corepin: the body has more than 7 MiB\n", "rejected", "too_large")
-TOO_MANY = Reply(413, b"corepin: the body has more than 100000 lists and objects\n", "rejected", "too_large")
+TOO_MANY = Reply(
+    413,
+    b"corepin: the body has more than 100000 lists and objects, or 250000 commas\n",
+    "rejected",
+    "too_large",
+)
 BUSY = Reply(503, b"corepin: too many large bodies at once, try again\n", "rejected", "busy")
 NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "rejected", "content_type")
 
@@ -128,7 +134,7 @@ class ReviewEndpoint:
         body = await _read(receive, self._unread)
         if isinstance(body, Reply):
             return body
-        if len(body) > LARGE_BODY and body.count(b"{") + body.count(b"[") > MOST_VALUES:
+        if len(body) > LARGE_BODY and _is_crowded(body):
             return TOO_MANY
         return self.review(body)
 
@@ -222,6 +228,10 @@ def _framing(scope: Scope) -> tuple[bytes, int]:
         elif name == b"content-length" and value.isdigit():
             length = int(value[:20])  # 20 digits are too many already
     return content_type, length
+
+
+def _is_crowded(body: bytes) -> bool:
+    return body.count(b"{") + body.count(b"[") > MOST_VALUES or body.count(b",") > MOST_COMMAS
 
 
 async def _read(receive: Receive, unread: Unread) -> bytes | Reply:

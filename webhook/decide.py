@@ -10,34 +10,43 @@ import msgspec
 from pinning.brief import MOST_TOLD
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
-from pinning.kube import Pod
 from pinning.vmi import Kind
 from webhook.answer import Allowed, Denied, Patched
+from webhook.judged import JudgedPod
 from webhook.likeness import Answers, likeness
 from webhook.likeness import decoder as likeness_decoder
 from webhook.mutate import plan_mutation
 from webhook.pod_rules import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
-from webhook.vm_rules import KINDS, VirtObject, review_changed_vm, review_changed_vmi, review_vm
-from webhook.wire import UNREADABLE, Malformed, generate_name, malformed
-from webhook.workloads import TEMPLATES, below
+from webhook.vm_rules import (
+    KINDS,
+    RunningMachine,
+    VirtObject,
+    is_kubevirt,
+    review_changed_vm,
+    review_changed_vmi,
+    review_hotplugged_vmi,
+    review_vm,
+)
+from webhook.wire import OBJECT, OLD_OBJECT, UNREADABLE, Malformed, generate_name, malformed
+from webhook.workloads import TEMPLATES, read_template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pinning.kube import Pod
     from webhook.config import Settings
     from webhook.mutations import Mutations
     from webhook.wire import Request
 
 Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
-OBJECT: Final = "$.request.object"
-OLD_OBJECT: Final = "$.request.oldObject"
 MOST_CONTAINERS: Final = 1000  # a node runs some hundred pods; the rules take 50 us for each of so many
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 # The API server takes no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
-_pod = msgspec.json.Decoder(Pod)
+_pod: msgspec.json.Decoder[Any] = msgspec.json.Decoder(JudgedPod)
 _machine = msgspec.json.Decoder(VirtObject)
+_running = msgspec.json.Decoder(RunningMachine)
 _whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -56,16 +65,18 @@ class Decider:
         """Return the additions to a pod that is being created; anything else is admitted untouched."""
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
-        pod, key = self._likeness(request)
         if self.mutations.is_typed:
+            pod, key = self._likeness(request)
             return self._mutated.of(key, lambda: self._mutate(pod))
+        self._likeness(request)  # which holds the pod to its shape
         return self._mutate(_decode_pod(request.object, _whole))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Return the verdict on a pod as it will be stored."""
-        pod, key = self._likeness(request)
         if self.mutations.is_typed:
+            pod, key = self._likeness(request)
             return self._judged.of(key, lambda: self._judge(pod))
+        self._likeness(request)  # which holds the pod to its shape
         return self._judge(_decode_pod(request.object, _whole))
 
     def _likeness(self, request: Request) -> tuple[Pod, bytes]:
@@ -133,13 +144,6 @@ def _decode(decoder: msgspec.json.Decoder[Decoded], document: msgspec.Raw, path:
         raise malformed(error).under(path) from error
 
 
-def _template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Pod:
-    try:
-        return msgspec.convert(below(msgspec.json.decode(document), path) or {}, Pod)
-    except UNREADABLE as error:
-        raise malformed(error).under(".".join((root, *path))) from error
-
-
 def _is_mirror(pod: Pod) -> bool:
     return MIRROR_POD in ((pod.get("metadata") or {}).get("annotations") or {})
 
@@ -179,9 +183,9 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
     """Warn only: a refusal of the pods would be seen in an event, a refusal here would stop an apply."""
     path = TEMPLATES[_kind(request)]
-    template = _template(request.object, path, OBJECT)
+    template = read_template(request.object, path, OBJECT)
     if request.operation == "UPDATE":
-        old = _template(request.oldObject, path, OLD_OBJECT)
+        old = read_template(request.oldObject, path, OLD_OBJECT)
         if _crowded(old) or not changes_claims(old, template):
             return Verdict()
     verdict = _crowded(template) or review_template(template, rules.settings)
@@ -193,16 +197,27 @@ def _judge_machine(rules: Decider, request: Request) -> Verdict:
     kind = KINDS[_kind(request)]
     if request.subResource:
         return Verdict()
-    new = _decode(_machine, request.object)
     if request.operation == "CREATE":
-        return review_vm(kind, new, rules.settings)
+        return review_vm(kind, _decode(_machine, request.object), rules.settings)
+    if kind is Kind.VMI:
+        return _judge_changed_vmi(rules, request)
+    new = _decode(_machine, request.object)
     if (new.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
-    old = _decode(_machine, request.oldObject, OLD_OBJECT)
-    if kind is not Kind.VMI:
-        return review_changed_vm(kind, old, new, rules.settings)
-    whole_old, whole_new = _whole.decode(request.oldObject), _whole.decode(request.object)
-    return review_changed_vmi(whole_old, whole_new, request.userInfo.username or "", rules.settings)
+    return review_changed_vm(kind, _decode(_machine, request.oldObject, OLD_OBJECT), new, rules.settings)
+
+
+def _judge_changed_vmi(rules: Decider, request: Request) -> Verdict:
+    new = _decode(_running, request.object)
+    if (new.get("metadata") or {}).get("deletionTimestamp"):
+        return Verdict()
+    if is_kubevirt(request.userInfo.username or "", rules.settings):
+        old = _decode(_machine, request.oldObject, OLD_OBJECT)
+        return review_hotplugged_vmi(old, _decode(_machine, request.object))
+    try:
+        return review_changed_vmi(_decode(_running, request.oldObject, OLD_OBJECT), new)
+    except RecursionError as error:  # two values that could just be read, compared
+        raise malformed(error).under(f"{OBJECT}.spec") from error
 
 
 _JUDGES: Final[Mapping[tuple[str, str], Callable[[Decider, Request], Verdict]]] = {

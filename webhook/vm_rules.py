@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
+
+import msgspec
 
 from pinning.annotations import read_wishes
 from pinning.brief import few
 from pinning.contract import GATE_SIDECAR
 from pinning.errors import Cause
 from pinning.kube import ObjectMeta
-from pinning.vmi import Kind, KubeVirtSettings, find_template, review_vmi, vmi_causes, vmi_update_causes
+from pinning.vmi import (
+    Kind,
+    KubeVirtSettings,
+    find_template,
+    review_vmi,
+    vmi_causes,
+    vmi_hotplug_causes,
+    vmi_update_causes,
+)
 from pinning.vmi_kube import VirtSpec
+from webhook.machine_parts import changes
 from webhook.pod_rules import Verdict, added
+from webhook.wire import NULL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from webhook.config import Settings
 
@@ -34,6 +46,13 @@ class VirtObject(TypedDict, total=False):
 
     metadata: ObjectMeta | None
     spec: VirtSpec | None
+
+
+class RunningMachine(TypedDict, total=False):
+    """A VirtualMachineInstance that runs; its spec is compared before it is read."""
+
+    metadata: ObjectMeta | None
+    spec: msgspec.Raw
 
 
 def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
@@ -66,16 +85,16 @@ def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Se
     return Verdict(causes, tuple(added(was.warnings, now.warnings)))
 
 
-def review_changed_vmi(
-    old: Mapping[str, Any], new: Mapping[str, Any], username: str, settings: Settings
-) -> Verdict:
-    """Judge the update of a running machine, whose spec nobody but KubeVirt may change."""
-    by_kubevirt = is_kubevirt(username, settings)
-    causes = vmi_update_causes(old.get("spec") or {}, new.get("spec") or {}, by_kubevirt=by_kubevirt)
-    before, after = (
-        read_wishes(((one.get("metadata") or {}).get("annotations") or {}), None) for one in (old, new)
-    )
-    return Verdict(few(chain(causes, added(before.causes, after.causes))))
+def review_changed_vmi(old: RunningMachine, new: RunningMachine) -> Verdict:
+    """Judge the update of a running machine by somebody who may not change its spec."""
+    causes = vmi_update_causes(changes(old.get("spec", NULL), new.get("spec", NULL)))
+    return Verdict(few(chain(causes, _added_wishes(old, new))))
+
+
+def review_hotplugged_vmi(old: VirtObject, new: VirtObject) -> Verdict:
+    """Judge the update of a running machine by KubeVirt itself."""
+    causes = vmi_hotplug_causes(old.get("spec") or {}, new.get("spec") or {})
+    return Verdict(few(chain(causes, _added_wishes(old, new))))
 
 
 def is_kubevirt(username: str, settings: Settings) -> bool:
@@ -94,6 +113,13 @@ def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
         cpu_request=str(given.cpu_request),
         even_parity=given.even_parity,
     )
+
+
+def _added_wishes(*states: VirtObject | RunningMachine) -> Iterator[Cause]:
+    before, after = (
+        read_wishes((state.get("metadata") or {}).get("annotations") or {}, None) for state in states
+    )
+    return added(before.causes, after.causes)
 
 
 def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterator[Cause]:

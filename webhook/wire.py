@@ -13,10 +13,17 @@ import msgspec
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+OBJECT = "$.request.object"
+OLD_OBJECT = "$.request.oldObject"
 NULL = msgspec.Raw(b"null")
 
+LONGEST_UID = 1024  # characters, of which the API server's have 36; each answer repeats them
+SURROGATE_PAIR = 12  # characters of the two escapes
 PEEKED = 1024  # bytes of an object in which its generateName is looked for
 _GENERATE_NAME = re.compile(rb'"generateName"\s*:\s*("(?:[^"\\]|\\.)*")')
+_CUT_OFF = ("Input data was truncated", "JSON is malformed: unexpected end of hex escape")
+_BYTE = re.compile(r"\(byte (\d+)\)$")
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # how msgspec ends its messages
 
 
@@ -104,11 +111,32 @@ def decode(body: bytes) -> Request:
             body.decode()  # what msgspec leaves raw it has not looked at
         review = _review.decode(body)
     except UNREADABLE as error:
+        if _is_half_a_pair(error, body):
+            raise Malformed("$", "a text has a lone surrogate, which is half a character") from error
         raise malformed(error) from error
 
+    if len(review.request.uid) > LONGEST_UID:
+        raise Malformed("$.request.uid", f"has more than {LONGEST_UID} characters")
     _expect("$.apiVersion", review.apiVersion, API_VERSION)
     _expect("$.kind", review.kind, KIND)
     return review.request
+
+
+def _is_half_a_pair(error: Exception, body: bytes) -> bool:
+    """Say whether reading ended at a lone surrogate, of which msgspec may say that the text is cut off there."""
+    told = str(error)
+    if "surrogate pair" in told:
+        return True
+    if not told.startswith(_CUT_OFF) or not body.rstrip().endswith(b"}"):
+        return False
+    place = _BYTE.search(told)
+    end = int(place[1]) if place else len(body)
+    return _HIGH_SURROGATE.search(body, max(end - SURROGATE_PAIR, 0), end + 1) is not None
+
+
+def is_object(value: msgspec.Raw) -> bool:
+    """Say whether a value is a JSON object."""
+    return bytes(memoryview(value)[:1]) == b"{"
 
 
 def malformed(error: Exception) -> Malformed:
@@ -137,7 +165,7 @@ def peek_generate_name(request: Request) -> str | None:
 
     Quotes inside of texts are escaped, so what matches is a member; the API server writes metadata before the rest.
     """
-    found = _GENERATE_NAME.search(bytes(request.object), 0, PEEKED)
+    found = _GENERATE_NAME.search(memoryview(request.object)[:PEEKED])
     return msgspec.json.decode(found[1], type=str) if found else None
 
 

@@ -88,7 +88,7 @@ def test_a_body_of_nothing_but_brackets_is_not_read(server: Server) -> None:
         answer = http.post("/mutate", content=body)
         assert (answer.status_code, answer.text) == (
             413,
-            "corepin: the body has more than 100000 lists and objects\n",
+            "corepin: the body has more than 100000 lists and objects, or 250000 commas\n",
         )
         assert http.post("/mutate", content=review(padding=LARGE_BODY)).status_code == 200
     assert server.resident_megabytes() - before < 16

@@ -1,0 +1,41 @@
+"""Find what differs between two states of a virtual machine's spec, without reading what is equal byte by byte.
+
+A spec may have megabytes (cloud-init, disks), and an update of a running machine hardly changes a word of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from pinning.brief import NAME, cut
+from webhook.wire import NULL, OBJECT, OLD_OBJECT, UNREADABLE, is_object, malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_DEPTH: Final = 8  # deeper parts of a spec are compared as a whole
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+def changes(
+    old: msgspec.Raw, new: msgspec.Raw, path: str = "spec", depth: int = MAX_DEPTH
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield path, old and new value of the parts that are not equal as bytes; raise Malformed for an unreadable one."""
+    if not (depth and is_object(old) and is_object(new)):
+        yield path, _read(old, f"{OLD_OBJECT}.{path}"), _read(new, f"{OBJECT}.{path}")
+        return
+    before, after = _members.decode(old), _members.decode(new)
+    for key in sorted(before.keys() | after.keys()):
+        left, right = before.get(key, NULL), after.get(key, NULL)
+        if left != right:
+            yield from changes(left, right, f"{path}.{cut(key, NAME)}", depth - 1)
+
+
+def _read(value: msgspec.Raw, path: str) -> Any:
+    try:
+        return _whole.decode(value)
+    except UNREADABLE as error:
+        raise malformed(error).under(path) from error
