@@ -94,8 +94,19 @@ class Server:
 
     def resident_megabytes(self) -> float:
         """Return the resident memory of the process."""
+        return self._megabytes("VmRSS:")
+
+    def peak_megabytes(self) -> float:
+        """Return the most resident memory that the process had since `forget_peak`."""
+        return self._megabytes("VmHWM:")
+
+    def forget_peak(self) -> None:
+        """Begin to look for a peak."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def _megabytes(self, name: str) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+        return int(status.split(name)[1].split()[0]) / 1024
 
     def wait_for_connections(self, count: int) -> None:
         """Ask for the number of connections until it is `count`; a peer knows of its own end first."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonpatch
 import kubernetes_validate
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -430,3 +431,59 @@ def _is_valid(document: Any) -> bool:
     except kubernetes_validate.ValidationError:
         return False
     return True
+
+
+NUMBERS = [
+    pytest.param("1e999", "Number out of range", id="a number without end"),
+    pytest.param("1" * 5000, "Integer value out of range", id="5000 digits"),
+    pytest.param("-" + "1" * 5000, "Integer value out of range", id="5000 digits below zero"),
+]
+
+
+@pytest.mark.parametrize(("number", "why"), NUMBERS)
+@pytest.mark.parametrize("old", ['{"a":1}', '{"a":{"b":[1]}}', '{"c":1}', "null"])
+def test_a_number_out_of_range_is_told(number: str, why: str, old: str) -> None:
+    """Wherever it stands in the spec of a running machine: the caller's mistake, with its place, and no bug."""
+    spec = f'{{"a":{{"b":[{number}]}}}}'
+    with pytest.raises(wire.Malformed, match=r"^\$\.request\.object\.spec") as told:
+        RULES.validate(running(spec, old))
+    assert told.value.why == why
+    with pytest.raises(wire.Malformed, match=r"^\$\.request\.oldObject\.spec"):
+        RULES.validate(running(old, spec))
+
+
+@pytest.mark.parametrize("user", ["jane", CONTROLLER])
+def test_what_does_not_change_is_not_read(user: str) -> None:
+    """An update of something else passes, whatever stands in the spec: it stands there already."""
+    spec = '{"a":{"b":1e999},"c":[' + "[" * 300 + "]" * 300 + "]}"
+    assert RULES.validate(running(spec, spec, user)) == Allowed()
+
+
+def running(new: str, old: str, user: str = "jane") -> wire.Request:
+    """Return the update of a running machine whose specs are these texts."""
+    asked = request(
+        {"spec": "NEW"},
+        {"spec": "OLD"},
+        kind=("kubevirt.io", "VirtualMachineInstance"),
+        operation="UPDATE",
+        user=user,
+    )
+    objects = [bytes(one) for one in (asked.object, asked.oldObject)]
+    new_raw, old_raw = (
+        msgspec.Raw(one.replace(b'"NEW"', new.encode()).replace(b'"OLD"', old.encode())) for one in objects
+    )
+    return msgspec.structs.replace(asked, object=new_raw, oldObject=old_raw)
+
+
+def test_status_that_a_user_writes_decides_nothing() -> None:
+    """Also where whole pods are read: a new pod has no status yet, whatever its user says."""
+    rules = Decider(
+        Settings(), load_mutations(b"mutations:\n  perPod: {spec: {dnsPolicy: Default}}\n  perContainer: {}")
+    )
+    told = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
+    wrong: Any = pod(container("main", "1500m", "1500m"), annotations={CPU_MANAGER: "exclusive"}) | {
+        "status": told
+    }
+    assert denied(rules.validate(request(wrong))) == [NO_POLICY]
+    wrong["metadata"]["annotations"] = {CPU_MANAGER: "exclusive", SMT: "isolate"}
+    assert rules.mutate(request(wrong)) == Allowed()

@@ -52,6 +52,7 @@ def test_nulls_of_a_delete_are_read() -> None:
         pytest.param(b'{"apiVersion":"v1","kind":"Pod"}', "$", id="request is absent"),
         pytest.param(b'{"apiVersion":"v1","kind":"Pod","request":null}', "$.request", id="request is null"),
         pytest.param(changed(uid=1), "$.request.uid", id="uid is a number"),
+        pytest.param(changed(uid="u" * 2000), "$.request.uid", id="uid is long"),
         pytest.param(changed(kind={"kind": []}), "$.request.kind.kind", id="kind is a list"),
         pytest.param(review().replace(b"k8s.io/v1", b"k8s.io/v1beta1"), "$.apiVersion", id="old version"),
         pytest.param(review().replace(b'"AdmissionReview"', b'"Pod"'), "$.kind", id="other kind"),
@@ -98,3 +99,21 @@ def test_generate_name_is_peeked_at(raw: bytes, name: str | None) -> None:
     request = wire.decode(review().replace(b'"dryRun"', b'"object":' + raw + b',"dryRun"'))
 
     assert wire.peek_generate_name(request) == name
+
+
+@pytest.mark.parametrize(
+    "text", [r"\ud800", r"\ud800 and so on and so on", r"x\udc00", r"\ud800\u0041", r"\uD83D\ud83d\ude00"]
+)
+@pytest.mark.parametrize("behind", ["", "}" * 20, " " * 20])
+def test_a_lone_surrogate_is_told_as_what_it_is(text: str, behind: str) -> None:
+    """Half a character is not a text that was cut off, wherever in the body it stands."""
+    for body in (f'{{"uid":"{text}"}}{behind}', f'{{"a":{{"{text}":1}},"b":"long enough"}}{behind}'):
+        with pytest.raises(wire.Malformed, match="lone surrogate"):
+            wire.decode(body.encode())
+
+
+@pytest.mark.parametrize("body", [r'{"a":"\ud83d', r'{"a":"\u12', '{"a":"x', r'{"a":"\\ud800'])
+def test_a_body_that_is_cut_off_is_told_so(body: str) -> None:
+    """What ends in the middle of a text is truncated."""
+    with pytest.raises(wire.Malformed, match=r"truncated|unexpected end"):
+        wire.decode(body.encode())
