@@ -202,8 +202,9 @@ def documents_of(name: str) -> list[dict[str, Any]]:
 
 
 def rights() -> list[dict[str, Any]]:
-    """Return the rotation's empty Secret, account and rights, and the policy that narrows them."""
-    policies = [one for one in documents_of("policies.yaml") if one["metadata"]["name"] == ROTATOR]
+    """Return the rotation's empty Secret, account and rights, and the policies that narrow them."""
+    names = {ROTATOR, f"{ROTATOR}-others"}
+    policies = [one for one in documents_of("policies.yaml") if one["metadata"]["name"] in names]
     return [one for one in documents_of("certs.yaml") if one["kind"] != "Deployment"] + policies
 
 
