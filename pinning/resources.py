@@ -72,9 +72,9 @@ class Member(_Placed):
             return ()
         return tuple([resource for resource in CMK_RESOURCES if resource in self.requests])
 
-    @property
+    @lazy
     def called(self) -> str:
-        """The name as people are told it."""
+        """Return the name as people are told it."""
         return cut(self.name, NAME)
 
     @property
