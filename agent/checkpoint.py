@@ -1,8 +1,9 @@
 """The ledger on disk, so that an agent that dies at any instruction starts again with what it held.
 
-Written before any action: to a file beside, flushed, and renamed over the old one. The directory is not flushed:
-what a power cut takes back is the ledger of actions that it took back too. A file that is not wholly right counts as
-absent; it is kept aside for the curious, and nobody ever has to delete one.
+Written before any action, where an agent that is killed leaves it to the next one, and flushed after the actions: a
+disk takes longer for that than the kernel for all cpusets. Only a power cut can take back what was not flushed, and it
+takes back the actions too, so the one before is kept until then. A file that is not wholly right counts as absent; it
+is kept aside for the curious, and nobody ever has to delete one.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class StateDir:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._path = folder / NAME
+        self._old = self._path.with_suffix(".old")
         self._lock = _locked(folder / LOCK)
 
     def load(self, machine_id: str) -> Saved | None:
@@ -70,21 +72,36 @@ class StateDir:
         try:
             return read(content, machine_id)
         except Unusable:
+            before = self._before(machine_id)
+            if before:
+                return before
             self._path.replace(self._path.with_suffix(".json.damaged"))
             raise
 
+    def _before(self, machine_id: str) -> Saved | None:
+        """Return the last checkpoint that was flushed, where the newest one was not."""
+        with suppress(FileNotFoundError, Unusable):
+            return read(self._old.read_bytes(), machine_id)
+        return None
+
     def save(self, saved: Saved) -> None:
-        """Replace the checkpoint, so that after a power cut either the old or the new one is there."""
+        """Replace the checkpoint, so that whoever kills this agent leaves either the old or the new one."""
         beside = self._path.with_suffix(".new")
-        with beside.open("wb") as file:
-            file.write(write(saved))
-            file.flush()
-            os.fsync(file.fileno())
+        beside.write_bytes(write(saved))
+        with suppress(FileExistsError, FileNotFoundError):  # what is kept already is what was flushed
+            self._old.hardlink_to(self._path)
         beside.replace(self._path)
+
+    def settle(self) -> None:
+        """Flush the checkpoint; from here on it outlives a power cut too."""
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._old.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Forget everything (uninstall)."""
-        self._path.unlink(missing_ok=True)
+        for path in (self._path, self._old):
+            path.unlink(missing_ok=True)
         _flush_folder(self._folder)
 
     def close(self) -> None:

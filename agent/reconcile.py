@@ -123,9 +123,11 @@ class Reconciler:
             self.observer.leave_newborn()
         sets = node_sets(observed.topology, observed.universe, config)
         made = self._plan(observed, config, sets)
-        await self._save(made.ledger, observed)
+        is_new = await self._save(made.ledger, observed)
         self._count_rewrites()
         await self._act(made, observed, sets, writes=not config.observe)
+        if is_new:
+            await self._settle()
         if config.quota is Quota.UNSET and not config.observe:
             unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._seams.cgroups)
         result = self._result(observed, made, sets)
@@ -174,14 +176,24 @@ class Reconciler:
         with self.metrics.plan_seconds.time():
             return plan(observed, self._ledger, config)
 
-    async def _save(self, ledger: Ledger, observed: Observed) -> None:
-        """Put a changed ledger on disk; until it is there nothing may be done."""
+    async def _save(self, ledger: Ledger, observed: Observed) -> bool:
+        """Leave a changed ledger to the next agent; until that is done nothing else may be. Return whether it changed."""
         machine = self._seams.machine
         saved = Saved(machine.machine_id(), machine.boot_id(), observed.topology, observed.universe, ledger)
-        if self._saved is None or _differs(saved, self._saved):
+        is_new = self._saved is None or _differs(saved, self._saved)
+        if is_new:
             await asyncio.to_thread(self._state_dir.save, saved)
             self._saved = saved
         self._ledger = ledger
+        return is_new
+
+    async def _settle(self) -> None:
+        """Flush what was saved: the disk takes longer for it than the kernel for all cpusets."""
+        try:
+            await asyncio.to_thread(self._state_dir.settle)
+        except OSError:
+            self._saved = None  # written anew: the kernel tells only once that it could not be flushed
+            raise
 
     # Acting.
 

@@ -27,6 +27,12 @@ def saved(topology: Topology = FLAT, boot: str = "boot-1") -> Saved:
     return Saved("machine-1", boot, topology, topology.online, world.ledger)
 
 
+def settled(folder: StateDir) -> None:
+    """Make what is saved the checkpoint."""
+    folder.save(saved())
+    folder.settle()
+
+
 def test_checkpoint_is_read_as_it_was_written() -> None:
     """What is saved comes back equal."""
     assert read(write(saved()), "machine-1") == saved()
@@ -95,7 +101,7 @@ def test_nothing_saved_is_nothing(tmp_path: Path) -> None:
 def test_saved_is_loaded_and_damage_is_kept_aside(tmp_path: Path) -> None:
     """A damaged file is refused once, and is then found under another name."""
     folder = StateDir(tmp_path)
-    folder.save(saved())
+    settled(folder)
     assert folder.load("machine-1") == saved()
     (tmp_path / "checkpoint.json").write_bytes(b"{")
     with pytest.raises(Unusable):
@@ -108,9 +114,43 @@ def test_saved_is_loaded_and_damage_is_kept_aside(tmp_path: Path) -> None:
 def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
     """An agent that died while it wrote leaves the older checkpoint whole."""
     folder = StateDir(tmp_path)
-    folder.save(saved())
+    settled(folder)
     (tmp_path / "checkpoint.new").write_bytes(b"{")
     assert folder.load("machine-1") == saved()
+    folder.close()
+
+
+def test_what_was_saved_counts_before_it_is_settled(tmp_path: Path) -> None:
+    """An agent that died between its actions and the flush has left the ledger that it acted by."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    folder.save(saved(WITHOUT_SMT))
+    assert folder.load("machine-1") == saved(WITHOUT_SMT)
+    folder.settle()
+    assert folder.load("machine-1") == saved(WITHOUT_SMT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", "lock"]
+    folder.close()
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_power_cut_before_the_flush_leaves_the_one_before(tmp_path: Path, saves: int) -> None:
+    """What was not flushed may be torn; the last one that was is still there, however many followed it."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    for _ in range(saves):
+        folder.save(saved(WITHOUT_SMT))
+    (tmp_path / "checkpoint.json").write_bytes(b"")
+    assert folder.load("machine-1") == saved()
+    folder.close()
+
+
+def test_nothing_is_left_when_everything_is_forgotten(tmp_path: Path) -> None:
+    """What is saved and not settled goes with the checkpoint."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    folder.save(saved())
+    folder.remove()
+    assert folder.load("machine-1") is None
     folder.close()
 
 

@@ -274,6 +274,22 @@ def test_full_disk_stops_every_write(node: FakeNode) -> None:
     assert node.cpus(number) == "0-7"
 
 
+def test_ledger_that_could_not_be_flushed_is_written_anew(node: FakeNode) -> None:
+    """The kernel has it by then, and the next agent would find it; the next pass does not rely on it."""
+    node.add("a", TWO)
+    number = node.start("a")
+    (node.folder / "checkpoint.old").mkdir()
+
+    with pytest.raises(OSError, match="directory"):
+        node.runner.run(node.agent.reconciler.round())
+    assert node.cpus(number) != "0-7"
+    first = (node.folder / "checkpoint.json").stat().st_ino
+
+    (node.folder / "checkpoint.old").rmdir()
+    node.run()
+    assert (node.folder / "checkpoint.json").stat().st_ino != first
+
+
 def test_reset_is_told_to_the_reporters(node: FakeNode) -> None:
     """Uninstalling removes what was told, too."""
     reports = Reports()

@@ -99,7 +99,7 @@ def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else
     files = many.fake.runner.run(many.opened())
 
     written = Counter(dict.fromkeys(many.cpuset_files, 1))
-    assert files == written + Counter([many.fake.folder / "checkpoint.new"])
+    assert files == written + Counter([many.fake.folder / f"checkpoint.{end}" for end in ("new", "json")])
     assert {CPUSet.parse(path.read_text()) for path in many.cpuset_files[1:]} == {CPUSet.parse("0,2-7")}
 
 
