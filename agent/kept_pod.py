@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from agent.pod_requests import totals
 from pinning.annotations import is_policy_key
 from pinning.contract import (
     CONTAINER_SCOPE,
@@ -24,7 +25,9 @@ from pinning.contract import (
     POD_SCOPE,
     STATUS_CPUS,
 )
+from pinning.kube import Container
 from pinning.observed import CONFIG_HASH
+from pinning.pod import MOST_CONTAINERS
 from pinning.quantity import RawQuantity
 
 if TYPE_CHECKING:
@@ -32,9 +35,6 @@ if TYPE_CHECKING:
 
     from pinning.kube import Pod
 
-MOST_CONTAINERS: Final = (
-    200  # of a pod with more none is read: each that is costs a kilobyte for as long as the pod is there
-)
 MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are told
 LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many
 
@@ -118,7 +118,6 @@ class _Pod(msgspec.Struct, omit_defaults=True):
     metadata: _Meta | None = None
     spec: _Spec | None = None
     status: _Status | None = None
-    crowd: int = 0
 
 
 _pod = msgspec.json.Decoder(_Pod)
@@ -131,28 +130,30 @@ class PodDecoder:
         """Return what is kept of a pod; raise msgspec.DecodeError."""
         read = _pod.decode(document)
         meta, containers = read.metadata or _Meta(), _containers(read)
-        if len(containers) > MOST_CONTAINERS:
-            _tell(meta, len(containers))
-            read = _Pod(meta, crowd=len(containers) if _asks(read) else 0)
-            meta.annotations = _only_status(meta.annotations or {})
-        elif meta.annotations:
-            names = {one.name for one in containers}
+        is_crowd = len(containers) > MOST_CONTAINERS
+        if meta.annotations:
+            names = set() if is_crowd else {one.name for one in containers}
             meta.annotations = dict(_annotations(meta.annotations, names)) or None
+        if is_crowd:
+            _tell(meta, len(containers))
+            return _summed(read)
         return cast("Pod", msgspec.to_builtins(read))
 
 
-def _asks(pod: _Pod) -> bool:
-    """Say whether a pod asks for CPUs of its own in any way."""
-    meta = pod.metadata or _Meta()
-    return (
-        any(map(is_policy_key, meta.annotations or ()))
-        or (meta.labels or _Labels()).kubevirt is not None
-        or any(_names_cores(one.resources or _Resources()) for one in _containers(pod))
-    )
+def _summed(read: _Pod) -> Pod:
+    """Return a pod that is just too large to be given CPUs, and requests what all containers together did."""
+    read.status = read.status and _Status(read.status.phase)
+    spec = read.spec or _Spec()
+    spec.containers, spec.init_containers = _counted(spec.containers), _counted(spec.init_containers)
+    kept = cast("Pod", msgspec.to_builtins(read))
+    together: Container = {"resources": {"requests": dict(totals(kept))}}
+    everyone = [together, *[Container()] * MOST_CONTAINERS]
+    kept["spec"] = {**(kept.get("spec") or {}), "containers": everyone, "initContainers": None}
+    return kept
 
 
-def _names_cores(resources: _Resources) -> bool:
-    return any(one and (one.cores or one.others) for one in (resources.requests, resources.limits))
+def _counted(containers: list[_Container] | None) -> list[_Container]:
+    return [_Container(None, one.restart_policy, one.resources) for one in containers or () if one.resources]
 
 
 def _containers(pod: _Pod) -> list[_Container]:
@@ -176,10 +177,6 @@ def _is_strange(key: str, containers: Collection[str | None]) -> bool:
     scope = key.partition("/")[2]
     is_whole = scope == POD_SCOPE or key in {MIRROR_POD, CONFIG_HASH, CRANE_CPU_MANAGER}
     return not is_whole and scope.removeprefix(CONTAINER_SCOPE) not in containers
-
-
-def _only_status(given: dict[str, str]) -> dict[str, str]:
-    return {key: given[key] for key in (STATUS_CPUS,) if key in given}
 
 
 def _tell(meta: _Meta, containers: int) -> None:

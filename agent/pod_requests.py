@@ -60,7 +60,14 @@ def is_final(pod: Pod) -> bool:
 
 def requested(listed: Iterable[Member], resource: str) -> int:
     """Return how much of an extended resource the containers of a pod take from its node."""
-    return rounded_up_fraction(_together(listed, lambda one: _amount(one, resource)))
+    return rounded_up_fraction(_sum(listed, resource))
+
+
+def totals(pod: Pod) -> dict[str, str]:
+    """Return what the containers of a pod request together of everything that is counted, as exactly as the API can."""
+    listed = members(pod)
+    named = sorted({name for one in listed for name in one.requests})
+    return {name: f"{rounded_up_fraction(_sum(listed, name) * 10**9)}n" for name in named}
 
 
 def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
@@ -116,6 +123,10 @@ def _together(listed: Iterable[Member], amount: Callable[[Member], Fraction]) ->
         else:
             running += amount(one)
     return max(most, running)
+
+
+def _sum(listed: Iterable[Member], resource: str) -> Fraction:
+    return _together(listed, lambda one: _amount(one, resource))
 
 
 def _cpu(one: Member) -> Fraction:

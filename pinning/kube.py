@@ -117,6 +117,3 @@ class Pod(TypedDict, total=False):
     metadata: ObjectMeta | None
     spec: PodSpec | None
     status: PodStatus | None
-    crowd: (
-        int  # no word of the API: how many containers a pod asks for CPUs with that were too many to be read
-    )

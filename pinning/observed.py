@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import MIRROR_POD
-from pinning.pod import crowded, is_launcher, read_pod
+from pinning.pod import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.resources import members
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SeenPod:
     name: str
     created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
     claims: tuple[Claim, ...]
-    places: tuple[str, ...]  # the names of its containers in the order in which they start
+    places: tuple[str, ...]  # the names of its containers in the order in which they start; () of too many
     is_final: bool = False  # its phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
     causes: tuple[Cause, ...] = ()
@@ -61,17 +61,17 @@ class SeenPod:
         metadata = pod.get("metadata") or {}
         annotations = metadata.get("annotations") or {}
         static_uid = annotations.get(CONFIG_HASH) if MIRROR_POD in annotations else None
-        reading = read_pod(pod)
+        reading, is_crowd = read_pod(pod), count_containers(pod) > MOST_CONTAINERS
         return cls(
             uid=static_uid or metadata.get("uid") or "",
             namespace=metadata.get("namespace") or "default",
             name=metadata.get("name") or "",
             created=metadata.get("creationTimestamp") or "",
             claims=reading.claims,
-            places=tuple(member.name for member in members(pod)),
+            places=() if is_crowd else tuple(member.name for member in members(pod)),
             is_final=((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES,
             is_vm=is_launcher(pod),
-            causes=crowded(pod) or reading.causes,
+            causes=reading.causes,
             warnings=reading.warnings,
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pinning.annotations import NO_WISHES, Wishes, read_wishes
+from pinning.annotations import NO_WISHES, Wishes, is_policy_key, read_wishes
 from pinning.brief import few
 from pinning.contract import (
     CPUMANAGER_LABELS,
@@ -25,6 +25,7 @@ from pinning.errors import Cause
 from pinning.lazy import lazy
 from pinning.quantity import rounded_up, whole
 from pinning.resources import (
+    CORE_RESOURCES,
     MOST_CPUS,
     Member,
     Role,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from pinning.kube import Pod, ResourceRequirements
 
+MOST_CONTAINERS = 200  # of a pod that asks for CPUs: each costs its agent a kilobyte while it is there
 OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
 ELIGIBLE = "a CPU limit that is a whole number >= 1 and equal to the request"
 
@@ -81,6 +83,7 @@ class Reading:
     wishes: Wishes
     # Claims of more than any machine has: refused, and never acted on.
     beyond: tuple[tuple[Member, Claim], ...] = ()
+    crowd: tuple[Cause, ...] = ()  # why nothing else of the pod was read
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -102,6 +105,7 @@ class Reading:
 
     def every_cause(self) -> Iterator[Cause]:
         """Yield everything that refuses the pod."""
+        yield from self.crowd
         yield from unreadable(self.members)
         yield from self.wishes.causes
         for member in self.members:
@@ -144,16 +148,33 @@ def is_dedicated_launcher(pod: Pod) -> bool:
     return is_launcher(pod) and any(selector.get(label) == "true" for label in CPUMANAGER_LABELS)
 
 
+def count_containers(pod: Pod) -> int:
+    """Return how many containers a pod has, of those that may claim CPUs."""
+    spec = pod.get("spec") or {}
+    return len(spec.get("containers") or ()) + len(spec.get("initContainers") or ())
+
+
 def crowded(pod: Pod) -> tuple[Cause, ...]:
-    """Refuse a pod whose containers were not read: there are too many."""
-    crowd = pod.get("crowd")
-    if not crowd:
+    """Refuse a pod that asks for CPUs, in any way, and has too many containers."""
+    if count_containers(pod) <= MOST_CONTAINERS or not _asks(pod):
         return ()
-    return (Cause("spec.containers", f"{crowd} are too many to give CPUs to any of them: use several pods"),)
+    told = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
+    return (Cause("spec.containers", told),)
+
+
+def _asks(pod: Pod) -> bool:
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return (
+        any(map(is_policy_key, annotations))
+        or is_dedicated_launcher(pod)
+        or any(not CORE_RESOURCES.isdisjoint(one.requests) for one in members(pod))
+    )
 
 
 def read_pod(pod: Pod) -> Reading:
     """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
+    if crowd := crowded(pod):
+        return Reading((), (), NO_WISHES, crowd=crowd)
     listed = _as_allocated(pod)
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     wishes = read_wishes(annotations, frozenset([member.name for member in listed]))

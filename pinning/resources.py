@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pinning.quantity import RawQuantity
 
 COMPUTE = ("cpu", "memory")
-READ = frozenset({*COMPUTE, *CMK_RESOURCES, ISOLATED_CORES})
+CORE_RESOURCES = frozenset({*CMK_RESOURCES, ISOLATED_CORES})
+READ = CORE_RESOURCES | frozenset(COMPUTE)
 MOST_CPUS: Final = MAX_CPU + 1
 
 

@@ -10,6 +10,7 @@ import msgspec
 from pinning.brief import MOST_TOLD
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
+from pinning.pod import count_containers, crowded
 from pinning.vmi import Kind
 from webhook.answer import Allowed, Denied, Patched
 from webhook.judged import JudgedPod
@@ -149,9 +150,12 @@ def _is_mirror(pod: Pod) -> bool:
 
 
 def _crowded(pod: Pod) -> Verdict | None:
-    """Refuse a pod whose containers would keep the other reviews waiting."""
-    spec = pod.get("spec") or {}
-    count = len(spec.get("containers") or ()) + len(spec.get("initContainers") or ())
+    """Refuse a pod that asks for CPUs and would get none, or whose containers would keep the other reviews waiting."""
+    count = count_containers(pod)
+    if causes := crowded(pod):
+        return Verdict(
+            tuple(replace(cause, message=f"{count} containers: {cause.message}") for cause in causes)
+        )
     if count <= MOST_CONTAINERS:
         return None
     told = (
@@ -175,20 +179,24 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
     if request.operation == "CREATE":
         return rules.judge_new_pod(request)
     pod = _decode_pod(request.object, _pod)
-    if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp") or _crowded(pod):
-        return Verdict()  # no update brings containers: what is crowded was so before
-    return review_changed_pod(_decode_pod(request.oldObject, _pod, OLD_OBJECT), pod, rules.settings)
+    if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return Verdict()
+    old = _decode_pod(request.oldObject, _pod, OLD_OBJECT)
+    if verdict := _crowded(pod):  # no update brings containers: only the wish for CPUs can be new
+        return verdict if crowded(pod) and not crowded(old) else Verdict()
+    return review_changed_pod(old, pod, rules.settings)
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
     """Warn only: a refusal of the pods would be seen in an event, a refusal here would stop an apply."""
     path = TEMPLATES[_kind(request)]
     template = read_template(request.object, path, OBJECT)
+    crowd = _crowded(template)
     if request.operation == "UPDATE":
         old = read_template(request.oldObject, path, OLD_OBJECT)
-        if _crowded(old) or not changes_claims(old, template):
+        if _crowded(old) if crowd else not changes_claims(old, template):
             return Verdict()
-    verdict = _crowded(template) or review_template(template, rules.settings)
+    verdict = crowd or review_template(template, rules.settings)
     verdict = under(".".join(path) + ".", verdict)
     return Verdict(warnings=(*verdict.causes, *verdict.warnings))
 

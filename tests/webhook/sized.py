@@ -9,7 +9,7 @@ from tests.pods import CORES, CPU_MANAGER, DEDICATED, LAUNCHER, SMT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_MEMBERS: Final = 490  # of each kind of containers: more than 1000 are refused unread
+MOST_MEMBERS: Final = 100  # of each kind of containers: more than 200 are refused unread
 RESOURCES: Final[tuple[dict[str, Any], ...]] = (
     {"limits": {"cpu": "2", "memory": "1Gi"}},
     {"requests": {CORES: "1"}, "limits": {CORES: "1", "cpu": "1m"}},

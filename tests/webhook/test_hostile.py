@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods import CPU_MANAGER, container, pod
+from pinning.observed import SeenPod
+from pinning.pod import MOST_CONTAINERS as MOST_OWNERS
+from tests.pods import CORES, CPU_MANAGER, DEDICATED, LAUNCHER, OTHER_CORES, container, pod
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, Server, serving
@@ -203,10 +205,12 @@ def test_unfinished_bodies_share_a_bound() -> None:
 # What is made of it.
 
 
-def crowd(count: int) -> Any:
+def crowd(count: int, asking: bool = False, **more: Any) -> Any:
     """Return a pod of many containers."""
     containers = [container(f"c{number}", "1") for number in range(count)]
-    return pod(*containers[1:], init=containers[:1], annotations={CPU_MANAGER: "exclusive"})
+    return pod(
+        *containers[1:], init=containers[:1], annotations={CPU_MANAGER: "exclusive"} if asking else {}, **more
+    )
 
 
 def test_a_crowded_pod_is_refused_before_its_rules_run() -> None:
@@ -219,8 +223,77 @@ def test_a_crowded_pod_is_refused_before_its_rules_run() -> None:
     assert "1001 containers are more than the 1000" in answer.causes[0].message
     assert RULES.mutate(request(crowded)) == Allowed()
     edited = crowd(MOST_CONTAINERS + 1)
-    edited["metadata"]["annotations"] = {CPU_MANAGER: "none"}
+    edited["metadata"]["annotations"] = {"note": "x"}
     assert RULES.validate(request(edited, crowded, operation="UPDATE")) == Allowed()
+
+
+ASKING = [
+    pytest.param({"asking": True}, id="by annotation"),
+    pytest.param({"labels": LAUNCHER, "nodeSelector": DEDICATED}, id="as a launcher"),
+    *[
+        pytest.param({"first": {name: "1"}}, id=name)
+        for name in (CORES, OTHER_CORES, "corepin.io/isolated-cores")
+    ],
+]
+
+
+def asking(count: int, first: Any = None, **more: Any) -> Any:
+    """Return a pod of many containers that asks for CPUs."""
+    made = crowd(count, **more)
+    if first:
+        made["spec"]["containers"][-1]["resources"] = {"limits": first, "requests": first}
+    return made
+
+
+@pytest.mark.parametrize("how", ASKING)
+def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how: dict[str, Any]) -> None:
+    """The agent gives none to a pod of more than 200 containers; the webhook says so, with what the agent says."""
+    for count in (MOST_OWNERS + 1, MOST_CONTAINERS + 1):
+        crowded = asking(count, **how)
+        answer = RULES.validate(request(crowded))
+        assert isinstance(answer, Denied)
+        (cause,), (agents,) = answer.causes, SeenPod.of(crowded).causes
+        assert (cause.field, cause.message) == (agents.field, f"{count} containers: {agents.message}")
+        assert cause.message == (
+            f"{count} containers: at most 200 may be in a pod that asks for CPUs of its own: use several pods"
+        )
+        assert RULES.mutate(request(crowded)) == Allowed()
+
+
+@pytest.mark.parametrize("how", ASKING)
+def test_as_many_containers_as_the_agent_reads_are_admitted(how: dict[str, Any]) -> None:
+    """Neither of the two refuses it for its number."""
+    fits = asking(MOST_OWNERS, **how)
+    answer = RULES.validate(request(fits))
+    assert not isinstance(answer, Denied) or all("200" not in one.message for one in answer.causes)
+    assert all("200" not in one.message for one in SeenPod.of(fits).causes)
+
+
+@pytest.mark.parametrize("count", [MOST_OWNERS + 1, MOST_CONTAINERS + 1])
+def test_a_crowded_pod_may_not_begin_to_ask_for_cpus(count: int) -> None:
+    """Where it asked before it may be changed in everything, and it may stop asking."""
+    plain, asks = crowd(count), crowd(count, asking=True)
+    assert isinstance(RULES.validate(request(asks, plain, operation="UPDATE")), Denied)
+    other = crowd(count, asking=True)
+    other["metadata"]["annotations"] = {CPU_MANAGER: "share"}
+    for new in (plain, asks, other):
+        assert RULES.validate(request(new, asks, operation="UPDATE")) == Allowed()
+
+
+def test_a_crowded_template_that_asks_for_cpus_is_told() -> None:
+    """A workload is warned of what its pods will be refused for, once; and of what is left when it shrinks."""
+    few, asks, plain = (
+        {"spec": {"template": crowd(count, asking=how)}}
+        for count, how in ((3, True), (MOST_OWNERS + 1, True), (MOST_OWNERS + 1, False))
+    )
+    for new, old, told in ((asks, few, 1), (asks, plain, 1), (asks, asks, 0), (plain, asks, 0)):
+        answer = RULES.validate(request(new, old, kind=("apps", "Deployment"), operation="UPDATE"))
+        assert isinstance(answer, Allowed)
+        assert len(answer.warnings) == told
+    few["spec"]["template"]["metadata"]["annotations"][CPU_MANAGER] = "banana"
+    answer = RULES.validate(request(few, asks, kind=("apps", "Deployment"), operation="UPDATE"))
+    assert isinstance(answer, Allowed)
+    assert "banana" in answer.warnings[0]
 
 
 def test_a_crowded_template_is_told() -> None:
