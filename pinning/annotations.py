@@ -34,6 +34,7 @@ POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
 }
 SIDECAR_LIMITS = SIDECAR_LIMITS_POD.partition("/")[0]
 FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
+_IN_ORDER = (CPU_MANAGER, CRANE_CPU_MANAGER.partition("/")[0], SIDECAR_LIMITS, SMT_POLICY, NUMA_POLICY)
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it may be long
 
 
@@ -78,10 +79,11 @@ class Wishes:
 
     @property
     def causes(self) -> Iterator[Cause]:
-        """What cannot be read, in the order of the annotations."""
-        for key, value in self.annotations.items():
-            if is_policy_key(key):
-                yield from self._flaws(key, value)
+        """What cannot be read, family by family."""
+        for family in _IN_ORDER:
+            for key, value in self.annotations.items():
+                if _family_of(key) == family and is_policy_key(key):
+                    yield from self._flaws(key, value)
 
     @property
     def warnings(self) -> Iterator[Cause]:

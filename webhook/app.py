@@ -21,7 +21,7 @@ from webhook.metrics import Metrics, ReviewMeter
 from webhook.wire import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from fastapi.telemetry import TelemetryConfig
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -178,33 +178,36 @@ class ReviewEndpoint:
         self._log(line)
 
 
-class Express:
+class Express(FastAPI):
     """Leads a review to its endpoint past middleware and router, which cost as much as the decision; the rest goes on."""
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp]) -> None:
-        self._app = app
-        self._endpoints = endpoints
+    def __init__(self) -> None:
+        super().__init__(openapi_url=None, redirect_slashes=False, telemetry=NO_TELEMETRY)
+        self._endpoints: dict[str, ASGIApp] = {}
+
+    def add_endpoint(self, path: str, endpoint: ASGIApp) -> None:
+        """Serve reviews at a path."""
+        self.add_route(path, endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
+        self._endpoints[path] = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         endpoint = self._endpoints.get(scope["path"]) if scope.get("method") == "POST" else None
-        await (endpoint or self._app)(scope, receive, send)
+        await (endpoint or super().__call__)(scope, receive, send)
 
 
-def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, log: ReviewLog) -> Express:
+def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, log: ReviewLog) -> FastAPI:
     """Return the application; `deciders` gives the configuration in service at each review."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False, telemetry=NO_TELEMETRY)
+    app = Express()
     judges: dict[str, Callable[[Decisions, Request], Answer]] = {
         "mutate": lambda decider, request: decider.mutate(request),
         "validate": lambda decider, request: decider.validate(request),
     }
-    endpoints: dict[str, ASGIApp] = {}
     unread = Unread()
     for name, judge in judges.items():
         endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log, unread)
-        app.add_route(f"/{name}", endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
-        endpoints[f"/{name}"] = endpoint
-    return Express(app, endpoints)
+        app.add_endpoint(f"/{name}", endpoint)
+    return app
 
 
 def _decision(request: Request, answer: Answer, generation: int) -> Reply:
