@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from sys import getsizeof
 
 
 class PinningError(Exception):
@@ -74,3 +75,8 @@ class Cause:
     def identity(self) -> tuple[str, ...]:
         """What two states of an object have in common when both have this flaw."""
         return self.flaw or (self.field, self.message)
+
+    def weight(self) -> int:
+        """Return how many bytes a cause takes at most."""
+        texts = (self.field, self.message, self.reason, *self.flaw)
+        return getsizeof(self) + getsizeof(self.flaw) + sum(map(getsizeof, texts))

@@ -31,6 +31,7 @@ CAUSES_TOLD = 10
 WARNING_LIMIT = 256  # the API server may cut a longer one,
 WARNINGS_LIMIT = 4096  # and stops after this many characters
 MORE_WARNINGS_ROOM = 64  # for the line that counts what was left out
+HELD_PER_SAID = 5  # bytes in memory of what takes one on the wire, with that one
 
 _encode = msgspec.json.Encoder().encode
 
@@ -81,6 +82,11 @@ class Denied(_Said):
 
 
 Answer = Allowed | Patched | Denied
+
+
+def weight(answer: Answer) -> int:
+    """Return how many bytes an answer takes at most, with what it says on the wire."""
+    return HELD_PER_SAID * len(answer.said)
 
 
 def encode(uid: str, answer: Answer) -> bytes:

@@ -12,7 +12,7 @@ from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.pod import count_containers, crowded
 from pinning.vmi import Kind
-from webhook.answer import Allowed, Denied, Patched
+from webhook.answer import Allowed, Denied, Patched, weight
 from webhook.judged import JudgedPod
 from webhook.likeness import Answers, likeness
 from webhook.likeness import decoder as likeness_decoder
@@ -58,9 +58,11 @@ class Decider:
     settings: Settings
     mutations: Mutations
     _mutated: Answers[Allowed | Patched] = field(
-        default_factory=Answers, init=False, repr=False, compare=False
+        default_factory=lambda: Answers(weight), init=False, repr=False, compare=False
     )
-    _judged: Answers[Verdict] = field(default_factory=Answers, init=False, repr=False, compare=False)
+    _judged: Answers[Verdict] = field(
+        default_factory=lambda: Answers(Verdict.weight), init=False, repr=False, compare=False
+    )
 
     def mutate(self, request: Request) -> Allowed | Patched:
         """Return the additions to a pod that is being created; anything else is admitted untouched."""

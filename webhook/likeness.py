@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-KEY_LIMIT: Final = 16_384  # bytes; a larger pod is rare, and decided anew each time
-KEYS_KEPT: Final = (
-    2**19
-)  # bytes of keys, some 500 usual pods; the answer to many containers is 50 times its key
+ROOM: Final = 2**22  # bytes that the answers of one endpoint may take, some 500 pods with claims
+MOST_KEPT: Final = 2**16  # bytes of one of them; what takes more is rare, and decided anew each time
+EACH: Final = 1024  # bytes of an entry beside its key and what is told: the objects that hold them
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -98,19 +97,26 @@ def _forget_variables(containers: list[_Container] | None, known: frozenset[str]
 class Answers(Generic[Answer]):
     """Answers by likeness; bounded, and forgotten with the configuration generation that gave them."""
 
-    def __init__(self) -> None:
+    def __init__(self, weigh: Callable[[Answer], int]) -> None:
+        self._weigh = weigh
         self._kept: dict[bytes, Answer] = {}
-        self._room = KEYS_KEPT
+        self._room = ROOM
 
     def of(self, key: bytes, decide: Callable[[], Answer]) -> Answer:
         """Return the answer to a key, deciding it when it is new."""
         kept = self._kept.get(key)
         if kept is None:
             kept = decide()
-            if len(key) <= KEY_LIMIT:
-                if self._room < len(key):
-                    self._kept.clear()
-                    self._room = KEYS_KEPT
-                self._kept[key] = kept
-                self._room -= len(key)
+            self._keep(key, kept)
         return kept
+
+    def _keep(self, key: bytes, answer: Answer) -> None:
+        """Keep an answer that is no larger than usual, forgetting all others where there is no room for it."""
+        taken = EACH + len(key) + self._weigh(answer)
+        if taken > MOST_KEPT:
+            return
+        if self._room < taken:
+            self._kept.clear()
+            self._room = ROOM
+        self._kept[key] = answer
+        self._room -= taken

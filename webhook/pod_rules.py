@@ -44,6 +44,10 @@ class Verdict:
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
 
+    def weight(self) -> int:
+        """Return how many bytes a verdict takes at most; what two causes share counts twice."""
+        return sum(cause.weight() for cause in (*self.causes, *self.warnings))
+
 
 def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdict:
     """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import sys
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pods import CORES, LAUNCHER, container, pod
+from pinning.brief import MOST_TOLD
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
 from tests.webhook.test_decide import BEYOND, generated, request
-from webhook.answer import Patched
+from webhook.answer import Patched, weight
 from webhook.config import Settings, load_settings
 from webhook.decide import Decider
-from webhook.likeness import KEY_LIMIT, KEYS_KEPT, Answers, decoder, likeness
+from webhook.likeness import EACH, MOST_KEPT, ROOM, Answers, decoder, likeness
 from webhook.mutate import plan_mutation
 from webhook.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.pod_rules import review_new_pod
@@ -121,18 +125,72 @@ def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """Neither many kinds of pods nor huge ones fill the memory."""
-    answers: Answers[int] = Answers()
+    """Neither many kinds of pods nor huge ones, nor small ones with huge answers, fill the memory."""
+    answers: Answers[int] = Answers(lambda _: 1000)
     decided = []
 
     def decide() -> int:
         decided.append(1)
         return len(decided)
 
-    fitting = KEYS_KEPT // 1000
+    fitting = ROOM // (EACH + 1000 + 1000)
     for number in range(fitting + 1):
         answers.of(b"%01000d" % number, decide)
     assert answers.of(b"%01000d" % fitting, decide) == fitting + 1
     assert answers.of(b"%01000d" % 0, decide) == fitting + 2, "the oldest were forgotten together"
-    huge = b"x" * (KEY_LIMIT + 1)
+    huge = b"x" * MOST_KEPT
     assert answers.of(huge, decide) != answers.of(huge, decide)
+    heavy: Answers[int] = Answers(lambda _: MOST_KEPT)
+    assert heavy.of(b"small", decide) != heavy.of(b"small", decide)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 100])
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        ({CORES: "1"}, {}),
+        ({"cpu": "1", "memory": "1Gi"}, {CPU_MANAGER: "exclusive", SMT: "isolate"}),
+        ({}, {"cmk.intel.com/mutate": "true"}),
+    ],
+    ids=["claims", "isolate", "bare"],
+)
+def test_an_answer_takes_no_more_than_it_weighs(
+    count: int, limits: dict[str, str], annotations: dict[str, str]
+) -> None:
+    """What is charged for a patch is what its objects take together, and no hundred times that."""
+    rules = Decider(Settings(), BUILT_IN)
+    seen: set[int] = set()
+    taken(vars(BUILT_IN), seen)
+    answer = rules.mutate(request(pod(*like(count, limits), annotations=annotations)))
+    assert taken(answer, seen) <= EACH + weight(answer) <= 4 * taken(answer, set())
+
+
+@pytest.mark.parametrize("word", ["k", "\U0001f600"], ids=["narrow", "wide"])
+def test_a_verdict_takes_no_more_than_it_weighs(word: str) -> None:
+    """What is charged for a verdict is what its causes and warnings take, with the names that they keep uncut."""
+    rules = Decider(Settings(), BUILT_IN)
+    wrong = {f"{CPU_MANAGER}.{word * 300}{at}": "wrong" for at in range(100)}
+    verdict = rules.judge_new_pod(request(pod(*like(2, {CORES: "x"}), annotations=wrong)))
+    assert len(verdict.causes) > MOST_TOLD
+    assert taken(verdict, set()) <= EACH + verdict.weight() <= 2 * taken(verdict, set())
+
+
+def like(count: int, limits: dict[str, str]) -> list[Any]:
+    """Return containers with the same limits."""
+    return [container(f"c{at}", limits) for at in range(count)]
+
+
+def taken(value: Any, seen: set[int]) -> int:
+    """Return how many bytes an object takes, with all that it holds."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    held: list[Any] = []
+    if isinstance(value, dict):
+        held = [*value, *value.values()]
+    elif isinstance(value, list | tuple):
+        held = [*value]
+    elif dataclasses.is_dataclass(value):
+        held = [getattr(value, name.name) for name in dataclasses.fields(value)]
+        held += [vars(value)] if hasattr(value, "__dict__") else []
+    return sys.getsizeof(value) + sum(taken(one, seen) for one in held)
