@@ -25,8 +25,8 @@ from pinning.contract import (
     POD_SCOPE,
     STATUS_CPUS,
 )
+from pinning.identity import CONFIG_HASH
 from pinning.kube import Container
-from pinning.observed import CONFIG_HASH
 from pinning.pod import MOST_CONTAINERS
 from pinning.quantity import RawQuantity
 

@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.backoff import Backoff
-from agent.pod_requests import is_final, runtime_uid
+from agent.pod_requests import is_final
 from agent.seams import AgentError, Unavailable
+from pinning.identity import runtime_uid
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.pod_requests import fulfilled, is_final, requested, runtime_uid
+from agent.pod_requests import fulfilled, is_final, requested
 from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
 from pinning.cpuset import union
+from pinning.identity import by_runtime_uid
 from pinning.resources import members
 
 if TYPE_CHECKING:
@@ -34,30 +35,30 @@ def node_resources(
     if not state.is_synchronised:
         return None
     claimed, held = dict.fromkeys(RESOURCES, 0), dict.fromkeys(RESOURCES, 0)
-    for pod in pods:
+    for uid, pod in by_runtime_uid(pods, state.names).items():
         if not is_final(pod):
-            _count(state, pod, claimed, held)
+            _count(state, pod, uid, claimed, held)
     if state.observes:
         return {name: min(number, (before or {}).get(name, number)) for name, number in claimed.items()}
     return {name: max(number, held[name] + _free_cores(state, name)) for name, number in claimed.items()}
 
 
-def _count(state: NodeState, pod: Pod, claimed: dict[str, int], held: dict[str, int]) -> None:
+def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: dict[str, int]) -> None:
     """Add what a pod claims of each resource, and how much of that its containers hold.
 
     A resize lets a container hold more cores than it requests, or fewer: the scheduler goes on counting the request.
     """
     listed = members(pod)
     asked = [resource for resource in RESOURCES if any(resource in one.requests for one in listed)]
-    cores = _held_cores(state, pod) if asked else {}
+    cores = _held_cores(state, uid) if asked else {}
     for resource in asked:
         claimed[resource] += requested(listed, resource)
         held[resource] += fulfilled(listed, resource, cores)
 
 
-def _held_cores(state: NodeState, pod: Pod) -> dict[str, int]:
+def _held_cores(state: NodeState, uid: str) -> dict[str, int]:
     """Return on how many cores each container of a pod is charged."""
-    assignments = state.ledger.pods.get(runtime_uid(pod), ())
+    assignments = state.ledger.pods.get(uid, ())
     return {one.owner.container: len(state.topology.cores_of(one.footprint)) for one in assignments}
 
 

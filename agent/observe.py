@@ -11,6 +11,7 @@ from agent.lookup import Lookups
 from agent.seams import AgentError, Gone, Refused, Unavailable
 from agent.track import Track
 from pinning.cpuset import EMPTY, CPUSet
+from pinning.identity import by_runtime_uid
 from pinning.observed import Observed, SeenContainer, SeenPod, State
 
 if TYPE_CHECKING:
@@ -162,9 +163,10 @@ class Observer:
 
     def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
         """Read the pods that are new or other objects than before."""
+        names = {one.seen.pod_uid: (one.seen.namespace, one.seen.pod) for one in self.tracks.values()}
         known = self._pods
         self._pods = {}
-        for uid, pod in pods.items():
+        for uid, pod in by_runtime_uid(pods.values(), names).items():
             before = known.get(uid)
-            self._pods[uid] = before if before and before[0] is pod else (pod, SeenPod.of(pod))
+            self._pods[uid] = before if before and before[0] is pod else (pod, SeenPod.of(pod, uid))
         return tuple(seen for _, seen in self._pods.values())

@@ -9,8 +9,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.contract import MIRROR_POD
-from pinning.observed import CONFIG_HASH, FINAL_PHASES
+from pinning.identity import by_runtime_uid
+from pinning.observed import FINAL_PHASES
 from pinning.quantity import millicores, parse_quantity, rounded_up
 from pinning.resources import Member, Role, is_quantity, members
 
@@ -45,14 +45,6 @@ class Sidecars(NamedTuple):
     bytes: int
 
 
-def runtime_uid(pod: Pod) -> str:
-    """Return the uid that the runtime knows a pod by: of a static pod the hash of its manifest."""
-    metadata = pod.get("metadata") or {}
-    annotations = metadata.get("annotations") or {}
-    hashed = annotations.get(CONFIG_HASH) if MIRROR_POD in annotations else None
-    return hashed or metadata.get("uid") or ""
-
-
 def is_final(pod: Pod) -> bool:
     """Say whether a pod is over."""
     return ((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES
@@ -79,7 +71,9 @@ def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) 
 
 def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:
     """Return what those containers of unfinished pods request that own no CPUs, against the shared set."""
-    total = sum((_shared_request(pod, ledger) for pod in pods if not is_final(pod)), Fraction(0))
+    names = {uid: (held[0].namespace, held[0].pod) for uid, held in ledger.pods.items() if held}
+    known = by_runtime_uid(pods, names).items()
+    total = sum((_shared_request(pod, uid, ledger) for uid, pod in known if not is_final(pod)), Fraction(0))
     return Overcommit(rounded_up_fraction(total * 1000), shared_cpus * 1000)
 
 
@@ -90,9 +84,10 @@ def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Si
     """
     wanted = {"cpu": parse_quantity(amount[0]), "memory": parse_quantity(amount[1])}
     served = {one.uid: one for one in seen if one.claims and not one.is_final}
+    names = {uid: (one.namespace, one.name) for uid, one in served.items()}
     count = 0
-    for pod in pods:
-        if one := served.get(runtime_uid(pod)):
+    for uid, pod in by_runtime_uid(pods, names).items():
+        if one := served.get(uid):
             claiming = {claim.container for claim in one.claims}
             count += sum(member.name not in claiming and _has(member, wanted) for member in members(pod))
     return Sidecars(count, count * millicores(amount[0]), count * rounded_up(amount[1]))
@@ -103,8 +98,8 @@ def rounded_up_fraction(amount: Fraction) -> int:
     return -(-amount.numerator // amount.denominator)
 
 
-def _shared_request(pod: Pod, ledger: Ledger) -> Fraction:
-    owners = {one.owner.container for one in ledger.pods.get(runtime_uid(pod), ()) if one.is_exclusive}
+def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
+    owners = {one.owner.container for one in ledger.pods.get(uid, ()) if one.is_exclusive}
     listed = members(pod)
     told = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
     whole = told.get("cpu")  # of the pod: what its owners of CPUs leave is shared

@@ -15,9 +15,9 @@ from agent.clock import Clock
 from agent.events import event_document, events_between
 from agent.kubeapi import Conflict, Failed
 from agent.patience import BETWEEN_SECONDS, FAILURES, Patience
-from agent.pod_requests import runtime_uid
 from agent.publish import Later
 from agent.seams import Gone, Refused
+from pinning.identity import by_runtime_uid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -90,7 +90,7 @@ class EventReport:
 
         An event about a pod that was found by its name waits until the watch shows the pod: then Later is raised.
         """
-        by_uid = {runtime_uid(pod): pod for pod in list(self._pods.pods().values())}
+        by_uid = by_runtime_uid(list(self._pods.pods().values()), state.names)
         self._buckets = {uid: one for uid, one in self._buckets.items() if uid in by_uid}
         happened = events_between(self._last, state)
         self._last = state

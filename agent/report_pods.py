@@ -22,11 +22,11 @@ from agent.kept_pod import PodDecoder
 from agent.kubeapi import METADATA, METADATA_LIST, Failed
 from agent.pages import decode, pages
 from agent.patience import BETWEEN_SECONDS, FAILURES, Patience
-from agent.pod_requests import runtime_uid
 from agent.pod_watch import PODS
 from agent.publish import Later
 from agent.seams import AgentError, Gone, Refused
 from pinning.contract import STATUS_CPUS
+from pinning.identity import by_runtime_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -195,7 +195,7 @@ class PodReport:
     def _check_told(self, state: NodeState) -> None:
         """Raise Later when the watch lacks a pod that is to be told, or the API server refused one."""
         refused = len(self._patience)
-        shown = {runtime_uid(pod) for pod in list(self._source.pods().values())}
+        shown = by_runtime_uid(list(self._source.pods().values()), state.names)
         late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
         if late:
             raise Later(f"not shown yet: {', '.join(late)}", refused=refused)
@@ -216,8 +216,8 @@ class PodReport:
     def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
         told = {pod.uid: pod for pod in state.pods if pod.is_known}
         seen = {pod.uid for pod in state.seen_pods} if state.is_synchronised else set()
-        for pod in list(self._source.pods().values()):
-            uid, before = runtime_uid(pod), self._told(pod)
+        for uid, pod in by_runtime_uid(list(self._source.pods().values()), state.names).items():
+            before = self._told(pod)
             if uid not in told and uid not in seen:
                 continue  # younger than the state
             after = pod_status(told[uid], before) if uid in told else None

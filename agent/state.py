@@ -129,6 +129,11 @@ class NodeState:
         return self.pods_complete and self.containers_complete
 
     @property
+    def names(self) -> Mapping[str, tuple[str, str]]:
+        """Namespace and name of each pod by its uid, as the last pass has them."""
+        return {pod.uid: (pod.namespace, pod.name) for pod in self.pods}
+
+    @property
     def free(self) -> CPUSet:
         """What may still be given out."""
         return self.sets.allocatable - self.ledger.held

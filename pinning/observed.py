@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from pinning.contract import MIRROR_POD
+from pinning.identity import runtime_uid
 from pinning.pod import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.resources import members
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pinning.pod import Claim
     from pinning.topology import Topology
 
-CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: the uid that the runtime knows it by
 FINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -56,14 +55,12 @@ class SeenPod:
     warnings: tuple[Cause, ...] = ()
 
     @classmethod
-    def of(cls, pod: Pod) -> SeenPod:
-        """Read a pod of the API. A static pod is known by the hash of its manifest, as the runtime knows it."""
+    def of(cls, pod: Pod, uid: str | None = None) -> SeenPod:
+        """Read a pod of the API; without a uid it is believed whose mirror it says to be."""
         metadata = pod.get("metadata") or {}
-        annotations = metadata.get("annotations") or {}
-        static_uid = annotations.get(CONFIG_HASH) if MIRROR_POD in annotations else None
         reading, is_crowd = read_pod(pod), count_containers(pod) > MOST_CONTAINERS
         return cls(
-            uid=static_uid or metadata.get("uid") or "",
+            uid=runtime_uid(pod) if uid is None else uid,
             namespace=metadata.get("namespace") or "default",
             name=metadata.get("name") or "",
             created=metadata.get("creationTimestamp") or "",

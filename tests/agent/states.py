@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.kubelet import KubeletPolicy
-from agent.pod_requests import runtime_uid
 from agent.state import Fight, NodeState, Path, Proof, Round, build_state
 from pinning.cpuset import CPUSet
+from pinning.identity import by_runtime_uid, runtime_uid
 from pinning.kube import Pod
 from pinning.ledger import Ledger
 from pinning.node_config import NodeConfig
@@ -70,7 +70,8 @@ def state_of(
     node: str = "node-1",
 ) -> NodeState:
     """Return the state after a pass in which all pods run and every cpuset was applied."""
-    observed = Observed(machine, machine.online, tuple(map(SeenPod.of, pods)), pods_complete=complete)
+    shown = tuple(SeenPod.of(pod, uid) for uid, pod in by_runtime_uid(pods).items())
+    observed = Observed(machine, machine.online, shown, pods_complete=complete)
     made = plan(observed, ledger or Ledger(), config)
     sets = node_sets(machine, machine.online, config)
     live, read = [], {}

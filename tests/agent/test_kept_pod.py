@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from agent.kept_pod import LONGEST_VALUE, MOST_STRANGE, PodDecoder
 from agent.node_resources import RESOURCES as CORE_RESOURCES
 from agent.node_resources import node_resources
-from agent.pod_requests import overcommit, requested, runtime_uid, sidecars
+from agent.pod_requests import overcommit, requested, sidecars
 from pinning.contract import STATUS_CPUS
+from pinning.identity import runtime_uid
 from pinning.kube import Pod
 from pinning.ledger import Ledger
 from pinning.observed import SeenPod

@@ -8,8 +8,9 @@ import pytest
 
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.cpuset import CPUSet
+from pinning.identity import CONFIG_HASH
 from pinning.node_config import StaticPools
-from pinning.observed import CONFIG_HASH, Observed, Owner, SeenPod, State, unknown_containers
+from pinning.observed import Observed, Owner, SeenPod, State, unknown_containers
 from pinning.plan import plan
 from tests.pinning.world import EXCLUSIVE, Wish, World, edit, one_pod, reasons, world
 
