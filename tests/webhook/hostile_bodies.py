@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from webhook.app import BODY_LIMIT, MOST_COMMAS, MOST_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 POD = ("", "Pod")
 DEPLOYMENT = ("apps", "Deployment")
@@ -79,3 +80,41 @@ def review(kind: tuple[str, str], new: str, old: str = "null") -> bytes:
     said = f'"group":"{kind[0]}","version":"v1","kind":"{kind[1]}"'
     asked = f'"uid":"u","kind":{{{said}}},"operation":"{operation}","object":{new},"oldObject":{old}'
     return f'{{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{{{asked}}}}}'.encode()
+
+
+def unlike_pods(each: int) -> Iterator[tuple[str, bytes]]:
+    """Yield reviews of pods of which no two are alike, `each` of every kind: small ones whose answers are large."""
+    for kind, form in UNLIKE.items():
+        for number in range(each):
+            yield kind, review(POD, json.dumps(form(f"{number:x}"), ensure_ascii=False))
+
+
+def _pod(annotations: dict[str, str], names: Iterable[str], **limits: str) -> dict[str, Any]:
+    containers = [
+        {"name": name, "resources": {"limits": limits}} if limits else {"name": name} for name in names
+    ]
+    return {"metadata": {"annotations": annotations}, "spec": {"containers": containers}}
+
+
+def _names(mark: str, count: int, *, length: int = 0) -> list[str]:
+    return [f"{mark}x{at}".ljust(length, EMOJI) for at in range(count)]
+
+
+UNLIKE: dict[str, Callable[[str], dict[str, Any]]] = {
+    "containers": lambda mark: _pod({"cmk.intel.com/mutate": "true"}, _names(mark, 800)),
+    "claims": lambda mark: _pod({}, _names(mark, 20), **{"cmk.intel.com/exclusive-cores": "1"}),
+    "isolated": lambda mark: _pod(
+        {"cpu-manager.corepin.io/pod": "exclusive", "smt-policy.corepin.io/pod": "isolate"},
+        _names(mark, 60), cpu="1", memory="1Gi",
+    ),
+    "ghosts": lambda mark: _pod(
+        {f"numa-policy.corepin.io/container.{name}": "x" for name in _names(mark, 60)},
+        _names("c", 10, length=60),
+    ),
+    "scopes": lambda mark: _pod(
+        {f"numa-policy.corepin.io/{name}": "x" for name in _names(mark, 60, length=60)}, ["a"]
+    ),
+    "counts": lambda mark: _pod(
+        {}, _names(mark, 60, length=60), **{"cmk.intel.com/exclusive-cores": EMOJI * 40}
+    ),
+}  # fmt: skip

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import trustme
 
 ROOT = Path(__file__).parents[2]
+EMPTY = "00000000:00000000"  # both queues of a socket
 PATIENCE_SECONDS = 60.0  # for a busy machine; nothing waits that long for success
 
 
@@ -113,6 +114,18 @@ class Server:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (found := self.metric("corepin_webhook_connections")) != count:
             assert time.monotonic() < deadline, found
+
+    def wait_until_read(self) -> None:
+        """Wait until nothing that was sent to the reviews' port waits in the kernel."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while waiting := self._unread():
+            assert time.monotonic() < deadline, waiting
+
+    def _unread(self) -> list[str]:
+        """Return the connections of /proc/net/tcp at the port, from either side, whose queues hold something."""
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        port = f":{self.port:04X}"
+        return [row[4] for row in rows if row[4] != EMPTY and port in row[1] + row[2]]
 
     def metric(self, sample: str) -> float:
         """Return one sample of /metrics."""
