@@ -8,6 +8,7 @@ is kept aside for the curious, and nobody ever has to delete one.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
@@ -107,6 +108,43 @@ class StateDir:
     def close(self) -> None:
         """Let another agent in."""
         os.close(self._lock)
+
+
+class Checkpoint:
+    """What this agent saved last: written when it is out of date, flushed after what it was written for is done."""
+
+    def __init__(self, state_dir: StateDir) -> None:
+        self._state_dir = state_dir
+        self._is_settled = True
+        self.saved: Saved | None = None
+
+    async def save(self, saved: Saved) -> None:
+        """Leave it to the next agent, unless that would find the same."""
+        if self.saved is None or _differs(saved, self.saved):
+            await asyncio.to_thread(self._state_dir.save, saved)
+            self.saved, self._is_settled = saved, False
+
+    async def settle(self) -> None:
+        """Flush what was written since; what fails is written anew, for the kernel tells only once that it failed."""
+        if self._is_settled:
+            return
+        try:
+            await asyncio.to_thread(self._state_dir.settle)
+        except OSError:
+            self.saved = None
+            raise
+        self._is_settled = True
+
+    def remove(self) -> None:
+        """Forget everything (uninstall)."""
+        self._state_dir.remove()
+
+
+def _differs(new: Saved, old: Saved) -> bool:
+    """Say whether a checkpoint is out of date; which CPUs are online now is read anew at every start."""
+    if new.ledger is not old.ledger and new.ledger != old.ledger:
+        return True
+    return new.universe != old.universe or new.topology.cores != old.topology.cores
 
 
 def write(saved: Saved) -> bytes:

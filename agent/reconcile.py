@@ -6,14 +6,13 @@ a ledger to trust nothing is done before pods and containers are known in full: 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from agent.apply import Applier
 from agent.background import Background
-from agent.checkpoint import Saved, StateDir, as_kept
+from agent.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.cradle import Cradle
 from agent.fights import Fights
 from agent.kubelet import KubeletPolicy, read_kubelet_policy
@@ -78,7 +77,6 @@ class Reconciler:
         self.metrics = metrics
         self._seams = seams
         self._settings = settings
-        self._state_dir = state_dir
         self._clock = clock
         self._hint = hint
         self._applier = Applier(seams, self.background, clock)
@@ -87,7 +85,7 @@ class Reconciler:
         self._started = clock.monotonic()
         self._has_begun = False
         self._ledger: Ledger | None = None
-        self._saved: Saved | None = None
+        self.checkpoint = Checkpoint(state_dir)
         self._followed: frozenset[str] = frozenset()  # cgroups of what runs
         self._wanted: dict[str, CPUSet] = {}  # what each container shall run on
         self._shared = EMPTY  # what everyone else shall; empty while the agent writes nothing
@@ -123,11 +121,10 @@ class Reconciler:
             self.observer.leave_newborn()
         sets = node_sets(observed.topology, observed.universe, config)
         made = self._plan(observed, config, sets)
-        is_new = await self._save(made.ledger, observed)
+        await self._save(made.ledger, observed)
         self._count_rewrites()
         await self._act(made, observed, sets, writes=not config.observe)
-        if is_new:
-            await self._settle()
+        await self.checkpoint.settle()
         if config.quota is Quota.UNSET and not config.observe:
             unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._seams.cgroups)
         result = self._result(observed, made, sets)
@@ -176,24 +173,12 @@ class Reconciler:
         with self.metrics.plan_seconds.time():
             return plan(observed, self._ledger, config)
 
-    async def _save(self, ledger: Ledger, observed: Observed) -> bool:
-        """Leave a changed ledger to the next agent; until that is done nothing else may be. Return whether it changed."""
+    async def _save(self, ledger: Ledger, observed: Observed) -> None:
+        """Leave the ledger to the next agent; until that is done nothing else may be."""
         machine = self._seams.machine
         saved = Saved(machine.machine_id(), machine.boot_id(), observed.topology, observed.universe, ledger)
-        is_new = self._saved is None or _differs(saved, self._saved)
-        if is_new:
-            await asyncio.to_thread(self._state_dir.save, saved)
-            self._saved = saved
+        await self.checkpoint.save(saved)
         self._ledger = ledger
-        return is_new
-
-    async def _settle(self) -> None:
-        """Flush what was saved: the disk takes longer for it than the kernel for all cpusets."""
-        try:
-            await asyncio.to_thread(self._state_dir.settle)
-        except OSError:
-            self._saved = None  # written anew: the kernel tells only once that it could not be flushed
-            raise
 
     # Acting.
 
@@ -381,7 +366,7 @@ class Reconciler:
         self._tell_actions(actions, done)
         has_sent = await self._applier.births.drained()
         await self.background.drained()
-        self._state_dir.remove()
+        self.checkpoint.remove()
         if not (all(done) and has_sent):
             raise AgentError("not every container got all CPUs back: see the log, then reset again")
 
@@ -396,13 +381,6 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
 def _wanted(track: Track, ledger: Ledger, shared: CPUSet) -> CPUSet:
     one = ledger.of(track.owner)
     return one.cpus if one else shared
-
-
-def _differs(new: Saved, old: Saved) -> bool:
-    """Say whether a checkpoint is out of date; which CPUs are online now is read anew at every start."""
-    if new.ledger is not old.ledger and new.ledger != old.ledger:
-        return True
-    return new.universe != old.universe or new.topology.cores != old.topology.cores
 
 
 def _completeness(observed: Observed) -> dict[str, bool]:

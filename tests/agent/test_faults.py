@@ -57,7 +57,7 @@ class FaultyNode(RuleBasedStateMachine):
 
     def ledger(self) -> Ledger:
         """Return what the agent holds, which is on disk by now."""
-        saved = self.node.agent.reconciler._saved
+        saved = self.node.agent.reconciler.checkpoint.saved
         return saved.ledger if saved else Ledger()
 
     def checked_write(self, cgroup: str, cpus: CPUSet) -> None:
@@ -148,7 +148,7 @@ class FaultyNode(RuleBasedStateMachine):
     def kill_the_agent(self) -> None:
         """Start another agent from the checkpoint."""
         self.node.new_agent()
-        self.node.agent.reconciler._saved = self.node.parts().saved
+        self.node.agent.reconciler.checkpoint.saved = self.node.parts().saved
         self.node.time.now += PODS_SECONDS
 
     @rule()
