@@ -25,8 +25,8 @@ MACHINE_INPUTS: Final = (
 )  # fmt: skip
 
 
-def pod(size: Mapping[str, int], mark: str) -> dict[str, Any]:
-    """Return a pod; `mark` makes every word of two states differ that an update may change."""
+def pod(size: Mapping[str, int], mark: str, labels: dict[str, str] = LAUNCHER) -> dict[str, Any]:
+    """Return a pod, a virtual machine's launcher unless it has other labels; `mark` makes every word of two states differ that an update may change."""
     count = {name: size.get(name, 1) for name in POD_INPUTS}
     members = [_container("c", at, count) for at in range(min(count["containers"], MOST_MEMBERS))]
     first = [_container("i", at, count) for at in range(min(count["init"], MOST_MEMBERS))]
@@ -41,7 +41,7 @@ def pod(size: Mapping[str, int], mark: str) -> dict[str, Any]:
     members[0]["env"] += [{"name": "CMK_NUM_CORES", "value": f"{at}"} for at in range(count["preset"])]
     return {
         "metadata": {
-            "labels": {f"l{at}": "v" for at in range(count["labels"])} | LAUNCHER,
+            "labels": {f"l{at}": "v" for at in range(count["labels"])} | labels,
             "annotations": _annotations(count, mark, [one["name"] for one in members]),
         },
         "spec": {
