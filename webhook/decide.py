@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
-MOST_CONTAINERS: Final = 1000  # a node runs some hundred pods; the rules take 50 us for each of so many
+MOST_JUDGED: Final = 1000  # a node runs some hundred pods; the rules take 50 us for each of so many
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 # The API server takes no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
@@ -158,11 +158,9 @@ def _crowded(pod: Pod) -> Verdict | None:
         return Verdict(
             tuple(replace(cause, message=f"{count} containers: {cause.message}") for cause in causes)
         )
-    if count <= MOST_CONTAINERS:
+    if count <= MOST_JUDGED:
         return None
-    told = (
-        f"{count} containers are more than the {MOST_CONTAINERS} that a pod may have here: use several pods"
-    )
+    told = f"{count} containers are more than the {MOST_JUDGED} that a pod may have here: use several pods"
     return Verdict((Cause("spec.containers", told),))
 
 

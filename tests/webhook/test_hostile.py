@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pinning.observed import SeenPod
-from pinning.pod import MOST_CONTAINERS as MOST_OWNERS
+from pinning.pod import MOST_CONTAINERS
 from tests.pods import CORES, CPU_MANAGER, DEDICATED, LAUNCHER, OTHER_CORES, container, pod
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.reviews import review
@@ -22,7 +22,7 @@ from tests.webhook.test_server import CA, client, connected, ended, request_head
 from webhook.answer import Allowed, Denied
 from webhook.app import BODY_LIMIT, LARGE_BODY, MOST_VALUES, TOLD_LENGTH, ReviewEndpoint, Unread
 from webhook.connection import HEAD_LIMIT, REQUEST_LIMIT
-from webhook.decide import MOST_CONTAINERS
+from webhook.decide import MOST_JUDGED
 from webhook.logs import ReviewLog
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.reload import Generation
@@ -216,14 +216,14 @@ def crowd(count: int, asking: bool = False, **more: Any) -> Any:
 
 def test_a_crowded_pod_is_refused_before_its_rules_run() -> None:
     """What takes the rules seconds is refused by its number; it is not mutated, and where it stands it may be changed."""
-    fits, crowded = crowd(MOST_CONTAINERS), crowd(MOST_CONTAINERS + 1)
+    fits, crowded = crowd(MOST_JUDGED), crowd(MOST_JUDGED + 1)
     assert isinstance(RULES.validate(request(fits)), Allowed)
     answer = RULES.validate(request(crowded))
     assert isinstance(answer, Denied)
     assert [cause.field for cause in answer.causes] == ["spec.containers"]
     assert "1001 containers are more than the 1000" in answer.causes[0].message
     assert RULES.mutate(request(crowded)) == Allowed()
-    edited = crowd(MOST_CONTAINERS + 1)
+    edited = crowd(MOST_JUDGED + 1)
     edited["metadata"]["annotations"] = {"note": "x"}
     assert RULES.validate(request(edited, crowded, operation="UPDATE")) == Allowed()
 
@@ -249,7 +249,7 @@ def asking(count: int, first: Any = None, **more: Any) -> Any:
 @pytest.mark.parametrize("how", ASKING)
 def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how: dict[str, Any]) -> None:
     """The agent gives none to a pod of more than 200 containers; the webhook says so, with what the agent says."""
-    for count in (MOST_OWNERS + 1, MOST_CONTAINERS + 1):
+    for count in (MOST_CONTAINERS + 1, MOST_JUDGED + 1):
         crowded = asking(count, **how)
         answer = RULES.validate(request(crowded))
         assert isinstance(answer, Denied)
@@ -264,13 +264,13 @@ def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how
 @pytest.mark.parametrize("how", ASKING)
 def test_as_many_containers_as_the_agent_reads_are_admitted(how: dict[str, Any]) -> None:
     """Neither of the two refuses it for its number."""
-    fits = asking(MOST_OWNERS, **how)
+    fits = asking(MOST_CONTAINERS, **how)
     answer = RULES.validate(request(fits))
     assert not isinstance(answer, Denied) or all("200" not in one.message for one in answer.causes)
     assert all("200" not in one.message for one in SeenPod.of(fits).causes)
 
 
-@pytest.mark.parametrize("count", [MOST_OWNERS + 1, MOST_CONTAINERS + 1])
+@pytest.mark.parametrize("count", [MOST_CONTAINERS + 1, MOST_JUDGED + 1])
 def test_a_crowded_pod_may_not_begin_to_ask_for_cpus(count: int) -> None:
     """Where it asked before it may be changed in everything, and it may stop asking."""
     plain, asks = crowd(count), crowd(count, asking=True)
@@ -285,7 +285,7 @@ def test_a_crowded_template_that_asks_for_cpus_is_told() -> None:
     """A workload is warned of what its pods will be refused for, once; and of what is left when it shrinks."""
     few, asks, plain = (
         {"spec": {"template": crowd(count, asking=how)}}
-        for count, how in ((3, True), (MOST_OWNERS + 1, True), (MOST_OWNERS + 1, False))
+        for count, how in ((3, True), (MOST_CONTAINERS + 1, True), (MOST_CONTAINERS + 1, False))
     )
     for new, old, told in ((asks, few, 1), (asks, plain, 1), (asks, asks, 0), (plain, asks, 0)):
         answer = RULES.validate(request(new, old, kind=("apps", "Deployment"), operation="UPDATE"))
@@ -299,7 +299,7 @@ def test_a_crowded_template_that_asks_for_cpus_is_told() -> None:
 
 def test_a_crowded_template_is_told() -> None:
     """A workload is warned, as always."""
-    new = {"spec": {"template": crowd(MOST_CONTAINERS + 1)}}
+    new = {"spec": {"template": crowd(MOST_JUDGED + 1)}}
     for old, operation in ((None, "CREATE"), ({"spec": {"template": crowd(1)}}, "UPDATE")):
         answer = RULES.validate(request(new, old, kind=("apps", "Deployment"), operation=operation))
         assert isinstance(answer, Allowed)
