@@ -92,7 +92,9 @@ def test_starts_as_the_manifests_lock_it_up(
     if component == "webhook":
         command.append("--listen=127.0.0.1:0")
     env = dict(entry.split("=", 1) for entry in image.settings["Env"])
-    env |= {it["name"]: it.get("value", "here") for it in described.get("env", ())}
+    env |= {
+        it["name"]: "here" if "valueFrom" in it else it.get("value", "") for it in described.get("env", ())
+    }
     env |= {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(free_port())}
     started = time.monotonic()
     with container(root, locked, command, tmp_path, env=env, mounts=mounts(tmp_path)) as it:
