@@ -113,8 +113,8 @@ class _Problem:
     def _share(self, nodes: Nodes) -> int:
         """Return the whole groups of CPUs that each node has at least when all have equally many, as far as they can."""
         count, width = self.count, len(nodes)
-        for own in sorted([self.own[node] for node in nodes], reverse=True):
-            if own <= count // width // self.group * self.group or width == 1:
+        for own in sorted([self.own[node] for node in nodes], reverse=True)[:-1]:
+            if own <= count // width // self.group * self.group:
                 break
             count, width = count - own, width - 1
         return count // width // self.group * self.group

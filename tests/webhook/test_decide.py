@@ -288,6 +288,17 @@ def test_an_update_of_a_virtual_machine_is_judged_by_what_it_changes() -> None:
     assert RULES.validate(request(new, old, kind=kind, operation="UPDATE")) == Allowed()
 
 
+def test_an_update_of_a_virtual_machine_may_repair_it_and_not_take_its_template() -> None:
+    """What is right now is admitted, whatever was wrong; without its template a machine is nothing."""
+    kind = ("kubevirt.io", "VirtualMachine")
+    wrong, sound = machine(kind, cores=2, isolateEmulatorThread=True), machine(kind, cores=2)
+    assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
+    for old in (wrong, sound):
+        assert denied(RULES.validate(request({"spec": {}}, old, kind=kind, operation="UPDATE"))) == [
+            "spec.template"
+        ]
+
+
 def test_a_running_machine_is_changed_by_kubevirt_alone() -> None:
     """A user may not change a VMI's spec; KubeVirt may, except maxSockets; its status is nobody's business."""
     old, new = machine(VMI, cores=2), machine(VMI, {CPU_MANAGER: "all"}, cores=4)
