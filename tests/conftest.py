@@ -13,14 +13,11 @@ keep_from_children()
 
 # The first test of these waits until a machine has booted, a cluster runs or the image is built.
 _SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 1500, "node": 1500}
-_MACHINES = ("runtime", "node", "smt", "smt_cluster")  # started once each, in one process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests that start whole machines longer than the others, and keep them in one process."""
+    """Give the tests that start whole machines longer than the others until they are taken for hung."""
     for item in items:
         limits = [limit for marker, limit in _SECONDS_WITH_SETUP.items() if item.get_closest_marker(marker)]
         if limits and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(max(limits)))
-        is_machine = any(item.get_closest_marker(marker) for marker in _MACHINES)
-        item.add_marker(pytest.mark.xdist_group("machines" if is_machine else "servers"))
