@@ -105,6 +105,11 @@ class Server:
         """Begin to look for a peak."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
+    def page_faults(self) -> int:
+        """Return how often the process touched a page for the first time since it was mapped."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[7])
+
     def _megabytes(self, name: str) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split(name)[1].split()[0]) / 1024
