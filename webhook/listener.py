@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import uvicorn
@@ -85,7 +86,6 @@ class Listener(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=limits.keep_alive_seconds,
             ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
         super().__init__(config)
@@ -131,9 +131,10 @@ class Listener(uvicorn.Server):
         self.has_started.set()
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second, drop the clients that are too slow."""
+        """Once a second, drop the clients that are too slow or have nothing to ask."""
         if counter % TICKS_A_SECOND == 0:
             self._drop_slow()
+            self._close_idle()
         return await super().on_tick(counter)
 
     def drain(self) -> None:
@@ -164,3 +165,8 @@ class Listener(uvicorn.Server):
         moment = asyncio.get_running_loop().time() - self._limits.request_seconds
         for connection in list(self.connections):
             connection.drop_if_busy_since(moment)
+
+    def _close_idle(self) -> None:
+        moment = monotonic() - self._limits.keep_alive_seconds
+        for connection in list(self.connections):
+            connection.close_if_idle_since(moment)

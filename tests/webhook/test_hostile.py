@@ -112,6 +112,15 @@ def test_idle_connections_make_room(server: Server) -> None:
         server.wait_for_connections(4)
 
 
+def test_idle_connections_are_closed_after_a_while(tmp_path: Path) -> None:
+    """A connection on which nothing is asked for longer than the keep-alive time is closed, politely."""
+    secret = Mounted(tmp_path / "tls", pair(CA))
+    with serving(*tls_flags(secret), keep_alive_seconds=1) as server, connected(server) as connection:
+        answered(connection)
+        assert connection.recv(1) == b""
+        server.wait_for_connections(0)
+
+
 def test_slow_connections_make_room(server: Server) -> None:
     """When all of them are busy the one that is busy for longest is cut: it is slow, or worse."""
     with contextlib.ExitStack() as stack:
