@@ -1,7 +1,8 @@
-"""JSON log lines: one per review, written at once; everything else through `logging` with a JSON formatter."""
+"""JSON log lines: one per review, written before its answer; everything else through `logging` with a JSON formatter."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -53,6 +54,28 @@ class ReviewLog:
     def __call__(self, line: ReviewLine) -> None:
         """Write `line` in one piece."""
         self._write(_encode(line) + b"\n")
+
+
+class GatheredLines:
+    """Writes at once what is logged in one turn of the event loop; each write is a system call, 5 us.
+
+    Answers are written by a later call of the same loop (`connection.Gathering`): one is not out before its line.
+    """
+
+    def __init__(self, write: Callable[[bytes], object] = to_standard_output) -> None:
+        self._write = write
+        self._unwritten: list[bytes] = []
+
+    def __call__(self, line: bytes) -> None:
+        """Write before the loop waits again."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unwritten.append(line)
+
+    def _flush(self) -> None:
+        lines = b"".join(self._unwritten)
+        self._unwritten.clear()
+        self._write(lines)
 
 
 class JSONFormatter(logging.Formatter):

@@ -18,7 +18,7 @@ from prometheus_client import disable_created_metrics
 from webhook.app import create_app
 from webhook.connection import Policy
 from webhook.listener import Address, Limits, Listener
-from webhook.logs import ReviewLog
+from webhook.logs import GatheredLines, ReviewLog
 from webhook.metrics import Metrics, ReloadMeter
 from webhook.node_shapes import NodeShapes
 from webhook.reload import File, Watched, watch
@@ -98,7 +98,7 @@ class Service:
         options = self.options
         asks_clients = options.tls.client_ca is not None
         context = listener_context(lambda: self.identities.current().value.context, asks_clients=asks_clients)
-        app = create_app(self.deciders.current, self.metrics, ReviewLog())
+        app = create_app(self.deciders.current, self.metrics, ReviewLog(GatheredLines()))
         policy = Policy(asks_clients, options.client_names, options.limits.connections)
         return Listener(app, options.listen.bind(), options.limits, policy, context)
 

@@ -14,7 +14,7 @@ from pinning.errors import Cause
 from tests.webhook.reviews import review
 from webhook.answer import Allowed, Answer, Denied, Patched
 from webhook.app import BODY_LIMIT, Decisions, create_app
-from webhook.logs import ReviewLog
+from webhook.logs import GatheredLines, ReviewLog
 from webhook.metrics import Metrics
 from webhook.reload import Generation
 from webhook.wire import Malformed, Request
@@ -244,3 +244,20 @@ def test_caller_that_goes_away_is_no_error(edge: Edge, caplog: pytest.LogCapture
     asyncio.run(edge.app(scope, receive, send))
 
     assert (sent, edge.lines, caplog.records) == ([], [], [])
+
+
+def test_lines_of_one_turn_are_written_at_once() -> None:
+    """What is logged in one turn of the loop is written in its order by one call, before any answer that it tells of."""
+    written: list[bytes] = []
+    lines = GatheredLines(written.append)
+
+    async def log() -> None:
+        for line in (b"1\n", b"2\n"):
+            lines(line)
+            asyncio.get_running_loop().call_soon(written.append, b"answer")
+        await asyncio.sleep(0)
+        lines(b"3\n")
+
+    asyncio.run(log())
+
+    assert written == [b"1\n2\n", b"answer", b"answer", b"3\n"]
