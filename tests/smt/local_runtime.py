@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FOLDER: Final = Path("/tmp/local")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 BORN, MOVED = CPUSet([1]), CPUSet([2, 3])
-COMMAND: Final = "grep Cpus_allowed_list /proc/self/status; sleep 1000000 & wait"
+COMMAND: Final = "grep Cpus_allowed_list /proc/self/status; sleep 1000000 & echo waiting; wait"
 POD: Final = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -47,14 +47,14 @@ async def _steps() -> None:
     runtime, cgroups = open_local(source, CGROUPS, FOLDER)
     async with asyncio.timeout(SECONDS):
         one = await _running(runtime)
-        while not log.read_text().endswith("\n"):
+        while not log.read_text().endswith("waiting\n"):  # grep has ended, and both processes that stay are there
             await asyncio.sleep(0.01)
         await runtime.update_cpus(one.id, MOVED)
         folder = find_hierarchy(CGROUPS).folder(str(one.cgroup))
         pids = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
         told = {
             "runtime": runtime.name,
-            "first": log.read_text().split()[-1],
+            "first": log.read_text().split()[-2],
             "cpuset": str(cgroups.read(str(one.cgroup))),
             "processes": [str(CPUSet(os.sched_getaffinity(pid))) for pid in pids],
         }
