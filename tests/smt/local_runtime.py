@@ -47,7 +47,7 @@ async def _steps() -> None:
     runtime, cgroups = open_local(source, CGROUPS, FOLDER)
     async with asyncio.timeout(SECONDS):
         one = await _running(runtime)
-        while not log.read_text().endswith("waiting\n"):  # grep has ended, and both processes that stay are there
+        while not log.read_text().endswith("waiting\n"):  # then the two that stay are there, and grep is gone
             await asyncio.sleep(0.01)
         await runtime.update_cpus(one.id, MOVED)
         folder = find_hierarchy(CGROUPS).folder(str(one.cgroup))
