@@ -15,6 +15,8 @@ RUN python3 -m venv /build \
  && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --require-hashes --only-binary :all: -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY pinning pinning
+COPY apiserver apiserver
+COPY logs logs
 COPY webhook webhook
 COPY agent agent
 COPY certs certs

@@ -9,7 +9,7 @@ unexport MAKEFLAGS
 BIN := .venv/bin
 IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
-PURE := pinning/*,webhook/mutate.py,webhook/sidecars.py,webhook/pod_rules.py,webhook/vm_rules.py,webhook/patch.py,webhook/workloads.py
+PURE := pinning/*,webhook/patch.py,webhook/rules/*,corepin/drawing/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
 

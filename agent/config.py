@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from agent.pod_requests import SIDECAR, Amount
 from pinning.errors import BadContract, BadQuantity
-from pinning.node_config import DEFAULT, NodeConfig
-from pinning.quantity import parse_quantity
+from pinning.planning.node_config import DEFAULT, NodeConfig
+from pinning.planning.requests import SIDECAR, Amount
+from pinning.pods.quantity import parse_quantity
 
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from agent.pod_requests import totals
-from pinning.annotations import is_policy_key
 from pinning.contract import (
     CONTAINER_SCOPE,
     CPUMANAGER_LABELS,
@@ -25,15 +23,17 @@ from pinning.contract import (
     POD_SCOPE,
     STATUS_CPUS,
 )
-from pinning.identity import CONFIG_HASH
-from pinning.kube import Container
-from pinning.pod import MOST_CONTAINERS
-from pinning.quantity import RawQuantity
+from pinning.planning.requests import totals
+from pinning.pods.annotations import is_policy_key
+from pinning.pods.claims import MOST_CONTAINERS
+from pinning.pods.identity import CONFIG_HASH
+from pinning.pods.quantity import RawQuantity
+from pinning.pods.types import Container
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from pinning.kube import Pod
+    from pinning.pods.types import Pod
 
 MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are told
 LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many

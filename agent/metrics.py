@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from pinning.cpuset import union
+from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.state import ContainerState, NodeState
-    from pinning.cpuset import CPUSet
+    from agent.node_state import ContainerState, NodeState
+    from pinning.machine.cpuset import CPUSet
 
 PLAN: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 APPLY: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)

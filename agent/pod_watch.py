@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from agent.kept_pod import PodDecoder
-from agent.list_watch import ListWatch
-from agent.pages import decode, pages
+from apiserver.list_watch import ListWatch
+from apiserver.pages import decode, pages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from agent.kubeapi import Api
-    from pinning.kube import Pod
+    from apiserver.client import Api
+    from pinning.pods.types import Pod
 
 PODS: Final = "/api/v1/pods"
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"  # a pod that ends is told as deleted

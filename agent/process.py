@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
-from agent.loop import Hints, Loop
 from agent.metrics import Metrics
-from agent.publish import Publisher
-from agent.reconcile import Reconciler
-from agent.status import Status, listen_http, listen_socket
+from agent.reconcile.loop import Hints, Loop
+from agent.reconcile.reconciler import Reconciler
+from agent.report.publisher import Publisher
+from agent.serve.endpoints import Status, listen_http, listen_socket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from agent.checkpoint import Saved, StateDir
-    from agent.observe import Seams
-    from agent.reconcile import Settings
-    from agent.state import Reporter
+    from agent.node_state import Reporter
+    from agent.reconcile.checkpoint import Saved, StateDir
+    from agent.reconcile.observe import Seams
+    from agent.reconcile.reconciler import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,16 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
-from agent.wiring import run
+from agent.main import run
 from bench.edits import config, edit, measure_edits, table, write_bystanders
 
-LIBRARIES = ("agent.cri", "agent.kubeapi", "agent.report_events", "agent.report_node", "agent.report_pods")
+LIBRARIES = (
+    "agent.cri.runtime",
+    "apiserver.client",
+    "agent.report.event_recorder",
+    "agent.report.node",
+    "agent.report.pod_status",
+)
 SETTLE_SECONDS = 60
 IDLE_SECONDS = 65  # two sweeps
 

@@ -13,11 +13,11 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pinning.allocate import Placement, place, take_cores, take_cpus
+from pinning.allocation import Placement, place, take_cores, take_cpus
 from pinning.contract import NUMAPolicy, SMTPolicy
-from pinning.cpuset import CPUSet
 from pinning.errors import NotEnoughCPUs
-from pinning.topology import CPUFacts, Topology, assemble
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, Topology, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.hierarchy import Hierarchy
+    from agent.kernel.cgroupfs import Hierarchy
 
 CHUNK: Final = 4096
 

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from agent.cgroups import DEFAULT_ROOT
 from agent.config import AgentConfig
-from agent.hierarchy import find_hierarchy
-from agent.kubeapi import Access, Api
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.cpusets import DEFAULT_ROOT
+from agent.main import build, reporters
 from agent.process import Agent, Listeners
-from agent.wiring import build, reporters
+from apiserver.client import Access, Api
 from bench.bare import Moment, bare_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from agent.checkpoint import Saved, StateDir
-    from agent.observe import Seams
-    from agent.state import ContainerState, NodeState
-    from pinning.cpuset import CPUSet
+    from agent.node_state import ContainerState, NodeState
+    from agent.reconcile.checkpoint import Saved, StateDir
+    from agent.reconcile.observe import Seams
+    from pinning.machine.cpuset import CPUSet
 
 CRANE: Final = "qos.gocrane.io/cpu-manager"
 POLICIES: Final = ("exclusive", "none", "share", "exclusive", "share", "none", "exclusive", "none")

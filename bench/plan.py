@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from bench.allocate import machine
 from pinning.contract import CPUPolicy
-from pinning.ledger import Ledger
-from pinning.node_config import DEFAULT
-from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from pinning.plan import plan
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.plan import plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pinning.cpuset import CPUSet
-    from pinning.kube import Pod
-    from pinning.plan import Plan
-    from pinning.topology import Topology
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+    from pinning.planning.plan import Plan
+    from pinning.pods.types import Pod
 
 CONTAINERS = 250
 POLICIES = ("exclusive", "share", "none", "exclusive", "none")

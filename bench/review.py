@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.sample import review
-from pinning.kube import Pod
-from pinning.pod import read_pod
+from pinning.pods.claims import read_pod
+from pinning.pods.types import Pod
 from webhook import wire
-from webhook.answer import encode
-from webhook.app import ReviewEndpoint
-from webhook.config import Settings
-from webhook.decide import Decider
-from webhook.logs import ReviewLog
+from webhook.config.mutations import BUILT_IN
+from webhook.config.reload import Generation
+from webhook.config.settings import Settings
 from webhook.metrics import Metrics, ReviewMeter
-from webhook.mutate import plan_mutation
-from webhook.mutations import BUILT_IN
-from webhook.reload import Generation
+from webhook.review.app import ReviewEndpoint
+from webhook.review.handler import Decider
+from webhook.review.log import ReviewLog
+from webhook.review.response import encode
+from webhook.rules.mutate import plan_mutation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

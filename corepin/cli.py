@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 # The modules of this package that are verbs, in the order of --help. Each has `add_parser(subparsers)` and
 # `run(args) -> int`, and imports what is heavy in `run` only.
-VERBS = ("webhook", "agent", "inject", "validate", "plan", "map", "doctor", "certs")
+VERBS = (
+    "run.webhook",
+    "run.agent",
+    "offline.inject",
+    "offline.validate",
+    "offline.plan",
+    "node.map",
+    "node.doctor",
+    "run.certs",
+)
 
 FAILED = 2
 

@@ -8,13 +8,13 @@ from corepin.documents import read_values
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from pinning.node_config import NodeConfig
+    from pinning.planning.node_config import NodeConfig
 
 
 def read_node_file(source: str) -> NodeConfig:
     """Return what a file says, the defaults for an empty one; raise CommandFailed naming file, key and remedy."""
     from pinning.errors import BadContract
-    from pinning.node_config import read_node_config
+    from pinning.planning.node_config import read_node_config
 
     documents = read_values(source)
     if len(documents) > 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from demo.agent import LocalAgent
 from pinning.contract import CRANE_CPU_MANAGER
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import certs.metrics
 import webhook.metrics
-from agent.kubeapi import Access, Api
-from agent.pods_dir import PodsDir
-from agent.report_metrics import MetricsReport
+from agent.local.pods_dir import PodsDir
+from agent.report.load_metrics import MetricsReport
+from apiserver.client import Access, Api
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

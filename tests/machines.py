@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pinning.kube import Container, Pod, PodSpec
-from pinning.quantity import RawQuantity
+from pinning.pods.quantity import RawQuantity
+from pinning.pods.types import Container, Pod, PodSpec
 
 CPU_MANAGER = "cpu-manager.corepin.io/pod"
 SMT = "smt-policy.corepin.io/pod"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pinning.cpuset import EMPTY, CPUSet
-from pinning.lscpu import COMMAND
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.lscpu import COMMAND
 from tests.machines import DATA, as_text, materialise
 
 if TYPE_CHECKING:

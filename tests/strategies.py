@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from pinning.cpuset import EMPTY, CPUSet
-from pinning.topology import EFFICIENCY, PERFORMANCE, CPUFacts, Topology, assemble
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.topology import EFFICIENCY, PERFORMANCE, CPUFacts, Topology, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

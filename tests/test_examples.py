@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -11,45 +9,17 @@ import pytest
 
 from corepin.cli import main
 from corepin.documents import read_documents
-from corepin.offline import inject, judge
+from corepin.offline.review import inject, judge
 from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES
-from webhook.config import Settings, load_settings
-from webhook.decide import Decider
-from webhook.mutations import BUILT_IN, load_mutations
+from tests.examples import BY, EXAMPLES, EXPECT, ROOT, Example, ids
+from webhook.config.mutations import BUILT_IN, load_mutations
+from webhook.config.settings import Settings, load_settings
+from webhook.review.handler import Decider
 
-ROOT = Path("examples")
-EXPECT, BY = "# expect: ", "# by: "
 REFUSERS = {"corepin", "kube-apiserver"}
 
 
-@dataclass(frozen=True)
-class Example:
-    """One example file with what its first lines promise."""
-
-    path: Path
-    expected: tuple[str, ...]  # `allowed`, `patched`, `refused FIELD`, `warning FIELD`
-    by: str
-
-    @classmethod
-    def read(cls, path: Path) -> Example:
-        """Read the comment lines with which a file begins."""
-        head = [
-            line
-            for line in path.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-            if line.startswith("#")
-        ]
-        said = [line.removeprefix(BY) for line in head if line.startswith(BY)]
-        expected = tuple(line.removeprefix(EXPECT) for line in head if line.startswith(EXPECT))
-        return cls(path, expected, *said or ["corepin"])
-
-
-EXAMPLES = [example for example in map(Example.read, sorted(ROOT.glob("*/*.yaml"))) if example.expected]
 OURS = [example for example in EXAMPLES if example.path.parent.name != "vmi"]
-
-
-def ids(examples: list[Example]) -> list[str]:
-    """Return names for the parameters: `crane/share`."""
-    return [f"{example.path.parent.name}/{example.path.stem}" for example in examples]
 
 
 def the_object(example: Example) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_boundaries import PACKAGES
+from tests.layout import PACKAGES
 
 LAST_STAGE = Path("Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
 FIRST_STAGE = Path("Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,14 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agent.checkpoint import NAME, read
-from agent.sysfs import read_topology
-from pinning.cpuset import CPUSet
-from pinning.ledger import Ledger
-from pinning.node_config import DEFAULT
-from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from pinning.plan import plan
-from pinning.topology import Topology
+from agent.kernel.sysfs import read_topology
+from agent.reconcile.checkpoint import NAME, read
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.plan import plan
 from tests.agent.simulated import MACHINE_ID, SOCKET
 from tests.machine.client import REPOSITORY, Machine
 from tests.pinning.world import Wish, pod_document

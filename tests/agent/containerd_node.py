@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from cri_api.v1 import api_pb2
 
-from agent.hierarchy import find_hierarchy
-from agent.sysfs import read_topology
-from pinning.cpuset import CPUSet
-from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.agent.containerd import CGROUP_ROOT, FOREVER
 from tests.node.node import CRANE, AgentProcess, Container
 from tests.node.waiting import until_equal

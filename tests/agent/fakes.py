@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from agent.checkpoint import StateDir
 from agent.clock import Clock
-from agent.observe import Seams
+from agent.errors import AgentError, Gone, Unavailable
+from agent.interfaces import Life, RuntimeContainer, StrayTasks
+from agent.main import load
 from agent.process import Agent, Parts
-from agent.reconcile import Settings
-from agent.seams import AgentError, Gone, Life, RuntimeContainer, StrayTasks, Unavailable
-from agent.wiring import load
-from pinning.cpuset import CPUSet
-from pinning.node_config import NodeConfig
-from pinning.observed import State
-from pinning.topology import Topology
+from agent.reconcile.checkpoint import StateDir
+from agent.reconcile.observe import Seams
+from agent.reconcile.reconciler import Settings
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import State
 from tests.pinning.machines import FLAT
 from tests.pinning.world import Wish, pod_document
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.state import NodeState
+    from agent.node_state import NodeState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -13,20 +13,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent import logs, sysfs
-from agent.checkpoint import StateDir
-from agent.observe import Seams
+from agent.kernel import sysfs
+from agent.main import load
 from agent.process import Agent, Listeners, Parts, run_until_told
-from agent.reconcile import Settings
-from agent.wiring import load
-from pinning.cpuset import CPUSet
-from pinning.node_config import DEFAULT
+from agent.reconcile.checkpoint import StateDir
+from agent.reconcile.observe import Seams
+from agent.reconcile.reconciler import Settings
+from logs import formatter
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import DEFAULT
 from tests.machine.client import Machine, SimulatedCgroups, SimulatedRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pinning.topology import Topology
+    from pinning.machine.topology import Topology
 
 POLL_SECONDS = 0.01
 SOCKET = "agent.sock"
@@ -34,7 +35,7 @@ MACHINE_ID = "machine-id"
 
 
 class FilePods:
-    """The pods of a file that is replaced at once, as `agent.seams.PodSource`."""
+    """The pods of a file that is replaced at once, as `agent.interfaces.PodSource`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +67,7 @@ class FilePods:
 
 
 class TreeMachine:
-    """The CPUs of the simulated machine's sysfs tree, as `agent.seams.Machine`."""
+    """The CPUs of the simulated machine's sysfs tree, as `agent.interfaces.Machine`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -124,5 +125,5 @@ async def serve(root: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    logs.configure(logging.INFO)
+    formatter.configure(logging.INFO)
     asyncio.run(serve(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.kubelet import KubeletPolicy
-from agent.state import Fight, NodeState, Path, Proof, Round, build_state
-from pinning.cpuset import CPUSet
-from pinning.identity import by_runtime_uid, runtime_uid
-from pinning.kube import Pod
-from pinning.ledger import Ledger
-from pinning.node_config import NodeConfig
-from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from pinning.plan import plan
-from pinning.pools import node_sets
-from pinning.topology import CPUFacts, Topology, assemble
+from agent.kubelet.policy import KubeletPolicy
+from agent.node_state import Fight, NodeState, Path, Proof, Round, build_state
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, Topology, assemble
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.plan import plan
+from pinning.pods.identity import by_runtime_uid, runtime_uid
+from pinning.pods.types import Pod
 from tests.pods import container, pod
 
 WHEN = "2026-11-20T10:00:00Z"

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import pytest
 from cri_api.v1 import api_pb2
 
-from agent.inotify import Inotify
-from pinning.cpuset import CPUSet
-from pinning.ledger import Ledger, problems
-from pinning.node_config import DEFAULT
-from pinning.pools import node_sets
+from agent.kernel.inotify import Inotify
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger, problems
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.node_sets import node_sets
 from tests.agent.churn import planned
 from tests.agent.containerd_node import ContainerdNode, start_node
 from tests.node.node import TELLING

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig, ApiFlags, parse_listen
-from agent.kubelet import KubeletPolicy, read_kubelet_policy
+from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
 from pinning.errors import BadContract
 
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kept_pod import LONGEST_VALUE, MOST_STRANGE, PodDecoder
-from agent.node_resources import RESOURCES as CORE_RESOURCES
-from agent.node_resources import node_resources
-from agent.pod_requests import overcommit, requested, sidecars
+from agent.report.extended_resources import RESOURCES as CORE_RESOURCES
+from agent.report.extended_resources import node_resources
 from pinning.contract import STATUS_CPUS
-from pinning.identity import runtime_uid
-from pinning.kube import Pod
-from pinning.ledger import Ledger
-from pinning.observed import SeenPod
-from pinning.pod import MOST_CONTAINERS
-from pinning.resources import READ, members
+from pinning.planning.ledger import Ledger
+from pinning.planning.observed import SeenPod
+from pinning.planning.requests import overcommit, requested, sidecars
+from pinning.pods.claims import MOST_CONTAINERS
+from pinning.pods.identity import runtime_uid
+from pinning.pods.resources import READ, members
+from pinning.pods.types import Pod
 from tests.agent.states import bound, state_of
 from tests.pods import CORES, container, pod
 

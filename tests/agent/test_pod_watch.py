@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from agent.kubeapi import Access, Api, Conflict
-from agent.pages import HEAVY
+from agent.errors import Gone, Refused, Unavailable
 from agent.pod_watch import PodWatch
-from agent.seams import Gone, Refused, Unavailable
+from apiserver.client import Access, Api
+from apiserver.errors import Conflict
+from apiserver.pages import HEAVY
 
 URL = "https://api.test"
 UNFINISHED = "spec.nodeName=node-1,status.phase!=Succeeded,status.phase!=Failed"

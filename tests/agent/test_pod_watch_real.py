@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from agent.kubeapi import Access, Api
 from agent.pod_watch import PodWatch
+from apiserver.client import Access, Api
 from pinning.contract import CRANE_CPU_MANAGER
 from tests.agent.door import open_door
 from tests.servers.apiserver import ApiServer
@@ -324,7 +324,7 @@ def test_silent_server_is_given_up_and_asked_again(
     servers: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections stay open and nothing comes: pods stay known, few requests are made, and then nothing was missed."""
-    monkeypatch.setattr("agent.list_watch.SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr("apiserver.list_watch.SILENCE_SECONDS", 2.0)
 
     async def main() -> None:
         async with open_door(servers.port) as door, watching(Follower(servers.server, door.port)) as one:
@@ -374,7 +374,7 @@ def test_a_long_list_comes_in_pages(servers: ControlPlane, monkeypatch: pytest.M
     """More pods than one page holds are all known from the first change on."""
     names = [f"p{number}" for number in range(7)]
     add(servers, *names)
-    monkeypatch.setattr("agent.pages.PAGE", 3)
+    monkeypatch.setattr("apiserver.pages.PAGE", 3)
 
     async def act(one: Follower) -> None:
         await one.until(*names)

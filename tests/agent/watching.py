@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import agent.process
-import agent.wiring  # noqa: F401 what the agent's process has loaded
-from agent.kubeapi import Access, Api
+import agent.main  # noqa: F401 what the agent's process has loaded
 from agent.pod_watch import PodWatch
-from pinning.observed import SeenPod
+from apiserver.client import Access, Api
+from pinning.planning.observed import SeenPod
 
 
 class Told(NamedTuple):

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
+from tests.node.events import events
 from tests.node.node import EXCLUSIVE
-from tests.node.test_reports import events
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:

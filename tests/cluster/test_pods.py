@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.cluster.cluster import AGENT, SYSTEM
 from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
+from tests.node.events import events
 from tests.node.node import CORES, EXCLUSIVE, STATUS, pod
-from tests.node.test_reports import events
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:

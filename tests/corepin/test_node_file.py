@@ -9,8 +9,8 @@ import pytest
 from corepin.cli import main
 from corepin.errors import CommandFailed
 from corepin.node_file import read_node_file
-from pinning.cpuset import CPUSet
-from pinning.node_config import DEFAULT
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import DEFAULT
 
 POD = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": []}}'
 

@@ -38,7 +38,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 def first_arguments(folder: str, *functions: str) -> set[str]:
     """Return the constant first arguments of calls of these functions or methods in a folder."""
-    return {text for path in sorted(Path(folder).glob("*.py")) for text in _first_arguments(path, functions)}
+    return {text for path in sorted(Path(folder).rglob("*.py")) for text in _first_arguments(path, functions)}
 
 
 def _first_arguments(path: Path, functions: Collection[str]) -> set[str]:
@@ -66,7 +66,7 @@ def makers(*calls: str) -> set[str]:
     return {
         str(path)
         for folder in ("pinning", "webhook")
-        for path in sorted(Path(folder).glob("*.py"))
+        for path in sorted(Path(folder).rglob("*.py"))
         for call in ast.walk(_tree(path))
         if isinstance(call, ast.Call) and _called(call) in calls
     }

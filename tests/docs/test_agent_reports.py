@@ -34,4 +34,4 @@ def test_every_field_is_explained() -> None:
     rows = re.findall(r"^\| (.*?) \|", TABLE, re.MULTILINE)
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert {"drift", "intruders"} <= told
-    assert told - said.texts("agent/report_pods.py") == set()
+    assert told - said.texts("agent/report/pod_status.py") == set()

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 import agent.metrics
-from pinning.refusal import Reason
+from pinning.planning.refusal import Reason
 from scripts import metrics_page
 from tests.agent.states import ISOLATE, bound, state_of
 from tests.pods import container
@@ -77,7 +77,7 @@ def test_words_about_containers_are_those_of_the_code() -> None:
 
 def test_reporters_are_those_of_the_agent() -> None:
     """Each part of the agent that reports, by the name that it is counted under."""
-    code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path("agent").glob("report_*.py")))
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path("agent/report").glob("*.py")))
     assert set(re.findall(r"^class (\w+Report)\b", code, re.MULTILINE)) == told("reporter")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from certs import material
-from corepin import agent, certs_run
 from corepin.flags import variable
+from corepin.run import agent, certs_run
 from tests.docs.blocks import chapter
 
 PAGE = Path("docs/operator-guide.md").read_text(encoding="utf-8")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent import events, node_words
-from pinning import contract, refusal
+from agent.report import desired_node, events
+from pinning import contract
+from pinning.planning import refusal
 from tests.docs import said
 
 PAGE = Path("docs/troubleshooting.md").read_text(encoding="utf-8")
@@ -18,27 +19,27 @@ ENOUGH_WORDS = 3  # a text with fewer says nothing alone
 EDGES = " ,;:.()"
 # Where the texts of each section are made.
 PODS = (
-    "pinning/annotations.py",
-    "pinning/pod.py",
-    "pinning/resources.py",
-    "webhook/pod_rules.py",
-    "webhook/mutate.py",
-    "webhook/sidecars.py",
-    "webhook/decide.py",
+    "pinning/pods/annotations.py",
+    "pinning/pods/claims.py",
+    "pinning/pods/resources.py",
+    "webhook/rules/pods.py",
+    "webhook/rules/mutate.py",
+    "webhook/rules/sidecars.py",
+    "webhook/review/handler.py",
 )
 MACHINES = (
-    "pinning/realtime.py",
-    "pinning/vmi.py",
-    "pinning/vmi_rules.py",
-    "pinning/vmi_view.py",
-    "pinning/vmi_warnings.py",
+    "pinning/kubevirt/realtime.py",
+    "pinning/kubevirt/review.py",
+    "pinning/kubevirt/rules.py",
+    "pinning/kubevirt/view.py",
+    "pinning/kubevirt/warnings.py",
 )
 NODES = (
-    "pinning/plan.py",
-    "pinning/settle.py",
-    "pinning/placement.py",
-    "pinning/cores.py",
-    "pinning/choose.py",
+    "pinning/planning/plan.py",
+    "pinning/planning/assign.py",
+    "pinning/allocation/placement.py",
+    "pinning/allocation/whole_cores.py",
+    "pinning/planning/allocator.py",
     "pinning/errors.py",
 )
 SECTIONS = {
@@ -48,11 +49,13 @@ SECTIONS = {
 }
 # Texts of those modules that are made elsewhere, or that nobody is shown.
 ELSEWHERE = {
-    "Refusals and warnings about pods": ("webhook/answer.py", "webhook/mutations.py"),
+    "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/config/mutations.py"),
     "Refusals and warnings about virtual machines": (),
-    "Why a claim is not fulfilled": ("pinning/refusal.py",),
+    "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }
-UNHEARD = {"pinning/kubelet.py"}  # the kubelet's own choice, which is compared with and never refuses a claim
+UNHEARD = {
+    "pinning/allocation/static_policy.py"
+}  # the kubelet's own choice, which is compared with and never refuses a claim
 NOT_SHOWN = {"dict[str, Any]", "a number of ", "another value"}
 
 
@@ -103,9 +106,11 @@ def test_every_told_message_exists(title: str) -> None:
         pytest.param(
             "Events of certificates", said.first_arguments("certs", "Event", "_warning"), id="certs"
         ),
-        pytest.param("What corepin doctor looks at", said.subjects("agent/doctor.py"), id="doctor"),
+        pytest.param("What corepin doctor looks at", said.subjects("agent/doctor/checks.py"), id="doctor"),
         pytest.param(
-            "Warnings in the logs", said.loud_logs("agent", "webhook", "certs", "corepin"), id="logs"
+            "Warnings in the logs",
+            said.loud_logs("agent", "apiserver", "webhook", "certs", "corepin"),
+            id="logs",
         ),
     ],
 )
@@ -131,10 +136,11 @@ def test_alerts_are_told_and_exist() -> None:
 def test_conditions_and_taints_are_told_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
     told = section("Conditions and taints of nodes")
-    code = said.texts(node_words.__file__)
+    code = said.texts(desired_node.__file__)
     conditions = {contract.KUBELET_CONDITION, contract.OVERCOMMIT_CONDITION}
     taints = {
-        f"{one.key}={one.value}:{one.effect}" for one in (node_words.CMK_TAINT, node_words.OVERCOMMIT_TAINT)
+        f"{one.key}={one.value}:{one.effect}"
+        for one in (desired_node.CMK_TAINT, desired_node.OVERCOMMIT_TAINT)
     }
     assert set(re.findall(r"condition `(\w+)`", told)) == conditions
     assert set(re.findall(r"taint `(.+?)`", told)) == taints | {contract.NOT_READY_TAINT_KEY}

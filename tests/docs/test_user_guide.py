@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from corepin.cli import main
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.docs.blocks import blocks, chapter
 from tests.machines import lscpu_text
 from tests.manifests.guide import shell

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping
 
-    from pinning.kube import Container
+    from pinning.pods.types import Container
     from tests.e2e.webhook_process import WebhookProcess
     from tests.servers.apiserver import ApiServer
 

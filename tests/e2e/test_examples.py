@@ -11,10 +11,10 @@ import yaml
 
 from tests.docs.blocks import blocks
 from tests.e2e.cluster import Cluster, Registered
-from tests.test_examples import EXAMPLES, Example, ids
-from webhook.config import Settings
-from webhook.mutate import plan_mutation
-from webhook.mutations import BUILT_IN
+from tests.examples import EXAMPLES, Example, ids
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import Settings
+from webhook.rules.mutate import plan_mutation
 
 GUIDED = [
     pytest.param(text, id=f"{page.stem}-{number}")

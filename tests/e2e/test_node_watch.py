@@ -19,7 +19,7 @@ from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
 from tests.pods import SMT, container
 from tests.servers.catalog import NEWEST
 from tests.servers.start import start_servers
-from tests.webhook.test_node_shapes import machine_text
+from tests.webhook.machine_texts import machine_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from tests.image.build import NAME
+from tests.layout import PACKAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,9 +79,8 @@ def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> Non
 def test_modules_are_compiled(root: Path) -> None:
     """Modules have their bytecode, because nothing can be written where they run; it holds whatever their file's time."""
     packages = root / "opt/corepin/lib/python3.11/site-packages"
-    for name in ("agent", "certs", "corepin", "pinning", "webhook"):
-        sources = {path.stem for path in (packages / name).glob("*.py")}
-        compiled = {path.name.split(".")[0] for path in (packages / name / "__pycache__").glob("*.pyc")}
-        assert sources == compiled != set()
+    sources = [path for name in PACKAGES for path in (packages / name).rglob("*.py")]
+    assert {path.relative_to(packages).parts[0] for path in sources} == PACKAGES
+    assert all((path.parent / "__pycache__" / f"{path.stem}.cpython-311.pyc").is_file() for path in sources)
     kinds = {path.read_bytes()[4:8] for path in packages.rglob("*.pyc")}
     assert kinds == {UNCHECKED_HASH}

@@ -12,9 +12,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.seams import Gone, Life, Refused, RuntimeContainer, StrayTasks, Unavailable
-from pinning.cpuset import CPUSet
-from pinning.observed import State
+from agent.errors import Gone, Refused, Unavailable
+from agent.interfaces import Life, RuntimeContainer, StrayTasks
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -81,7 +82,7 @@ def _connected(root: Path, process: subprocess.Popen[bytes]) -> Machine:
 
 
 class SimulatedRuntime:
-    """The runtime of a simulated machine, as `agent.seams.Runtime`."""
+    """The runtime of a simulated machine, as `agent.interfaces.Runtime`."""
 
     name = "simulated"
 
@@ -115,7 +116,7 @@ class SimulatedRuntime:
 
 
 class SimulatedCgroups:
-    """The cpuset hierarchy of a simulated machine, as `agent.seams.Cgroups`; it has no tasks and no quota."""
+    """The cpuset hierarchy of a simulated machine, as `agent.interfaces.Cgroups`; it has no tasks and no quota."""
 
     version = 2
     writable = True

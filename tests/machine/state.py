@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pinning.cpuset import CPUSet
-from pinning.observed import State
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pinning.topology import Topology
+    from pinning.machine.topology import Topology
 
 from tests.machine.tree import write_tree
 

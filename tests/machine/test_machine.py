@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.seams import Gone, Refused, Unavailable
-from agent.sysfs import read_topology
-from pinning.cpuset import EMPTY, CPUSet
-from pinning.ledger import Ledger
-from pinning.node_config import DEFAULT
-from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from pinning.plan import plan
+from agent.errors import Gone, Refused, Unavailable
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.plan import plan
 from tests.machine.client import REPOSITORY, Machine, SimulatedCgroups, SimulatedRuntime, running_machine
 from tests.machine.tree import regular, write_tree
 from tests.pinning.world import Wish, pod_document

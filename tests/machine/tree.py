@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from pinning.cpuset import CPUSet
-from pinning.topology import CPUFacts, assemble
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pinning.topology import Core, Topology
+    from pinning.machine.topology import Core, Topology
 
 NODES_PER_PACKAGE = 2
 CORES_PER_CACHE = 4

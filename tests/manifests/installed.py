@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from agent.kubeapi import Access, Api
+from apiserver.client import Access, Api
 from tests.manifests.rendered import AGENT, SYSTEM, text
 from tests.servers.apiserver import ApiServer
 

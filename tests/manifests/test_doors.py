@@ -19,14 +19,22 @@ from tests.manifests.installed import (
     Installed,
     pod,
 )
-from tests.manifests.test_policies import EVENTS, HERE, MAPS, THERE, assert_refused, assert_refused_by_any
+from tests.manifests.requests import (
+    APPLY,
+    EVENTS,
+    HERE,
+    MAPS,
+    STRANGER,
+    THERE,
+    assert_refused,
+    assert_refused_by_any,
+    event,
+)
 
 pytestmark = pytest.mark.server
 
-APPLY = "application/apply-patch+yaml"
 FORCED = "?fieldManager=corepin-agent&force=true"
 OWN_MAP = f"cmk-config-{HERE_NODE}"
-STRANGER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}
 
 
 def note(installed: Installed, path: str) -> str | None:
@@ -276,18 +284,6 @@ def test_the_agent_writes_no_config_map_elsewhere(installed: Installed) -> None:
         answer = installed.agent.send("POST", f"/api/v1/namespaces/{namespace}/configmaps", document)
         assert answer.status_code == 403, answer.text
         assert "cannot create" in answer.json()["message"]
-
-
-def event(**changed: Any) -> dict[str, Any]:
-    """Return an event as the agent of the node tells it, but for what is changed."""
-    return {
-        "metadata": {"name": "told", "namespace": "demo"},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "demo", "name": "target"},
-        "source": {"component": "corepin", "host": HERE_NODE},
-        "reportingComponent": "corepin-agent",
-        "reportingInstance": HERE_NODE,
-        **changed,
-    }
 
 
 @pytest.mark.parametrize("source", [{"component": "kubelet"}, {"component": "corepin", "host": THERE_NODE}])

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pinning.node_config import KEYS, POOL_KEYS
+from pinning.planning.node_config import KEYS, POOL_KEYS
 from tests.manifests.guide import GUIDE, blocks, section, shell
 from tests.manifests.installed import HERE
 from tests.manifests.rendered import INSTALLS, one, text_of
 from tests.servers.catalog import KUBERNETES
 from tests.servers.start import start_servers
-from webhook.config import Settings
+from webhook.config.settings import Settings
 
 SECONDS = 60.0
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 from typing import Any
 
-import httpx
 import pytest
 
-from agent.node_words import NodeOptions
+from agent.errors import Refused
 from agent.pod_watch import PodWatch
-from agent.report_events import EventReport
-from agent.report_node import NodeReport
-from agent.report_pods import PodReport
-from agent.report_pool import PoolReport
-from agent.seams import Refused
+from agent.report.cmk_config_map import PoolReport
+from agent.report.desired_node import NodeOptions
+from agent.report.event_recorder import EventReport
+from agent.report.node import NodeReport
+from agent.report.pod_status import PodReport
 from tests.agent.states import EXCLUSIVE, state_of
 from tests.manifests.installed import (
     ADMISSION,
@@ -35,28 +33,11 @@ from tests.manifests.installed import (
     pod,
 )
 from tests.manifests.rendered import AGENT
+from tests.manifests.requests import EVENTS, HERE, MAPS, THERE, assert_refused, assert_refused_by_any
 
 pytestmark = pytest.mark.server
 
 SECONDS = 60.0
-HERE, THERE = f"{NODES}/{HERE_NODE}", f"{NODES}/{THERE_NODE}"
-MAPS, EVENTS = f"/api/v1/namespaces/{AGENT}/configmaps", "/api/v1/namespaces/demo/events"
-
-
-def assert_refused(answer: httpx.Response, policy: str, told: str) -> None:
-    """Check who refused, and that it was told why."""
-    assert answer.status_code == 403, answer.text
-    message = answer.json()["message"]
-    assert f"ValidatingAdmissionPolicy '{policy}'" in message
-    assert told in message
-
-
-def assert_refused_by_any(answer: httpx.Response) -> None:
-    """Check that a policy refused: an agent's forgery meets two of them, and one of the two answers."""
-    assert answer.status_code == 403, answer.text
-    found = re.search(r"ValidatingAdmissionPolicy '(.*?)'", answer.json()["message"])
-    assert found
-    assert found[1] in {"corepin-status", "corepin-agent-pods", "corepin-agent-nodes"}
 
 
 def caller(installed: Installed, name: str) -> Caller:

@@ -6,7 +6,7 @@ import pytest
 
 from pinning.contract import CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY
 from tests.manifests.rendered import INSTALLS, Object, objects, one
-from webhook.listener import Limits
+from webhook.server.listener import Limits
 
 pytestmark = pytest.mark.server  # for kubectl
 

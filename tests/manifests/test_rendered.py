@@ -15,7 +15,7 @@ import yaml
 import agent.metrics
 import certs.metrics
 import webhook.metrics
-from agent.node_resources import RESOURCES
+from agent.report.extended_resources import RESOURCES
 from certs.material import MANAGED, PUBLISHED, ROTATE, SHOWN
 from corepin.cli import build_parser
 from corepin.node_file import read_node_file
@@ -41,8 +41,8 @@ from tests.manifests.rendered import (
     renamed,
     text,
 )
-from webhook.config import load_settings
-from webhook.mutations import load_mutations
+from webhook.config.mutations import load_mutations
+from webhook.config.settings import load_settings
 
 pytestmark = pytest.mark.server  # for kubectl
 
@@ -293,7 +293,7 @@ def exposed() -> set[str]:
         for family in metrics.registry.collect()
         for suffix in {"counter": ("_total",), "histogram": ("_bucket",)}.get(family.type, ("",))
     }
-    return names | set(re.findall(r'"(corepin_webhook_\w+)"', Path("webhook/server.py").read_text()))
+    return names | set(re.findall(r'"(corepin_webhook_\w+)"', Path("webhook/server/process.py").read_text()))
 
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:

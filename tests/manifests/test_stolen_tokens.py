@@ -21,8 +21,7 @@ from tests.manifests.installed import (
     pod,
 )
 from tests.manifests.rendered import AGENT, SYSTEM
-from tests.manifests.test_doors import APPLY, STRANGER, event
-from tests.manifests.test_policies import EVENTS, HERE, assert_refused
+from tests.manifests.requests import APPLY, EVENTS, HERE, STRANGER, assert_refused, event
 
 pytestmark = pytest.mark.server
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.hierarchy import Hierarchy, find_hierarchy
-from agent.sysfs import read_topology
-from pinning.cpuset import CPUSet, union
+from agent.kernel.cgroupfs import Hierarchy, find_hierarchy
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import CPUSet, union
 from tests.agent.containerd import CGROUP_ROOT, IMAGE, Containerd
 from tests.node.waiting import until, until_equal
 from tests.servers.daemon import Daemon, free_port, running

@@ -6,7 +6,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.node.test_restarts import restart_kubelet
+from tests.node.restarting import restart_kubelet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,32 +5,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agent.doctor_facts import Places, read_facts
-from agent.homes import KernelHomes
-from tests.node.node import COMMAND, EXCLUSIVE, places, pod
+from agent.doctor.facts import Places, read_facts
+from agent.local.cgroups import KernelHomes
+from tests.node.examined import corepin, examined
+from tests.node.node import EXCLUSIVE, pod
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pinning.cpuset import CPUSet
+    from pinning.machine.cpuset import CPUSet
     from tests.node.node import Node
-
-
-def corepin(node: Node, *arguments: str, manifest: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command as an administrator of the cluster does, on this machine; warnings are errors."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(COMMAND), *arguments],
-        env={"PATH": os.environ["PATH"], "KUBECONFIG": str(node.plane.server.kubeconfig()), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-        input=manifest,
-    )
 
 
 def shown(node: Node, *arguments: str) -> str:
@@ -38,14 +26,6 @@ def shown(node: Node, *arguments: str) -> str:
     done = corepin(node, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def examined(node: Node, *flags: str) -> dict[str, dict[str, str]]:
-    """Return what `corepin doctor` says, by subject; of several the last."""
-    flags = (*places(node.containerd, node.kubelet), "--socket", str(node.agent.socket), *flags)
-    done = corepin(node, "doctor", *flags, "-o", "json")
-    assert done.stderr == ""
-    return {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from agent.configz import KubeletWord, ask_kubelet
-from agent.kubeapi import Access
-from agent.kubelet import KubeletPolicy
-from agent.sysfs import read_topology
-from pinning.cpuset import EMPTY, CPUSet
+from agent.kernel.sysfs import read_topology
+from agent.kubelet.configz import KubeletWord, ask_kubelet
+from agent.kubelet.policy import KubeletPolicy
+from apiserver.client import Access
+from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.node.settings import kubelet_settings
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.node.events import events
+from tests.node.examined import examined
 from tests.node.node import EXCLUSIVE, pod
 from tests.node.settings import kubelet_settings
-from tests.node.test_commands import examined
-from tests.node.test_reports import events
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:

@@ -7,26 +7,13 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from pinning.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.node.node import EXCLUSIVE, ISOLATED, pod
+from tests.node.sharing import identity, shared_pair
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import Container, Node
-
-
-def shared_pair(node: Node) -> tuple[Container, Container]:
-    """Return an exclusive container and one that asks for nothing, both where they belong."""
-    pinned, bystander = node.run(pod("pinned", EXCLUSIVE, cpu="1"), pod("bystander"))
-    until_equal("count", lambda: len(pinned.cpus), 1)
-    node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
-    return pinned, bystander
-
-
-def identity(node: Node, name: str) -> tuple[str, int]:
-    """Return what tells whether the container of a pod is still the same."""
-    one = node.running(name)
-    return one.id, one.restarts
+    from tests.node.node import Node
 
 
 def resized(node: Node, name: str, cpu: str) -> None:

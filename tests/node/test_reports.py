@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from tests.node.events import events
 from tests.node.node import CORES, CRANE, EXCLUSIVE, ISOLATED, pod
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from tests.node.node import KubeNode, Node
-
-
-def events(node: KubeNode, name: str) -> dict[str, str]:
-    """Return the agent's events about a pod, not about earlier ones of its name: reason and message."""
-    uid = node.get("pod", name)["metadata"]["uid"]
-    found = node.get("events", f"--field-selector=involvedObject.uid={uid}")["items"]
-    return {one["reason"]: one["message"] for one in found if one["source"].get("component") == "corepin"}
+    from tests.node.node import Node
 
 
 def test_pod_says_where_it_runs(node: Node) -> None:

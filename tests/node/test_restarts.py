@@ -11,31 +11,14 @@ import pytest
 
 from tests.node.node import CORES, EXCLUSIVE, pod
 from tests.node.proxy import CUT, Request, tally
-from tests.node.test_pinning import identity, shared_pair
+from tests.node.restarting import restart_kubelet
+from tests.node.sharing import identity, shared_pair
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.node.node import Node
 
 FAULT_SECONDS = float(os.environ.get("COREPIN_FAULT_SECONDS", "8"))  # 30 for the long form
-
-
-def restart_kubelet(node: Node, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Restart the kubelet and wait until it has said that it is ready again."""
-    node.kubelet.stop()
-    before = heartbeat(node)
-    meanwhile()
-    node.kubelet.start()
-    until("heartbeat", lambda: heartbeat(node) != before)
-    until("the kubelet is ready", node.is_ready)
-
-
-def heartbeat(node: Node) -> str:
-    """Return when the kubelet told its state last."""
-    conditions = node.document()["status"]["conditions"]
-    return str(next(one["lastHeartbeatTime"] for one in conditions if one["type"] == "Ready"))
 
 
 def alive(node: Node) -> dict[str, tuple[str, str, int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pinning.topology import Core, Topology
+    from pinning.machine.topology import Core, Topology
 
 CPUs = frozenset[int]
 

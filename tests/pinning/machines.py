@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pinning.cpuset import CPUSet
-from pinning.topology import CPUFacts, Topology, assemble
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, Topology, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pinning.cpuset import CPUSet
-from pinning.topology import CPUFacts, Topology, assemble
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, Topology, assemble
 
 
 def smt_machine(cores: int, sockets: int = 1, isolated: str = "", threads: int = 2) -> Topology:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pinning.vmi import Kind, KubeVirtSettings, Review, review_vmi
+from pinning.kubevirt.review import Kind, KubeVirtSettings, Review, review_vmi
 
 if TYPE_CHECKING:
     from pinning.errors import Cause
-    from pinning.vmi_kube import VirtSpec, VMISpec
+    from pinning.kubevirt.types import VirtSpec, VMISpec
 
 SETTINGS = KubeVirtSettings()
 STAGED = KubeVirtSettings(live_update=False)

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pinning.contract import KUBEVIRT_LABEL, VIRT_LAUNCHER
-from pinning.cpuset import CPUSet
-from pinning.ledger import Ledger
-from pinning.node_config import NodeConfig
-from pinning.observed import Observed, Owner, SeenContainer, SeenPod, State
-from pinning.plan import Plan, plan
-from pinning.pools import NodeSets, node_sets
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.node_sets import NodeSets, node_sets
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.plan import Plan, plan
 from tests.pinning.nodes import smt_machine
 
 if TYPE_CHECKING:
-    from pinning.actions import Action
-    from pinning.topology import Topology
+    from pinning.machine.topology import Topology
+    from pinning.planning.actions import Action
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pinning.cpuset import CPUSet
-from pinning.topology import Topology
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
 from tests.machine.client import ERRORS, Machine, SimulatedRuntime
 from tests.machine.state import Simulated, Wrong, operations
 from tests.machine.tree import regular
@@ -55,7 +55,7 @@ class Runtime(SimulatedRuntime):
 
 @dataclass(frozen=True)
 class CPUs:
-    """The CPUs of such a machine, as `agent.seams.Machine`."""
+    """The CPUs of such a machine, as `agent.interfaces.Machine`."""
 
     name: str
 

@@ -9,17 +9,17 @@ from typing import Final
 
 import httpx
 
-from agent.checkpoint import StateDir
 from agent.config import AgentConfig, ReportFlags
-from agent.kubeapi import Access, Api
+from agent.main import reporters
 from agent.metrics import Metrics
-from agent.observe import Seams
+from agent.node_state import NodeState
 from agent.pod_watch import PodWatch
 from agent.process import Agent, Listeners, Parts
-from agent.reconcile import Settings
-from agent.state import NodeState
-from agent.wiring import reporters
-from pinning.node_config import DEFAULT
+from agent.reconcile.checkpoint import StateDir
+from agent.reconcile.observe import Seams
+from agent.reconcile.reconciler import Settings
+from apiserver.client import Access, Api
+from pinning.planning.node_config import DEFAULT
 from tests.agent.simulated import Cgroups
 from tests.manifests.rendered import AGENT
 from tests.scale.cluster import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinning.cpuset import EMPTY, CPUSet, union
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 Snapshot = dict[str, Any]
 CORES = [CPUSet((first, first + 1)) for first in range(0, 16, 2)]

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from cri_api.v1 import api_pb2
 
 from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.agent import containerd as containers
 from tests.agent.containerd import Containerd, Pod, start_containerd
 from tests.servers import daemon

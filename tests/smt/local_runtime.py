@@ -8,15 +8,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.hierarchy import find_hierarchy
-from agent.local import LocalRuntime, open_local
-from agent.pods_dir import PodsDir
-from pinning.cpuset import CPUSet
-from pinning.observed import State
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.local.pods_dir import PodsDir
+from agent.local.runtime import LocalRuntime, open_local
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
 from tests.smt.inside import SECONDS, report
 
 if TYPE_CHECKING:
-    from agent.seams import RuntimeContainer
+    from agent.interfaces import RuntimeContainer
 
 FOLDER: Final = Path("/tmp/local")
 CGROUPS: Final = Path("/sys/fs/cgroup")

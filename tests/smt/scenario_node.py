@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.sysfs import read_topology
+from agent.kernel.sysfs import read_topology
 from pinning.contract import CRANE_CPU_MANAGER
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.smt.inside import OWNER, Node, overlap, report, running_node, switch
 from tests.smt.local_runtime import local_runtime
 

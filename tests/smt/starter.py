@@ -15,7 +15,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-LIBRARIES = ("agent.wiring", "agent.cri", "agent.pods_dir", "agent.folder", "corepin.agent", "corepin.cli")
+LIBRARIES = (
+    "agent.main",
+    "agent.cri.runtime",
+    "agent.local.pods_dir",
+    "agent.local.folder_events",
+    "corepin.run.agent",
+    "corepin.cli",
+)
 
 
 def main() -> None:

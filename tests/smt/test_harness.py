@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.smt import setup
 from tests.smt.facts import nobodys, owned_twice
 from tests.smt.guest import GuestFailed, Report, _Files, _run, last_lines, read_facts

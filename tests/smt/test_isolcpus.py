@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.smt.conftest import ISOLATED
 from tests.smt.facts import cpus, owned_twice, shared, whole_cores
 from tests.smt.guest import Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.smt.facts import (
     CORES,
     SOCKETS,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS
-from pinning.cpuset import EMPTY, CPUSet, union
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 from tests.smt.guest import Report
 
 CORES = [CPUSet((first, first + 1)) for first in range(0, 8, 2)]

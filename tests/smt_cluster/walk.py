@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import httpx
 
 from pinning.contract import CRANE_CPU_MANAGER, EXCLUSIVE_CORES, SIDECAR_LIMITS_POD, SMT_POLICY, STATUS_CPUS
-from pinning.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet
 from tests.agent import containerd as containers
 from tests.agent.containerd import IMAGE
 from tests.cluster.place import RUNTIME

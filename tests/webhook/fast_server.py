@@ -7,10 +7,11 @@ import dataclasses
 import json
 import sys
 
-from corepin import webhook as verb
-from webhook import logs, server
-from webhook.generation import Generations
-from webhook.listener import Limits
+from corepin.run import webhook as verb
+from logs import formatter
+from webhook.server import process
+from webhook.server.listener import Limits
+from webhook.server.loader import Generations
 
 POLL_SECONDS = 0.02
 
@@ -23,8 +24,8 @@ def main() -> None:
     options = dataclasses.replace(
         verb._options(parser.parse_args(["webhook", *sys.argv[2:]])), poll_seconds=POLL_SECONDS, limits=limits
     )
-    logs.configure()
-    server.run(options, Generations(options.config, options.mutations))
+    formatter.configure(noisy=("uvicorn",))
+    process.run(options, Generations(options.config, options.mutations))
 
 
 if __name__ == "__main__":

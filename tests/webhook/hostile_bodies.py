@@ -6,7 +6,7 @@ import json
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from webhook.app import BODY_LIMIT, MOST_COMMAS, MOST_VALUES
+from webhook.review.app import BODY_LIMIT, MOST_COMMAS, MOST_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

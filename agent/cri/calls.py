@@ -1,0 +1,98 @@
+"""Calls to the container runtime over its unix socket (CRI v1, gRPC), and its errors in the agent's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from agent.errors import AgentError, Gone, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from google.protobuf.message import Message
+
+Answer = TypeVar("Answer", bound="Message")
+_SERVICE: Final = "/runtime.v1.RuntimeService/"
+_MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit
+_LATER: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+_ENDED: Final = ("CONTAINER_EXITED", "not running or created")  # containerd, CRI-O: it only just ended
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),  # the default is two minutes; a runtime restarts in one second
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),  # Go refuses the path of a socket as an authority
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Unimplemented(Refused):
+    """The runtime is too old to know the call."""
+
+
+class Calls:
+    """A connection that is made at the first call and made again by itself; belongs to one event loop."""
+
+    def __init__(self, socket: Path, timeout_seconds: float) -> None:
+        self.socket = socket
+        self._timeout_seconds = timeout_seconds
+        self._opened: Any = None  # grpc comes without types
+
+    @property
+    def _channel(self) -> Any:
+        if self._opened is None:
+            self._opened = grpc.aio.insecure_channel(f"unix://{self.socket}", options=_OPTIONS)
+        return self._opened
+
+    async def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Call a method and return its answer; raise Unavailable, Gone or Refused."""
+        call = self._channel.unary_unary(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        try:
+            answered: Answer = await call(request, timeout=self._timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(method, error) from error
+        return answered
+
+    async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        """Yield the answers of a method that never ends by itself; raise as `ask` does, also when it ends."""
+        call = self._channel.unary_stream(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )(request)
+        try:
+            async for answered in call:
+                yield answered
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(method, error) from error
+        finally:
+            call.cancel()
+        raise Unavailable(f"{self.socket}: {method} ended")
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+
+    def _translated(self, method: str, error: Any) -> AgentError:
+        """Return the agent's word for a gRPC status."""
+        code, told = error.code(), error.details() or ""
+        text = f"{self.socket}: {method}: {code.name}: {told}"
+        if code in _LATER:
+            return Unavailable(text)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return Unimplemented(text)
+        if code is grpc.StatusCode.NOT_FOUND or any(word in told for word in _ENDED):
+            return Gone(text)
+        return Refused(text)

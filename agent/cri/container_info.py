@@ -1,0 +1,120 @@
+"""What a runtime's answers say about a container: pure. containerd and CRI-O tell the same facts in other shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from cri_api.v1 import api_pb2
+
+from agent.interfaces import RuntimeContainer
+from agent.kernel.cgroup_names import SLICE, slice_path
+from pinning.planning.observed import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SOCKETS: Final = (
+    Path("/run/containerd/containerd.sock"),
+    Path("/run/crio/crio.sock"),
+    Path("/run/k3s/containerd/containerd.sock"),  # k3s and RKE2
+    Path("/run/k0s/containerd.sock"),
+    Path("/var/snap/microk8s/common/run/containerd.sock"),
+    Path("/run/cri-dockerd.sock"),
+)
+_STATES: Final = {
+    api_pb2.CONTAINER_CREATED: State.CREATED,
+    api_pb2.CONTAINER_RUNNING: State.RUNNING,
+    api_pb2.CONTAINER_EXITED: State.EXITED,
+}
+_VM_WORDS: Final = ("kata",)  # in a handler's or a shim's name: "kata-qemu", "io.containerd.kata.v2"
+_VM_ANNOTATIONS: Final = ("io.katacontainers.", "io.kubernetes.cri-o.kata")
+_SYSTEMD_PARTS: Final = 3  # slice:prefix:name
+
+
+class _Linux(msgspec.Struct):
+    cgroup: str = msgspec.field(name="cgroupsPath", default="")
+
+
+class _Spec(msgspec.Struct):
+    linux: _Linux | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Info(msgspec.Struct):
+    """The part of the JSON in ContainerStatusResponse.info["info"] that the agent reads."""
+
+    pid: int = 0
+    shim: str = msgspec.field(name="runtimeType", default="")  # containerd only
+    spec: _Spec | None = msgspec.field(name="runtimeSpec", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while a container is in one state, and costs a call to learn."""
+
+    pid: int = 0
+    cgroup: str | None = None
+    in_vm: bool = False
+    started: float = 0.0  # seconds since the epoch
+
+
+def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
+    """Return the usual socket that is there, the first of several."""
+    return next((socket for socket in SOCKETS if exists(socket)), None)
+
+
+def read_facts(info: Mapping[str, str]) -> Facts:
+    """Read the verbose part of a container's status; what is not told stays unknown."""
+    try:
+        told = msgspec.json.decode(info.get("info", "{}"), type=_Info)
+    except msgspec.DecodeError:
+        return Facts()
+    spec = told.spec or _Spec()
+    cgroup = spec.linux.cgroup if spec.linux else ""
+    annotated = any(name.startswith(_VM_ANNOTATIONS) for name in spec.annotations or ())
+    return Facts(told.pid, cgroup_path(cgroup), annotated or is_vm_handler(told.shim))
+
+
+def is_vm_handler(name: str) -> bool:
+    """Say whether a runtime handler, or the name of its shim, starts virtual machines."""
+    return any(word in name for word in _VM_WORDS)
+
+
+def cgroup_path(told: str) -> str | None:
+    """Return the path below the hierarchy of an OCI cgroupsPath.
+
+    The cgroupfs driver tells the path; the systemd driver "kubepods-podU.slice:cri-containerd:ID", which is
+    /kubepods.slice/kubepods-podU.slice/cri-containerd-ID.scope.
+    """
+    parts = told.split(":")
+    if len(parts) == _SYSTEMD_PARTS and "/" not in told:
+        slice_name, prefix, name = parts
+        scope = name if name.endswith(SLICE) else f"{prefix}-{name}.scope".removeprefix("-")
+        return f"{slice_path(slice_name or 'system.slice')}/{scope}"
+    return f"/{told.strip('/')}" if told.strip("/") else None
+
+
+def state_of(container: api_pb2.Container) -> State:
+    """Return the state; a container that the runtime knows nothing about may be running."""
+    return _STATES.get(container.state, State.RUNNING)
+
+
+def describe(container: api_pb2.Container, sandbox: api_pb2.PodSandbox, facts: Facts) -> RuntimeContainer:
+    """Return a container of a pod as the agent sees it."""
+    pod = sandbox.metadata
+    in_vm = facts.in_vm or is_vm_handler(sandbox.runtime_handler)
+    return RuntimeContainer(
+        id=container.id,
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        name=container.metadata.name,
+        state=state_of(container),
+        pid=facts.pid,
+        cgroup=None if in_vm else facts.cgroup,  # the guest has it; on the host there is the sandbox's own
+        in_vm=in_vm,
+        started=facts.started,
+    )

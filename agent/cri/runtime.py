@@ -1,0 +1,213 @@
+"""The container runtime of the node over CRI v1: containerd 1.6 and newer, CRI-O (seam `Runtime`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cri_api.v1 import api_pb2
+
+from agent.cri.calls import Calls
+from agent.cri.container_info import Facts, describe, is_vm_handler, read_facts, state_of
+from agent.errors import AgentError, Gone, Refused
+from apiserver.backoff import Backoff
+from pinning.planning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
+
+    from agent.interfaces import RuntimeContainer
+    from pinning.machine.cpuset import CPUSet
+
+logger = logging.getLogger(__name__)
+
+NANOSECONDS: Final = 1e9
+_UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
+_STATUSES_AT_ONCE: Final = 4
+_POLLS_WITH_EVENTS: Final = 10  # how much rarer the runtime is polled while it sends events
+_SHARED_EVENTS: Final = (
+    "containerd 1."  # 1.7 hands each event to one client only: we would take the kubelet's
+)
+
+
+class CRI:
+    """The runtime behind one socket. Everything is asked with a timeout; nothing is assumed to have arrived."""
+
+    def __init__(self, socket: Path, *, timeout_seconds: float = 10.0, poll_seconds: float = 1.0) -> None:
+        self.name = f"container runtime at {socket}"
+        self._calls = Calls(socket, timeout_seconds)
+        self._poll_seconds = poll_seconds
+        self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
+        self._statuses = asyncio.Semaphore(_STATUSES_AT_ONCE)
+        self._facts: dict[str, Facts] = {}
+        self._owners: dict[str, Owner] = {}  # of the containers that were listed last
+        self._told: dict[str, Owner] = {}  # of those that events told of since
+        self._sandboxes: Collection[str] = ()
+        self._seen: frozenset[tuple[str, int]] = frozenset()
+
+    async def identify(self) -> str:
+        """Ask who the runtime is, e.g. "containerd 2.4.2", and remember it as `name`."""
+        answer = await self._calls.ask("Version", api_pb2.VersionRequest(), api_pb2.VersionResponse)
+        self.name = f"{answer.runtime_name} {answer.runtime_version.removeprefix('v')}"
+        return self.name
+
+    async def containers(self) -> tuple[RuntimeContainer, ...]:
+        """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        self._told = {}
+        listed = await self._list()
+        sandboxes = await self._list_sandboxes()  # afterwards: the sandbox of every listed container is in it
+        known = [one for one in listed if one.pod_sandbox_id in sandboxes]
+        self._owners = {
+            one.id: _owner(one, sandbox)
+            for one in known
+            if not is_vm_handler((sandbox := sandboxes[one.pod_sandbox_id]).runtime_handler)
+        }
+        self._sandboxes = sandboxes.keys()
+        facts = await asyncio.gather(*(self._facts_of(one) for one in known))
+        found = [(one, fact) for one, fact in zip(known, facts, strict=True) if fact]
+        self._facts = {one.id: fact for one, fact in found}
+        self._seen = _states(listed)
+        return tuple(describe(one, sandboxes[one.pod_sandbox_id], fact) for one, fact in found)
+
+    async def owner(self, container_id: str) -> Owner:
+        """Return whose container this is; raise Gone for anything else, Unavailable, Refused.
+
+        A sandbox is no container, nor is what runs in a VM: its cgroup, if it has one, is the runtime's. Asks only
+        about what neither the last listing nor an event told.
+        """
+        known = self._told.get(container_id) or self._owners.get(container_id)
+        if known:
+            return known
+        if container_id not in self._sandboxes:
+            for one in await self._list(api_pb2.ContainerFilter(id=container_id)):
+                sandbox = (await self._list_sandboxes()).get(one.pod_sandbox_id)
+                if sandbox and not is_vm_handler(sandbox.runtime_handler):
+                    return _owner(one, sandbox)
+        raise Gone(f"{container_id} is no container")
+
+    async def _list(self, which: api_pb2.ContainerFilter | None = None) -> list[api_pb2.Container]:
+        request = api_pb2.ListContainersRequest(filter=which)
+        answer = await self._calls.ask("ListContainers", request, api_pb2.ListContainersResponse)
+        return list(answer.containers)
+
+    async def _list_sandboxes(self) -> dict[str, api_pb2.PodSandbox]:
+        request = api_pb2.ListPodSandboxRequest()
+        answer = await self._calls.ask("ListPodSandbox", request, api_pb2.ListPodSandboxResponse)
+        return {sandbox.id: sandbox for sandbox in answer.items}
+
+    async def _facts_of(self, container: api_pb2.Container) -> Facts | None:
+        """Return what a listing does not tell, asked once when a container is created and once when it runs."""
+        known, state = self._facts.get(container.id), state_of(container)
+        if state is State.EXITED:
+            return replace(known or Facts(), pid=0)
+        if known and (known.pid or state is State.CREATED):
+            return known
+        async with self._statuses:
+            return await self._ask_facts(container.id)
+
+    async def _ask_facts(self, container_id: str) -> Facts | None:
+        """Ask for a container's status; None when it is gone, nothing known when the runtime cannot tell."""
+        request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
+        try:
+            answer = await self._calls.ask("ContainerStatus", request, api_pb2.ContainerStatusResponse)
+        except Gone:
+            return None
+        except Refused as refused:
+            facts = {"container": container_id, "reason": str(refused)}
+            logger.warning("container status refused", extra={"facts": facts})
+            return Facts()
+        return replace(read_facts(answer.info), started=answer.status.started_at / NANOSECONDS)
+
+    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+        """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
+
+        Raises Gone, Unavailable, Refused, or ValueError for an empty set (which CRI takes for "leave it").
+        """
+        if not cpus:
+            raise ValueError(f"container {container_id}: an empty set is no cpuset")
+        linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
+        request = api_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        async with self._updates:
+            await self._calls.ask(
+                "UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse
+            )
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""
+        backoff = Backoff(first=self._poll_seconds / 4, longest=self._poll_seconds * 5)
+        while True:
+            try:
+                await self.identify()
+                changed()
+                await self._watch_connected(changed, backoff)
+            except AgentError as error:
+                wait = backoff.next()
+                facts = {"reason": str(error), "retry_seconds": round(wait, 1)}
+                logger.warning("runtime out of reach", extra={"facts": facts})
+                await asyncio.sleep(wait)
+
+    async def _watch_connected(self, changed: Callable[[], None], backoff: Backoff) -> None:
+        """Poll, rarely while events come too; raise Unavailable when the runtime is out of reach."""
+        events = asyncio.create_task(self._follow_events(changed))
+        try:
+            while True:
+                await self._pause(events)
+                await self._poll(changed)
+                backoff.reset()
+        finally:
+            events.cancel()
+            await asyncio.gather(events, return_exceptions=True)
+
+    async def _pause(self, events: asyncio.Task[None]) -> None:
+        """Wait for the next poll; while events come, only a lost stream ends the wait early."""
+        if not events.done():
+            await asyncio.wait({events}, timeout=self._poll_seconds * _POLLS_WITH_EVENTS)
+            return
+        events.result()
+        await asyncio.sleep(self._poll_seconds)
+
+    async def _poll(self, changed: Callable[[], None]) -> None:
+        """Call `changed` when the containers are not those that were seen last."""
+        seen = _states(await self._list())
+        if seen != self._seen:
+            self._seen = seen
+            changed()
+
+    async def _follow_events(self, changed: Callable[[], None]) -> None:
+        """Call `changed` at every event; return when the runtime has none for us, raise Unavailable when it ends.
+
+        On connecting old events are told again, so that one is a hint and no more.
+        """
+        if self.name.startswith(_SHARED_EVENTS):
+            return
+        try:
+            async for event in self._calls.stream(
+                "GetContainerEvents", api_pb2.GetEventsRequest(), api_pb2.ContainerEventResponse
+            ):
+                self._told |= _owners(event)
+                changed()
+        except Refused as refused:
+            logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._calls.close()
+
+
+def _owner(container: api_pb2.Container, sandbox: api_pb2.PodSandbox) -> Owner:
+    return Owner(sandbox.metadata.uid, container.metadata.name)
+
+
+def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
+    """Return whose the containers are that an event tells of: those of one pod."""
+    if is_vm_handler(event.pod_sandbox_status.runtime_handler):
+        return {}
+    uid = event.pod_sandbox_status.metadata.uid
+    return {one.id: Owner(uid, one.metadata.name) for one in event.containers_statuses}
+
+
+def _states(containers: Iterable[api_pb2.Container]) -> frozenset[tuple[str, int]]:
+    return frozenset((one.id, one.state) for one in containers)

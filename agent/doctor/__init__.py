@@ -1,0 +1,1 @@
+"""What `corepin doctor` looks at, and the facts it rests on. It only reads."""

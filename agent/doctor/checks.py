@@ -1,0 +1,314 @@
+"""What stands in the way of pinning on a machine: findings, each with its remedy. Pure: the facts are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from agent.kubelet.policy import KubeletPolicy
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
+
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+
+_NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
+_LISTED: Final = 8  # of many, so that the answer stays readable
+_NAMED: Final = 3  # programs of one cgroup
+
+
+class Verdict(StrEnum):
+    """What came of looking at one thing."""
+
+    OK = "ok"
+    FINDING = "finding"
+    UNKNOWN = "unknown"  # it could not be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    subject: str
+    verdict: Verdict
+    told: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the agent's socket says."""
+
+    allocatable: CPUSet
+    reserved: CPUSet
+    exclusive: CPUSet  # with the siblings kept idle
+    runtime: str = ""  # name and version, as it was when it answered last
+    kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
+    observes: bool = False
+    pods_complete: bool = True
+    containers_complete: bool = True
+    fights: tuple[str, ...] = ()  # namespace/pod/container
+    failures: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()  # namespace/pod/container: why
+
+
+@dataclass(frozen=True, slots=True)
+class Strangers:
+    """Threads seen running on exclusive CPUs that are not of their owners."""
+
+    by_cgroup: Mapping[str, Counter[str]]  # the names of the threads
+    kernel: int = 0  # threads of the kernel; they cannot be moved
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found on a machine; None where it could not be read, and `missing` says why."""
+
+    kubelet: KubeletPolicy  # by its file
+    kubelet_runs: bool
+    topology: Topology | None = None
+    agent: AgentFacts | None = None
+    kubelet_millicores: int | None = None  # allocatable, as the node says
+    runtime: str | None = None  # name and version
+    nri: bool = False  # its socket is there
+    cgroup_version: int | None = None
+    cgroup_writable: bool | None = False  # None: not by who asks, who is not root
+    pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
+    pod_root: str | None = None  # the one that is there
+    writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
+    strangers: Strangers | None = None
+    missing: Mapping[str, str] | None = None  # why, by field
+
+    def why(self, name: str) -> str:
+        """Return why a fact is missing."""
+        return (self.missing or {}).get(name, "it could not be read")
+
+    @property
+    def policy(self) -> KubeletPolicy:
+        """The kubelet's policy by its file, else as the agent knows it from the kubelet itself."""
+        if self.kubelet is KubeletPolicy.UNKNOWN and self.agent:
+            return self.agent.kubelet
+        return self.kubelet
+
+    @property
+    def is_local(self) -> bool:
+        """Say whether the agent starts the containers itself."""
+        return self.agent is not None and self.agent.runtime.startswith("local")
+
+
+def examine(facts: Facts) -> tuple[Check, ...]:
+    """Return every check, in the order in which one mends things."""
+    return tuple(
+        check
+        for examined in (
+            _cgroups(facts),
+            _pod_root(facts),
+            _runtime(facts),
+            _nri(facts),
+            _kubelet(facts),
+            _kubelet_amount(facts),
+            _writers(facts),
+            _agent(facts),
+            _troubles(facts),
+            _strangers(facts),
+            _l2(facts),
+        )
+        for check in examined
+    )
+
+
+def _ok(subject: str, told: str) -> Check:
+    return Check(subject, Verdict.OK, told)
+
+
+def _finding(subject: str, told: str, remedy: str) -> Check:
+    return Check(subject, Verdict.FINDING, told, remedy)
+
+
+def _unknown(subject: str, told: str, remedy: str) -> Check:
+    return Check(subject, Verdict.UNKNOWN, told, remedy)
+
+
+def _cgroups(facts: Facts) -> Iterator[Check]:
+    if facts.cgroup_version is None:
+        remedy = "boot with the cpuset controller, and mount /sys/fs/cgroup; without it nobody can be pinned"
+        yield _finding("cgroups", f"no cpuset controller: {facts.why('cgroup_version')}", remedy)
+    elif facts.cgroup_writable is None:
+        told = f"version {facts.cgroup_version}; whether the agent may write them only root can see"
+        yield _unknown("cgroups", told, "ask as root")
+    elif not facts.cgroup_writable:
+        remedy = "run as root with /sys/fs/cgroup mounted writable; else moves go through the runtime, 10 times slower"
+        yield _finding("cgroups", f"version {facts.cgroup_version}, and they cannot be written", remedy)
+    else:
+        yield _ok("cgroups", f"version {facts.cgroup_version}, writable")
+
+
+def _pod_root(facts: Facts) -> Iterator[Check]:
+    subject = "pods' cgroup"
+    if facts.is_local:
+        return  # a kubelet beside it has nothing to do with its pods
+    if facts.pod_root:
+        yield _ok(subject, facts.pod_root)
+    elif facts.kubelet_runs and facts.cgroup_version is not None:
+        told = f"the kubelet's is not found: neither {' nor '.join(facts.pod_roots)}"
+        remedy = "name the kubelet's cgroupRoot with --kubelet-cgroup-root, here and for the agent"
+        yield _finding(subject, f"{told}; CPUs that pods may not use could be given out", remedy)
+
+
+def _runtime(facts: Facts) -> Iterator[Check]:
+    if facts.is_local and facts.agent:
+        yield _ok("runtime", facts.agent.runtime)
+    elif facts.runtime:
+        yield _ok("runtime", facts.runtime)
+    elif facts.agent:
+        remedy = "start it, or name its socket with --runtime-endpoint, here and for the agent"
+        yield _finding("runtime", f"it does not answer: {facts.why('runtime')}", remedy)
+    else:
+        remedy = "name its socket with --runtime-endpoint, or start it (containerd 1.6 or later, CRI-O)"
+        yield _unknown("runtime", f"no container runtime: {facts.why('runtime')}", remedy)
+
+
+def _nri(facts: Facts) -> Iterator[Check]:
+    """Tell whether it is there. Nothing is to be mended: the agent does not use it yet."""
+    if not facts.runtime or facts.is_local:
+        return
+    seen = "its socket is there" if facts.nri else _nri_since(facts.runtime) or "its socket is not to be seen"
+    told = "not used: CPUs are set as soon as a container is created, and the time until then is measured"
+    yield _ok("NRI", f"{seen}; {told}")
+
+
+def _nri_since(runtime: str) -> str:
+    """Say that a runtime is too old for NRI; nothing when it is not, or not known."""
+    name, _, version = runtime.partition(" ")
+    since = _NRI_SINCE.get(name.lower())
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if since is None or not numbers or numbers >= since:
+        return ""
+    return f"{name} {version} has none, it came with {since[0]}.{since[1]}"
+
+
+def _kubelet(facts: Facts) -> Iterator[Check]:
+    if facts.policy is KubeletPolicy.STATIC:
+        remedy = (
+            "drain the node, set cpuManagerPolicy: none, remove cpu_manager_state, start the kubelet again"
+        )
+        yield _finding("kubelet", "its static policy gives the CPUs out; corepin only observes", remedy)
+    elif facts.policy is KubeletPolicy.NONE:
+        yield _ok("kubelet", "policy none: the CPUs are corepin's to give")
+    elif facts.kubelet_runs:
+        remedy = "name its file with --kubelet-state (ROOT_DIR/cpu_manager_state of the kubelet)"
+        yield _unknown("kubelet", "it runs, and its CPU policy is not known", remedy)
+    else:
+        yield _ok("kubelet", "none runs here")
+
+
+def _kubelet_amount(facts: Facts) -> Iterator[Check]:
+    subject = "kubelet's CPUs"
+    if facts.agent is None:
+        yield _unknown(subject, "not compared with corepin's: the agent does not answer", "start the agent")
+        return
+    if facts.agent.observes:
+        yield _ok(subject, "not compared with corepin's, which gives none out here")
+        return
+    if facts.is_local:
+        yield _ok(subject, "not compared with corepin's: no scheduler places these pods")
+        return
+    if facts.kubelet_millicores is None:
+        remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
+        yield _unknown(subject, f"not compared with corepin's: {facts.why('kubelet_millicores')}", remedy)
+        return
+    ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
+    told = f"the scheduler may place {theirs}m, corepin can give out {ours}m"
+    if theirs <= ours:
+        yield _ok(subject, told)
+    else:
+        remedy = f'set reservedSystemCPUs: "{facts.agent.reserved}" in the kubelet\'s configuration'
+        yield _finding(subject, f"{told}: pods may be scheduled here that cannot be pinned", remedy)
+
+
+def _writers(facts: Facts) -> Iterator[Check]:
+    for name in facts.writers:
+        yield _finding(
+            "other writers", f"{name} may write cpusets too", "let only one program own the CPUs: stop it"
+        )
+    if not facts.writers:
+        yield _ok("other writers", "no program runs that is known to write cpusets")
+
+
+def _agent(facts: Facts) -> Iterator[Check]:
+    if facts.agent is None:
+        remedy = "start `corepin agent`, name its --socket, or ask as root"
+        yield _unknown("agent", f"it does not answer: {facts.why('agent')}", remedy)
+    elif facts.agent.observes:
+        yield _ok("agent", "it only observes, and gives no CPUs out")
+    else:
+        yield _ok("agent", f"gives out CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
+
+
+def _troubles(facts: Facts) -> Iterator[Check]:
+    if facts.agent is None:
+        return
+    log = "see the agent's log for the reason; it tries again"
+    if not facts.agent.pods_complete:
+        yield _finding("pods", "the agent has no list of this node's pods, and takes from nobody", log)
+    if not facts.agent.containers_complete:
+        yield _finding("containers", "the runtime does not list them to the agent", log)
+    for name in facts.agent.fights:
+        remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs after 10 quiet minutes"
+        yield _finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
+    for name in facts.agent.failures:
+        yield _finding("failures", f"the CPUs of {name} could not be set", log)
+    for told in facts.agent.refusals:
+        yield _finding("refusals", told, "see the message; it is tried again whenever CPUs come free")
+
+
+def _strangers(facts: Facts) -> Iterator[Check]:
+    subject = "strangers"
+    if facts.agent is None or facts.strangers is None:
+        yield _unknown(
+            subject, "not looked for: exclusive CPUs are known to the agent only", "start the agent"
+        )
+        return
+    cpus, by_cgroup = facts.agent.exclusive, facts.strangers.by_cgroup
+    if not cpus:
+        yield _ok(subject, "no CPU is exclusive now")
+        return
+    by_count = sorted(by_cgroup, key=lambda cgroup: (-by_cgroup[cgroup].total(), cgroup))
+    remedy = (
+        "a service: keep it off with AllowedCPUs= of its slice (systemd), or boot with isolcpus=; a container: see"
+        " corepin map"
+    )
+    for cgroup in by_count[:_LISTED]:
+        yield _finding(
+            subject, f"{_threads(by_cgroup[cgroup])} of {cgroup} ran on exclusive CPUs {cpus}", remedy
+        )
+    if len(by_count) > _LISTED:
+        told = f"and threads of {len(by_count) - _LISTED} more cgroups"
+        yield _finding(subject, told, "move the first ones, and look again")
+    if not by_count:
+        yield _ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
+    yield _ok("kernel", f"{facts.strangers.kernel} of its threads ran on exclusive CPUs, which is normal")
+
+
+def _threads(names: Counter[str]) -> str:
+    """Return the number of threads and the most frequent of their names."""
+    often = sorted(names, key=lambda name: (-names[name], name))
+    shown = ", ".join(often[:_NAMED]) + (", ..." if len(often) > _NAMED else "")
+    return f"{names.total()} thread{'s' * (names.total() > 1)} ({shown})"
+
+
+def _l2(facts: Facts) -> Iterator[Check]:
+    if facts.topology is None:
+        yield _unknown("L2 cache", f"not known: {facts.why('topology')}", "mount sysfs, or name --sysfs-root")
+        return
+    cores = {core.cpus for core in facts.topology.cores}
+    shared = [cpus for cpus in facts.topology.l2_caches.values() if cpus not in cores]
+    if not shared:
+        yield _ok("L2 cache", "every core has its own")
+        return
+    groups = ", ".join(map(str, shared[:_LISTED])) + (", ..." if len(shared) > _LISTED else "")
+    remedy = "where it matters, ask for as many CPUs as one group has: neighbours in it share the cache"
+    yield _finding("L2 cache", f"several cores share one: CPUs {groups}", remedy)

@@ -1,0 +1,201 @@
+"""What the agent stands on: the four things it asks of the outside, so that each can be real, local or simulated.
+
+The loop (`agent.reconcile.loop`) knows only these. They raise what is in `agent.errors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+    from pinning.planning.observed import Owner, State
+    from pinning.pods.types import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContainer:
+    """One container as the runtime knows it (sandboxes are none)."""
+
+    id: str
+    pod_uid: str  # as the runtime knows it: of a static pod the hash of its manifest
+    namespace: str
+    pod: str
+    name: str
+    state: State
+    pid: int  # of its first process in the host's pid namespace; 0 when it has none
+    cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: not known
+    in_vm: bool = False  # runs inside a VM sandbox (Kata): its cpuset is changed by the runtime alone
+    started: float = 0.0  # in seconds since the epoch, as the runtime says; 0: not yet, or not known
+
+
+class Runtime(Protocol):
+    """The container runtime of the node."""
+
+    name: str  # e.g. "containerd 2.4.2"
+
+    async def containers(self) -> tuple[RuntimeContainer, ...]:
+        """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
+        ...
+
+    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+        """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
+
+        Raises Gone, Unavailable, Refused.
+        """
+        ...
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""
+        ...
+
+
+class Cgroups(Protocol):
+    """The cpuset hierarchy of the kernel, version 1 or 2. Paths are those of RuntimeContainer.cgroup."""
+
+    @property
+    def version(self) -> int:
+        """The version of the hierarchy that has the cpuset controller."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Say whether the agent may change cgroups; without it the runtime alone changes them."""
+        ...
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
+        ...
+
+    def write(self, cgroup: str, cpus: CPUSet) -> None:
+        """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set."""
+        ...
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Compare every task below the cgroup with `cpus` (design section 8, proof)."""
+        ...
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let process `first`, allowed on less than its cgroup, and all that inherited its mask run on all of it.
+
+        Returns how many tasks were widened; raises Gone.
+        """
+        ...
+
+    def life(self, cgroup: str) -> Life:
+        """Return how far its container has come; raise Gone."""
+        ...
+
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
+        ...
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch these cgroups and no others from now on; those that are gone are left out. Raises Refused."""
+        ...
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Call `written` with each followed cgroup in which somebody else wrote other CPUs, until cancelled."""
+        ...
+
+    def hold(self) -> None:
+        """Tell of no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
+        ...
+
+    def release(self) -> None:
+        """Go on after `hold`, with what was written meanwhile."""
+        ...
+
+    def quota(self, cgroup: str) -> int | None:
+        """Return the CFS quota in microseconds a period, None when there is none; raise Gone."""
+        ...
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Take the CFS quota away; raise Gone, Refused."""
+        ...
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Return in how many periods the quota stopped the cgroup (nr_throttled); raise Gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StrayTasks:
+    """What the tasks of a cgroup may run on, compared with its assignment."""
+
+    outside: tuple[int, ...] = ()  # task ids allowed on CPUs that are not theirs: drift
+    narrowed: tuple[
+        int, ...
+    ] = ()  # task ids allowed on fewer CPUs: their own choice, or a mask they inherited
+
+
+class Newborn(NamedTuple):
+    """A container whose cgroup was made just now: its command does not run yet."""
+
+    id: str
+    owner: Owner
+    cgroup: str
+
+
+class Nursery(Protocol):
+    """Where a runtime that is not ours makes the cgroups of containers."""
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch where these containers and their pods were made, and where the kubelet makes pods. Raises Refused."""
+        ...
+
+    async def watch(self, born: Callable[[Newborn], None]) -> None:
+        """Call `born` with each container whose cgroup is made, until cancelled; maybe twice, and some are missed."""
+        ...
+
+
+class Life(NamedTuple):
+    """How far a container has come."""
+
+    seconds: float | None  # since its oldest process, the runtime's own at first; None while there is none
+    has_begun: bool  # it runs its command, or may
+
+
+class PodSource(Protocol):
+    """Where the pods of this node come from."""
+
+    @property
+    def complete(self) -> bool:
+        """Say whether the source has shown every pod once."""
+        ...
+
+    def pods(self) -> Mapping[str, Pod]:
+        """Return the pods of this node by uid (of the API)."""
+        ...
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Keep `pods` up to date and call `changed` after every change, until cancelled; reconnects by itself."""
+        ...
+
+    async def look_up(self, namespace: str, name: str) -> Pod | None:
+        """Ask anew for one pod of this node by its name; return None when the node has none, and raise AgentError."""
+        ...
+
+
+class Machine(Protocol):
+    """The CPUs of the node."""
+
+    def topology(self) -> Topology:
+        """Return what the kernel shows now, offline CPUs as remembered from before."""
+        ...
+
+    def universe(self) -> CPUSet:
+        """Return the online CPUs within the effective cpuset of the kubelet's pod root."""
+        ...
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+        ...
+
+    def machine_id(self) -> str:
+        """Return the id of this machine."""
+        ...

@@ -1,0 +1,167 @@
+"""Where the kernel shows its cpuset and cpu controllers, cgroup v1 or v2, and how their files are read and written.
+
+The files' errors become the agent's here. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from agent.errors import Gone, Refused
+from pinning.machine.cpuset import CPUSet
+
+V1: Final = 1
+V2: Final = 2
+CPUS: Final = "cpuset.cpus"
+PROCS: Final = "cgroup.procs"
+_GONE: Final = frozenset(
+    {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
+)  # ENODEV: removed while the file was open
+_NO_SUBFOLDERS: Final = 2  # a folder's own names; a file system that does not count them says 1
+CHUNK: Final = 65536  # bytes: more than the list of tasks of most cgroups
+_WORDS: Final = {
+    errno.EACCES: "no right to write it, or (cgroup v1) the cgroup above lacks one of the CPUs: run the agent as"
+    " root, and see that every CPU is online",
+    errno.EPERM: "not permitted: run the agent as root with the host's cgroups mounted",
+    errno.EROFS: "mounted read-only: mount the host's /sys/fs/cgroup writable into the agent",
+    errno.ENOSPC: "its tasks would be left without a CPU or a memory node: choose CPUs that are online",
+    errno.EINVAL: "a CPU is offline, or the cgroup above has none of them: choose CPUs that are online",
+    errno.ERANGE: "this kernel has no CPU of that number: choose CPUs that exist",
+    errno.EBUSY: "a cgroup below it or a real-time task still needs a CPU that is taken away: try again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """The mounts of the cpuset and cpu controllers. A cgroup's path is the same below both."""
+
+    version: int
+    cpuset: Path
+    cpu: Path
+
+    @property
+    def effective(self) -> tuple[str, ...]:
+        """The files that tell a cgroup's effective CPUs, best first."""
+        v1 = ("cpuset.effective_cpus", CPUS)  # without v2_mode the two are equal
+        return v1 if self.version == V1 else ("cpuset.cpus.effective",)
+
+    @property
+    def tasks(self) -> str:
+        """The file that lists every task of one cgroup, threads of threaded cgroups and of the kernel too."""
+        return "tasks" if self.version == V1 else "cgroup.threads"
+
+    def folder(self, cgroup: str) -> Path:
+        """Return the cpuset folder of a cgroup."""
+        return self.cpuset / cgroup.lstrip("/")
+
+
+def find_hierarchy(root: Path) -> Hierarchy:
+    """Return the controllers below `root` (/sys/fs/cgroup); raise Refused when cpuset is nowhere.
+
+    A hybrid host mounts v1 hierarchies and an empty v2 beside them: then v1 has the controllers.
+    """
+    if (root / "cpuset" / CPUS).exists():
+        joint = root / "cpu,cpuacct"
+        return Hierarchy(V1, root / "cpuset", joint if joint.exists() else root / "cpu")
+    for unified in (root, root / "unified"):
+        if "cpuset" in (_read_or_none(unified / "cgroup.controllers") or "").split():
+            return Hierarchy(V2, unified, unified)
+    raise Refused(f"{root} has no cpuset controller: mount the host's /sys/fs/cgroup there")
+
+
+def read_text(path: Path | str) -> str:
+    """Return a cgroup file's text without the newline; raise Gone or Refused.
+
+    A text is taken for a path because joining one costs more than reading the file.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a tenth of the time of Path.read_text
+        try:
+            return b"".join(iter(lambda: os.read(file, CHUNK), b"")).decode("ascii").strip()
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise translated(error, path) from error
+
+
+def read_cpus(path: Path | str) -> CPUSet:
+    """Return a cgroup file's CPU list; raise Gone or Refused."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return parsed(read_line(file))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise translated(error, path) from error
+
+
+def read_line(file: int) -> bytes:
+    """Return what an open cgroup file of one line says now; the kernel gives it in one piece."""
+    return os.pread(file, CHUNK, 0)
+
+
+@lru_cache(maxsize=1024)
+def parsed(line: bytes) -> CPUSet:
+    """Read a CPU list; hundreds of containers have the same few."""
+    return CPUSet.parse(line.decode("ascii"))
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a cgroup file that exists; raise Gone, or Refused with the errno in words."""
+    try:
+        file = os.open(
+            path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+        )  # never O_CREAT: cgroupfs answers EACCES
+        try:
+            os.write(file, text.encode("ascii"))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise translated(error, path, text) from error
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the cgroups right below one, by name; none when it is gone."""
+    try:
+        if os.stat(folder).st_nlink == _NO_SUBFOLDERS:  # noqa: PTH116 a fifth of the time of a scan
+            return []
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise translated(error, folder) from error
+    return [folder / name for name in sorted(names)]
+
+
+def _read_or_none(path: Path) -> str | None:
+    try:
+        return read_text(path)
+    except Gone:
+        return None
+
+
+def translated(error: OSError, file: Path | str, text: str = "") -> Gone | Refused:
+    """Return the agent's word for an error of the kernel."""
+    path = Path(file)
+    tried = f"{path}: {text} refused" if text else f"{path}"
+    if error.errno not in _GONE:
+        return Refused(f"{tried}: {_WORDS.get(error.errno or 0, error.strerror)}")
+    if path.name == CPUS and _lacks_controller(path.parent):
+        remedy = "the kubelet or the runtime must enable it (+cpuset in cgroup.subtree_control above)"
+        return Refused(f"{path} is missing: the cpuset controller is off for this cgroup: {remedy}")
+    return Gone(f"{path.parent} is not there any more")
+
+
+def _lacks_controller(folder: Path) -> bool:
+    """Say whether a v2 cgroup has no cpuset controller; one without its files otherwise is being made or removed."""
+    try:
+        return "cpuset" not in (folder / "cgroup.controllers").read_text(encoding="ascii").split()
+    except OSError:
+        return False

@@ -1,0 +1,87 @@
+"""Be told of changes of files and folders (inotify(7)); the standard library has no binding. Knows nothing of cgroups."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OVERFLOW: Final = -1  # the watch of IN_Q_OVERFLOW: events were lost, anything may have happened
+MODIFY: Final = 0x2
+CLOSE_WRITE: Final = 0x8
+MOVED_FROM: Final = 0x40
+MOVED_TO: Final = 0x80
+CREATE: Final = 0x100
+DELETE: Final = 0x200
+ONLY_FOLDERS: Final = 0x0100_0000  # refuse to watch a file
+_FORGOTTEN: Final = 0x8000  # IN_IGNORED: the watch is gone, because we or the kernel removed it
+_HEADER: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_BUFFER_BYTES: Final = 64 * 1024  # 4,096 events without a name, as those of files are
+
+
+class Event(NamedTuple):
+    """What happened to what is watched, or to `name` in a watched folder."""
+
+    watch: int
+    name: str
+
+
+class Inotify:
+    """A queue of the kernel that tells of one kind of event in what it watches."""
+
+    def __init__(self, events: int = MODIFY) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._events = events
+        self._queue = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when something happened."""
+        return self._queue
+
+    def add(self, path: Path | str) -> int:
+        """Watch a file or folder and return its watch, the same one while it is the same file; raise OSError."""
+        return self._checked(self._libc.inotify_add_watch(self._queue, os.fsencode(path), self._events), path)
+
+    def remove(self, watch: int) -> None:
+        """Forget a file. A removed cgroup sends no event, and its watch holds memory until it is removed."""
+        self._libc.inotify_rm_watch(self._queue, watch)
+
+    def news(self) -> list[Event]:
+        """Return what happened since the last call; an event with the watch OVERFLOW says that events were lost."""
+        try:
+            return list(_events(os.read(self._queue, _BUFFER_BYTES)))
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        """Give the queue and all watches back."""
+        os.close(self._queue)
+
+    @staticmethod
+    def _checked(result: int, path: Path | str | None = None) -> int:
+        if result < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), path and str(path))
+        return result
+
+
+def inotify_refused(error: OSError) -> Refused:
+    """Return the agent's word for an error of the kernel."""
+    limits = "raise fs.inotify.max_user_instances and max_user_watches on the node"
+    return Refused(f"inotify: {error.strerror}: {limits}")
+
+
+def _events(told: bytes) -> Iterator[Event]:
+    offset = 0
+    while offset < len(told):
+        watch, mask, _, length = _HEADER.unpack_from(told, offset)
+        offset += _HEADER.size + length
+        if not mask & _FORGOTTEN:
+            yield Event(watch, os.fsdecode(told[offset - length : offset].rstrip(b"\0")))

@@ -1,0 +1,130 @@
+"""The CPUs of this node: what the kernel runs now, what it ran before, and which of them pods may use (seam `Machine`)."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.errors import Gone, Refused
+from agent.kernel.cgroup_names import pod_roots
+from agent.kernel.cgroupfs import V1
+from agent.kernel.sysfs import read_cpus, read_topology
+from pinning.machine.cpuset import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+NO_POD_ROOT: Final = "/"  # where there is no kubelet every CPU counts
+_MACHINE_IDS: Final = ("etc/machine-id", "var/lib/dbus/machine-id", "sys/class/dmi/id/product_uuid")
+
+
+class PodRootCgroups(Protocol):
+    """What the machine asks of the cpuset hierarchy."""
+
+    version: int
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return the effective CPUs; raise Gone."""
+        ...
+
+    def widen(self, cgroup: str, cpus: CPUSet) -> None:
+        """Give a cgroup and those above it the CPUs they lack; raise Gone, Refused."""
+        ...
+
+
+class NodeMachine:
+    """The machine whose `/` is `root`, with the CPUs of the kubelet's pod root (the first of `pod_roots` there is).
+
+    `known` is the topology of before a restart, with CPUs that may be offline now. `pod_cpus` is the universe of
+    before, for cgroup v1: what it has and the pod root has not was lost meanwhile (see `universe`).
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        cgroups: PodRootCgroups,
+        *,
+        pod_roots: Iterable[str] = pod_roots(),
+        known: Topology | None = None,
+        pod_cpus: CPUSet = EMPTY,
+    ) -> None:
+        self._root = root
+        self._cgroups = cgroups
+        self._pod_roots = tuple(pod_roots)
+        self._known = known
+        self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
+        self._usable = EMPTY
+        self._lost = pod_cpus  # offline CPUs that the pod root had
+        self._id = cache(self._read_id)
+
+    def online(self) -> CPUSet:
+        """Return the CPUs that the kernel runs now; cheap enough for every second."""
+        return read_cpus(self._root / "sys/devices/system/cpu/online") or EMPTY
+
+    def topology(self) -> Topology:
+        """Return what the kernel shows now, offline CPUs as remembered from before; read anew when CPUs came or went."""
+        online = self.online()
+        if self._known is None or online != self._read_at:
+            now = read_topology(self._root)
+            self._known = now.remembering(self._known) if self._known else now
+            if now.online == online:  # else a CPU comes or goes at this moment: read again next time
+                self._read_at = online
+        return self._known
+
+    def pod_root(self) -> str:
+        """Return the cgroup above all pods; the root cgroup until the kubelet has made its own."""
+        for cgroup in self._pod_roots:
+            with suppress(Gone):
+                self._cgroups.read(cgroup)
+                return cgroup
+        return NO_POD_ROOT
+
+    def universe(self) -> CPUSet:
+        """Return the online CPUs within the effective cpuset of the kubelet's pod root.
+
+        On cgroup v1 a CPU that goes offline leaves every cpuset for good. When it is back it is given back to the
+        pod root here; writing a container widens what is between.
+        """
+        online, cgroup = self.topology().online, self.pod_root()
+        had = self._cgroups.read(cgroup)
+        back = (self._lost & online) - had
+        if back and self._cgroups.version == V1 and cgroup != NO_POD_ROOT:
+            had = self._give_back(cgroup, back)
+        self._lost = (self._lost | self._usable) - (online - (back - had))
+        self._usable = had & online
+        return self._usable
+
+    def _give_back(self, cgroup: str, cpus: CPUSet) -> CPUSet:
+        """Widen the pod root and return what it has now; without the right to write the CPUs stay unused."""
+        try:
+            self._cgroups.widen(cgroup, cpus)
+        except (Gone, Refused) as error:
+            facts = {"cpus": str(cpus), "reason": str(error)}
+            logger.warning("CPUs stay out of the pod root", extra={"facts": facts})
+        return self._cgroups.read(cgroup)
+
+    def boot_id(self) -> str:
+        """Return the id of this boot."""
+        return self._id(("proc/sys/kernel/random/boot_id",))
+
+    def machine_id(self) -> str:
+        """Return the id of this machine: the host's, so mount its /etc/machine-id into the agent."""
+        return self._id(_MACHINE_IDS)
+
+    def _read_id(self, names: tuple[str, ...]) -> str:
+        """Return the first id that is there; raise Refused naming the files."""
+        for name in names:
+            with suppress(OSError):
+                text = (self._root / name).read_text(encoding="ascii").strip()
+                if text:
+                    return text
+        files = " or ".join(str(self._root / name) for name in names)
+        raise Refused(f"no id in {files}: mount the host's file into the agent")

@@ -1,0 +1,135 @@
+"""Where the cgroups of containers are made: told at once, tens of milliseconds before the first instruction.
+
+A runtime makes a container's cgroup below its pod's, puts a process of its own in, and at last runs the container's
+command in it. A folder whose name ends in a container's id is a container's; every other one below the root of the
+pods may hold pods or containers, and is watched (seam `Nursery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.errors import AgentError, Refused
+from agent.interfaces import Newborn
+from agent.kernel.cgroupfs import find_hierarchy, subfolders
+from agent.kernel.inotify import CREATE, ONLY_FOLDERS, OVERFLOW, Inotify, inotify_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pinning.planning.observed import Owner
+
+# cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
+_CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
+
+
+class Owners(Protocol):
+    """Who knows whose container has which id."""
+
+    async def owner(self, container_id: str) -> Owner:
+        """Return whose container this is; raise Gone for a sandbox and for what is not there, Unavailable, Refused."""
+        ...
+
+
+def container_id(name: str) -> str | None:
+    """Return the id in the name of a container's cgroup, None for any other cgroup."""
+    found = _CONTAINER.fullmatch(name)
+    return found[1] if found else None
+
+
+class CgroupNursery:
+    """Watches the cgroups of pods, and those in which pods are made, for containers."""
+
+    def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
+        self._hierarchy = find_hierarchy(cgroup_root)
+        self._owners = owners
+        self._pod_roots = frozenset(pod_roots)
+        self._inotify = _new_inotify()
+        self._watch_of: dict[str, int] = {}
+        self._cgroup_of: dict[int, str] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._born: Callable[[Newborn], None] = lambda _: None
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch below the roots of the pods, and where these containers and their pods were made. Raises Refused."""
+        pods = {_above(cgroup) for cgroup in cgroups}
+        wanted = (pods | {_above(pod) for pod in pods} | self._pod_roots) - {""}
+        for cgroup in self._watch_of.keys() - wanted:
+            if not self._hierarchy.folder(cgroup).is_dir():
+                self._unwatch(cgroup)
+        for cgroup in sorted(wanted - self._watch_of.keys()):
+            self._watch(cgroup)
+
+    def _watch(self, cgroup: str) -> None:
+        """Watch one cgroup, and take what is in it already for just made: it may be."""
+        folder = self._hierarchy.folder(cgroup)
+        try:
+            watch = self._inotify.add(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise inotify_refused(error) from error
+        self._watch_of[cgroup] = watch
+        self._cgroup_of[watch] = cgroup
+        for child in subfolders(folder):
+            self._made(f"{cgroup}/{child.name}")
+
+    def _unwatch(self, cgroup: str) -> None:
+        watch = self._watch_of.pop(cgroup)
+        del self._cgroup_of[watch]
+        self._inotify.remove(watch)
+
+    async def watch(self, born: Callable[[Newborn], None]) -> None:
+        """Call `born` with each container whose cgroup is made, until cancelled."""
+        loop = asyncio.get_running_loop()
+        self._born = born
+        loop.add_reader(self._inotify, self._tell)
+        try:
+            await loop.create_future()
+        finally:
+            loop.remove_reader(self._inotify)
+            self._born = lambda _: None
+
+    def _tell(self) -> None:
+        news = self._inotify.news()
+        if any(event.watch == OVERFLOW for event in news):
+            for cgroup in list(self._watch_of):
+                self._unwatch(cgroup)  # the next pass watches everything anew, and sees what is there by then
+            return
+        for event in news:
+            above = self._cgroup_of.get(event.watch)
+            if above is not None:
+                with suppress(Refused):  # told by the pass that wants to watch it
+                    self._made(f"{above}/{event.name}")
+
+    def _made(self, cgroup: str) -> None:
+        found = container_id(cgroup.rpartition("/")[2])
+        if found is None:
+            self._watch(cgroup)
+            return
+        task = asyncio.ensure_future(self._ask(found, cgroup))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, found: str, cgroup: str) -> None:
+        with suppress(AgentError):  # a sandbox; or a pass will find it
+            self._born(Newborn(found, await self._owners.owner(found), cgroup))
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()
+
+
+def _above(cgroup: str) -> str:
+    return cgroup.rpartition("/")[0]
+
+
+def _new_inotify() -> Inotify:
+    try:
+        return Inotify(CREATE | ONLY_FOLDERS)
+    except OSError as error:
+        raise inotify_refused(error) from error

@@ -1,0 +1,129 @@
+"""Read the machine's topology from sysfs (Documentation/admin-guide/cputopology.rst, ABI/testing/sysfs-devices-system-cpu).
+
+A CPU counts with every attribute or not at all: one that goes offline loses its `topology/` directory while it is
+read. Reading decides nothing; `pinning.machine.topology` makes cores of the facts.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.topology import EFFICIENCY, PERFORMANCE, BadTopology, CPUFacts, Topology, assemble
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+    from pathlib import Path
+
+_SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
+_PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
+_LAST_LEVEL: Final = 3  # an L2 belongs to its core; where no L3 is told the package is the cache domain
+_CORE_TYPES: Final = {"cpu_core": PERFORMANCE, "cpu_atom": EFFICIENCY, "cpu_lowpower": EFFICIENCY}
+
+
+def read_topology(root: Path) -> Topology:
+    """Return the topology of the machine whose `/` is `root`; raise BadTopology naming the file that is wrong."""
+    system = root / "sys/devices/system"
+    online = read_cpus(system / "cpu/online")
+    if online is None:
+        raise BadTopology(f"{system / 'cpu/online'}: missing: mount sysfs below {root}, or name another root")
+    nodes, types = _numa_nodes(system / "node"), _core_types(root / "sys/devices")
+    facts = []
+    for folder in (system / "cpu").glob("cpu[0-9]*"):
+        fact = _read_facts(folder, int(folder.name.removeprefix("cpu")), nodes, types)
+        if fact:
+            facts.append(fact)
+    return assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
+
+
+def read_cpus(path: Path) -> CPUSet | None:
+    """Return the CPU list in a file, None when the file is not there; raise BadTopology for any other text."""
+    text = _read(path)
+    try:
+        return None if text is None else CPUSet.parse(text)
+    except BadCPUList as error:
+        raise BadTopology(f"{path}: {error}: expected a CPU list such as 0-3,8") from error
+
+
+def read_int(path: Path) -> int | None:
+    """Return the number in a file, None when the file is not there; raise BadTopology for any other text."""
+    text = _read(path)
+    try:
+        return None if text is None else int(text)
+    except ValueError as error:
+        raise BadTopology(f"{path}: {text!r} is not a number: report it with the kernel's version") from error
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):  # ENODEV: it went offline just now
+            return None
+        raise BadTopology(f"{path}: {error.strerror}: let the agent read it") from error
+
+
+def _read_first(folder: Path, names: tuple[str, ...]) -> CPUSet:
+    return next((cpus for name in names if (cpus := read_cpus(folder / name)) is not None), EMPTY)
+
+
+def _read_facts(
+    cpu_dir: Path, cpu: int, nodes: Mapping[int, int], types: Mapping[int, str]
+) -> CPUFacts | None:
+    siblings = _read_first(cpu_dir / "topology", _SIBLINGS)
+    package = _package(cpu_dir / "topology")
+    if cpu not in siblings or package is None:
+        return None
+    caches = _caches(cpu_dir / "cache")
+    last = max(caches, default=0)
+    return CPUFacts(
+        cpu,
+        core=siblings.lowest(),
+        package=package,
+        numa_node=nodes[cpu] if cpu in nodes else _linked_node(cpu_dir),
+        uncore_cache=(last, caches[last]) if last >= _LAST_LEVEL else None,
+        l2=caches.get(2),
+        core_type=types.get(cpu),
+    )
+
+
+def _package(topology_dir: Path) -> Hashable:
+    """Return what tells packages apart: the id, or where firmware gives none (-1) the CPUs themselves."""
+    number = read_int(topology_dir / "physical_package_id")
+    if number is not None and number < 0:
+        return _read_first(topology_dir, _PACKAGE)
+    return number
+
+
+def _caches(cache_dir: Path) -> dict[int, int]:
+    """Return the lowest CPU that shares the CPU's data or unified cache of each level."""
+    caches: dict[int, int] = {}
+    for index in cache_dir.glob("index[0-9]*"):
+        level, shared = read_int(index / "level"), read_cpus(index / "shared_cpu_list")
+        if level and shared and _read(index / "type") != "Instruction":
+            caches[level] = shared.lowest()
+    return caches
+
+
+def _numa_nodes(nodes_dir: Path) -> dict[int, int]:
+    """Return the NUMA node of each CPU; the lowest, should the kernel name several (numa=fake)."""
+    nodes = sorted(
+        (int(path.name.removeprefix("node")) for path in nodes_dir.glob("node[0-9]*")), reverse=True
+    )
+    return {cpu: node for node in nodes for cpu in read_cpus(nodes_dir / f"node{node}" / "cpulist") or EMPTY}
+
+
+def _linked_node(cpu_dir: Path) -> int:
+    """Return the node that the CPU's directory links to, as for offline CPUs; 0 on a kernel without NUMA."""
+    return min((int(path.name.removeprefix("node")) for path in cpu_dir.glob("node[0-9]*")), default=0)
+
+
+def _core_types(devices_dir: Path) -> dict[int, str]:
+    """Return the type of each core of a hybrid machine, as its performance counters are split."""
+    return {
+        cpu: core_type
+        for device, core_type in _CORE_TYPES.items()
+        for cpu in read_cpus(devices_dir / device / "cpus") or EMPTY
+    }

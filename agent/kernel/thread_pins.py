@@ -1,0 +1,51 @@
+"""Keep the pins that threads gave themselves while their cgroup's CPUs change.
+
+Before Linux 6.2 the kernel forgot them at every change of a cpuset (commit 8f9ea86fdf99, "sched: Always preserve
+the user requested cpumask"). DPDK and the JVM pin their threads once, at start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from agent.kernel.tasks import affinities
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PRESERVED_SINCE: Final = (6, 2)
+
+
+def kernel_forgets_pins(release: str) -> bool:
+    """Say whether the kernel of a release ("6.1.0-56-amd64") erases pins; raise ValueError for no release."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if not found:
+        raise ValueError(f"kernel release {release!r} does not start with a version such as 6.1")
+    return (int(found[1]), int(found[2])) < _PRESERVED_SINCE
+
+
+def save_pins(tasks: Iterable[int], old: CPUSet) -> dict[int, CPUSet]:
+    """Return the pins of the tasks that may run on a part of the old set only."""
+    whole = frozenset(old)
+    return {task: CPUSet(allowed) for task, allowed in affinities(tasks) if allowed < whole}
+
+
+def restore_pins(pins: Mapping[int, CPUSet], tasks: Iterable[int], new: CPUSet) -> tuple[int, ...]:
+    """Pin tasks again whose pin fits into the new set, and return them.
+
+    `tasks` are those of the cgroup after the change: the number of a task that ended may be somebody else's now.
+    """
+    restored = []
+    for task in tasks:
+        pin = pins.get(task)
+        if pin and pin <= new:
+            with suppress(
+                ProcessLookupError, OSError
+            ):  # EINVAL: an offline CPU; EPERM: a bound kernel thread
+                os.sched_setaffinity(task, pin)
+                restored.append(task)
+    return tuple(restored)

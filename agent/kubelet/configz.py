@@ -1,0 +1,147 @@
+"""What the node's kubelet runs with, from its own `/configz`: its CPU policy, and the CPUs that it keeps for itself.
+
+Asked once, at start, and only where the operator wants it. It is the kubelet of this node that is asked, with the
+right `nodes/configz` alone: `nodes/proxy` would give every container of the node away. Who does not answer changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from agent.config import CONFIGZ
+from agent.errors import AgentError, Refused, Unavailable
+from agent.kubelet.policy import KubeletPolicy
+from apiserver.backoff import Backoff
+from apiserver.client import Api
+from pinning.errors import BadContract, BadCPUList, BadQuantity
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.node_sets import check_machine
+from pinning.pods.quantity import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import httpx
+
+    from apiserver.client import Access
+    from pinning.machine.topology import Topology
+    from pinning.planning.node_config import NodeConfig
+
+TRIES: Final = 3
+REMEDY: Final = (
+    "give the agent's account `get` on nodes/configz (kubelet 1.33 or later; never nodes/proxy), and let the cluster's"
+    " CA sign the kubelet's certificate (serverTLSBootstrap); or state `reserved` in the node configuration"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class KubeletWord(NamedTuple):
+    """What the kubelet says of CPUs."""
+
+    policy: KubeletPolicy
+    reserved: CPUSet  # empty: it keeps none
+
+
+class _Config(msgspec.Struct, rename="camel"):
+    cpu_manager_policy: str = ""
+    reserved_system_cpus: str = msgspec.field(name="reservedSystemCPUs", default="")
+    kube_reserved: dict[str, str] | None = None
+    system_reserved: dict[str, str] | None = None
+
+
+class _Document(msgspec.Struct):
+    kubeletconfig: _Config
+
+
+def read_configz(document: bytes, topology: Topology) -> KubeletWord:
+    """Return what a configz document says about a machine; raise Refused for what cannot be understood."""
+    try:
+        config = msgspec.json.decode(document, type=_Document).kubeletconfig
+        return KubeletWord(_policy(config), _reserved(config, topology))
+    except (msgspec.DecodeError, BadCPUList, BadQuantity) as error:
+        raise Refused(f"the kubelet's configz cannot be understood: {error}") from error
+
+
+def _policy(config: _Config) -> KubeletPolicy:
+    name = config.cpu_manager_policy
+    return KubeletPolicy(name) if name in {"none", "static"} else KubeletPolicy.UNKNOWN
+
+
+def _reserved(config: _Config, topology: Topology) -> CPUSet:
+    """Return the CPUs that are named, else whole cores for the amounts, the lowest CPUs first (design section 3)."""
+    if config.reserved_system_cpus:
+        return CPUSet.parse(config.reserved_system_cpus)
+    amounts = (config.kube_reserved or {}, config.system_reserved or {})
+    missing = ceil(sum(parse_quantity(amount.get("cpu", "0")) for amount in amounts))
+    taken = []
+    for cpus in sorted((core.cpus for core in topology.cores), key=CPUSet.lowest):
+        if missing <= 0:
+            break
+        usable = (cpus & topology.online) - topology.isolated  # the kubelet itself runs on no isolated CPU
+        missing -= len(usable)
+        taken += [cpus] if usable else []
+    return union(taken) if taken else EMPTY
+
+
+def adopt(config: NodeConfig, word: KubeletWord, topology: Topology, universe: CPUSet) -> NodeConfig:
+    """Reserve what the kubelet does where the operator named nothing; a set that leaves no CPU is not taken."""
+    if config.reserved is not None or not word.reserved:
+        return config
+    adopted = replace(config, reserved=word.reserved)
+    facts = {"reserved": str(word.reserved)}
+    try:
+        check_machine(topology, universe, adopted)
+    except BadContract as problem:
+        logger.warning(
+            "the kubelet's reserved CPUs are not taken", extra={"facts": {**facts, "reason": str(problem)}}
+        )
+        return config
+    logger.info("the kubelet's reserved CPUs are taken", extra={"facts": facts})
+    return adopted
+
+
+async def ask_kubelet(
+    access: Access,
+    topology: Topology,
+    transport: httpx.AsyncBaseTransport | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> KubeletWord | None:
+    """Return what the kubelet at `access` says; None, told in the log with the remedy, when it says nothing."""
+    try:
+        api = Api(access, transport)
+    except OSError as error:  # no CA
+        _tell_silence(f"{access.ca_file}: {error.strerror}")
+        return None
+    try:
+        return read_configz(await _fetch(api, sleep), topology)
+    except AgentError as error:
+        _tell_silence(str(error))
+        return None
+    finally:
+        await api.close()
+
+
+async def _fetch(api: Api, sleep: Callable[[float], Awaitable[None]]) -> bytes:
+    backoff = Backoff(1.0)
+    for _ in range(TRIES - 1):
+        try:
+            return await api.get(CONFIGZ)
+        except Unavailable as error:
+            wait = backoff.next()
+            facts = {"reason": str(error), "retry_seconds": round(wait, 1)}
+            logger.info("kubelet does not tell yet", extra={"facts": facts})
+            await sleep(wait)
+    return await api.get(CONFIGZ)
+
+
+def _tell_silence(reason: str) -> None:
+    facts = {"reason": reason, "remedy": REMEDY}
+    logger.warning("the kubelet's configuration is not known, defaults stay", extra={"facts": facts})

@@ -1,0 +1,152 @@
+"""Pinning by affinity alone, where no cpuset cgroup can be written: for the demo and for a first look.
+
+Processes are told apart by a variable in their environment. A thread may widen its own mask again, and nobody is
+kept off: this shows what the agent does, and protects nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import Gone
+from agent.kernel.procfs import is_alive
+from agent.kernel.tasks import compare, life_of, widen
+from agent.local.cgroups import ROOT
+from pinning.machine.cpuset import CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.interfaces import Life, StrayTasks
+
+MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
+
+
+class AffinityCgroups:
+    """Stands in for cgroups (seams `Cgroups` and `Homes`); the masks of the processes are all there is."""
+
+    version = 0
+    writable = True
+
+    def __init__(self, root: str = ROOT) -> None:
+        self._root = root
+        self._usable = CPUSet(os.sched_getaffinity(0))
+        self._given: dict[str, CPUSet] = {}
+
+    # Homes.
+
+    def make(self, cgroup: str) -> None:
+        """Know a home from now on."""
+        self._given.setdefault(cgroup, self._usable)
+
+    def enter(self, cgroup: str, pid: int) -> None:
+        """Put a process on the CPUs of its home."""
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(pid, self.read(cgroup))
+
+    def pids(self, cgroup: str) -> list[int]:
+        """Return the processes that carry the home in their environment."""
+        return [pid for pid, home in _marked() if home == cgroup]
+
+    def remove(self, cgroup: str) -> bool:
+        """Forget a home that is empty; say whether it is."""
+        is_empty = not self.pids(cgroup)
+        if is_empty:
+            self._given.pop(cgroup, None)
+        return is_empty
+
+    def found(self) -> list[str]:
+        """Return every home that a process carries."""
+        homes = {home for _, home in _marked() if home.startswith(f"{self._root}/")}
+        for home in homes:
+            masks = [CPUSet(os.sched_getaffinity(task)) for task in self._tasks(home)]
+            self._given.setdefault(home, union(masks) or self._usable)
+        return sorted(homes)
+
+    # Cgroups.
+
+    def read(self, cgroup: str) -> CPUSet:
+        """Return what a home was given, of the root what this process may use; raise Gone for any other."""
+        if cgroup == "/":
+            return self._usable
+        if cgroup not in self._given:
+            raise Gone(f"{cgroup} is not there any more")
+        return self._given[cgroup]
+
+    def write(self, cgroup: str, cpus: CPUSet) -> None:
+        """Put every thread of a home on `cpus`; raise Gone, or ValueError for an empty set."""
+        if not cpus:
+            raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
+        self.read(cgroup)
+        self._given[cgroup] = cpus
+        for task in self._tasks(cgroup):
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(task, cpus)
+
+    def widen(self, cgroup: str, cpus: CPUSet) -> None:
+        """Do nothing: no home is inside another."""
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Compare every thread of a home with `cpus`; raise Gone."""
+        return compare(self._tasks(cgroup), cpus, self.read(cgroup))
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let a first process that was born narrower run on all CPUs of its home; raise Gone."""
+        cpus = self.read(cgroup)
+        return widen(self._tasks(cgroup), first, cpus, cpus)
+
+    def life(self, cgroup: str) -> Life:
+        """Return how far a container has come."""
+        return life_of(self.pids(cgroup))
+
+    def expect(self, cgroup: str, cpus: CPUSet) -> None:
+        """Do nothing: nobody else writes here."""
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Do nothing: the kernel tells nobody of a new mask."""
+
+    async def watch(self, written: Callable[[str], None]) -> None:
+        """Wait until cancelled."""
+        await asyncio.get_running_loop().create_future()
+
+    def hold(self) -> None:
+        """Do nothing: nobody is told."""
+
+    def release(self) -> None:
+        """Do nothing: nobody is told."""
+
+    def quota(self, cgroup: str) -> int | None:
+        """Return that there is none; raise Gone."""
+        self.read(cgroup)
+        return None
+
+    def unset_quota(self, cgroup: str) -> None:
+        """Do nothing: there is none."""
+
+    def times_throttled(self, cgroup: str) -> int:
+        """Return 0; raise Gone."""
+        self.read(cgroup)
+        return 0
+
+    def _tasks(self, cgroup: str) -> list[int]:
+        tasks = []
+        for pid in self.pids(cgroup):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                tasks += [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+        return tasks
+
+
+def _marked() -> list[tuple[int, str]]:
+    """Return every process of ours with the home that its environment names."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is gone, or another user's
+            for entry in (folder / "environ").read_bytes().split(b"\0"):
+                name, _, home = entry.partition(b"=")
+                if name == MARK.encode() and is_alive(int(folder.name)):
+                    found.append((int(folder.name), os.fsdecode(home)))
+    return sorted(found)

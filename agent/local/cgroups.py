@@ -1,0 +1,128 @@
+"""The cgroups of local containers: made, entered, listed and removed. What CPUs they get is decided elsewhere.
+
+/corepin-local/POD_UID/CONTAINER below the cpuset hierarchy, v1 or v2. A new one has the CPUs of the one above.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.errors import Gone, Refused
+from agent.kernel.cgroupfs import CPUS, PROCS, V1, V2, read_text, subfolders, write_text
+from agent.kernel.procfs import is_alive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.kernel.cgroupfs import Hierarchy
+
+ROOT: Final = "/corepin-local"
+_MEMS: Final = "cpuset.mems"
+_SUBTREE: Final = "cgroup.subtree_control"
+
+
+class Homes(Protocol):
+    """Where local containers live. A home is named by its cgroup: ROOT/POD_UID/CONTAINER."""
+
+    def make(self, cgroup: str) -> None:
+        """Make a home, or find it there; raise Refused."""
+        ...
+
+    def enter(self, cgroup: str, pid: int) -> None:
+        """Put a process into a home, with the home's CPUs; raise Gone, Refused."""
+        ...
+
+    def pids(self, cgroup: str) -> list[int]:
+        """Return the processes of a home; none when it is gone."""
+        ...
+
+    def remove(self, cgroup: str) -> bool:
+        """Remove an empty home, and what is empty above it; say whether it is gone."""
+        ...
+
+    def found(self) -> list[str]:
+        """Return every home that is there, of an earlier agent too."""
+        ...
+
+
+class KernelHomes:
+    """Homes in the kernel's cpuset hierarchy (seam `Homes`)."""
+
+    def __init__(self, hierarchy: Hierarchy, root: str = ROOT) -> None:
+        self._hierarchy = hierarchy
+        self._root = root
+
+    def make(self, cgroup: str) -> None:
+        """Make a home, or find it there; raise Refused."""
+        path = PurePosixPath(cgroup)
+        for one in (*reversed(path.parents), path):
+            folder = self._hierarchy.folder(str(one))
+            if folder != self._hierarchy.cpuset:
+                self._make(folder)
+
+    def _make(self, folder: Path) -> None:
+        if self._hierarchy.version == V2:
+            _enable_cpuset(folder.parent)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise Refused(
+                f"{folder}: {error.strerror}: run the agent as root, with writable cgroups"
+            ) from error
+        if self._hierarchy.version == V1:
+            for name in (CPUS, _MEMS):  # v1 lets nobody in while one of them is empty
+                if not read_text(folder / name):
+                    write_text(folder / name, read_text(folder.parent / name))
+
+    def enter(self, cgroup: str, pid: int) -> None:
+        """Put a process into a home, with the home's CPUs; raise Gone, Refused."""
+        write_text(self._hierarchy.folder(cgroup) / PROCS, str(pid))
+
+    def pids(self, cgroup: str) -> list[int]:
+        """Return the processes of a home, zombies left out; none when it is gone."""
+        with suppress(Gone):
+            listed = read_text(self._hierarchy.folder(cgroup) / PROCS).split()
+            return [pid for pid in map(int, listed) if is_alive(pid)]
+        return []
+
+    def remove(self, cgroup: str) -> bool:
+        """Remove an empty home, and what is empty above it; say whether it is gone."""
+        path = PurePosixPath(cgroup)
+        for below in reversed(self._below(self._hierarchy.folder(cgroup))):
+            _remove(below)
+        is_gone = _remove(self._hierarchy.folder(cgroup))
+        for one in path.parents:
+            if str(one) == "/" or not _remove(self._hierarchy.folder(str(one))):
+                break
+        return is_gone
+
+    def _below(self, folder: Path) -> list[Path]:
+        """Return the cgroups that a container made below its own, outer ones first."""
+        children = subfolders(folder)
+        return [*children, *(inner for child in children for inner in self._below(child))]
+
+    def found(self) -> list[str]:
+        """Return every home that is there, of an earlier agent too."""
+        return [
+            f"{self._root}/{pod.name}/{home.name}"
+            for pod in subfolders(self._hierarchy.folder(self._root))
+            for home in subfolders(pod)
+        ]
+
+
+def _enable_cpuset(folder: Path) -> None:
+    if "cpuset" not in read_text(folder / _SUBTREE).split():
+        write_text(folder / _SUBTREE, "+cpuset")
+
+
+def _remove(folder: Path) -> bool:
+    try:
+        os.rmdir(folder)  # noqa: PTH106 a cgroup is removed with its files in it
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

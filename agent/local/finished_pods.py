@@ -1,0 +1,41 @@
+"""Which pods of a folder are over, on disk: a job that is done is not done again by the next agent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Final
+
+from pinning.planning.observed import FINAL_PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FILE: Final = "finished.json"  # in the agent's state directory
+
+logger = logging.getLogger(__name__)
+
+
+def read_finished(path: Path) -> dict[str, str]:
+    """Return the final phases by uid; none from a file that is damaged, which is told."""
+    try:
+        told = json.loads(path.read_bytes())
+        return {uid: phase for uid, phase in told.items() if phase in FINAL_PHASES}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        facts = {"file": str(path), "reason": repr(error)}
+        logger.warning("finished pods are not known and run again", extra={"facts": facts})
+        return {}
+
+
+def write_finished(path: Path, phases: Mapping[str, str]) -> None:
+    """Replace the file at once as a whole. What cannot be written is told: it matters at the next start only."""
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(json.dumps(phases), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        facts = {"file": str(path), "reason": str(error)}
+        logger.warning("finished pods are not remembered", extra={"facts": facts})

@@ -1,0 +1,122 @@
+"""Read pods from the text of a manifest file: pure. What cannot be a pod is told with its remedy."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+import yaml
+
+from agent.errors import AgentError
+from pinning.pods.types import Pod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE_LIMIT: Final = 3 * 2**20  # bytes; the API server stores no larger object
+DEPTH_LIMIT: Final = 100  # levels; a pod has about 15
+_NAMES: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of pods, RFC 1123; safe in a path
+_LABELS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # of namespaces and containers
+_UIDS: Final = re.compile(r"[0-9A-Za-z][-0-9A-Za-z]{0,63}")
+_UID_SPACE: Final = uuid.UUID(
+    "7d0f5c7e-3c1c-4bd1-9d39-5d3b1f1f7a10"
+)  # drawn once; changing it changes every uid
+_TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
+
+
+class BadManifest(AgentError):
+    """A file holds no pod that could be run; the message says why."""
+
+
+class _Loader(yaml.CSafeLoader):
+    """PyYAML's, but a timestamp stays the text that it is."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 as PyYAML has it
+        first: [one for one in resolvers if one[0] != _TIMESTAMP]
+        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def read_manifest(content: bytes, created: str) -> tuple[Pod, ...]:
+    """Return the pods of a file, complete with namespace, uid and time of creation; else raise BadManifest."""
+    if len(content) > SIZE_LIMIT:
+        raise BadManifest(f"is larger than {SIZE_LIMIT >> 20} MB: split it")
+    pods = tuple(_pod(document, created) for document in _documents(content))
+    if not pods:
+        raise BadManifest("holds no document: write a pod")
+    return pods
+
+
+def name_of(pod: Pod) -> str:
+    """Return what people call a pod: namespace/name."""
+    metadata = pod.get("metadata") or {}
+    return f"{metadata.get('namespace')}/{metadata.get('name')}"
+
+
+def uid_for(name: str) -> str:
+    """Return the uid of a pod whose manifest states none: always the same for one namespace/name."""
+    return str(uuid.uuid5(_UID_SPACE, name))
+
+
+def _documents(content: bytes) -> Iterator[Any]:
+    """Yield the documents that are not empty. JSON is YAML."""
+    try:
+        text = content.decode()
+        _check_depth(text)
+        for document in yaml.load_all(text, _Loader):
+            if document is not None:
+                yield document
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such number
+        told = " ".join(str(error).split())
+        raise BadManifest(f"is no YAML: {told}") from error
+
+
+def _check_depth(text: str) -> None:
+    """Refuse what is nested so deeply that the loader would end the process: it calls itself for every level."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEPTH_LIMIT:
+            raise BadManifest(f"is nested more than {DEPTH_LIMIT} levels deep: no pod is")
+
+
+def _pod(document: Any, created: str) -> Pod:
+    """Return one document as a pod with what the API server would have filled in."""
+    if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != ("v1", "Pod"):
+        raise BadManifest("is no pod: write apiVersion: v1 and kind: Pod")
+    try:
+        msgspec.convert(document, Pod)
+    except msgspec.ValidationError as error:
+        raise BadManifest(f"is not shaped as a pod: {error}") from error
+    metadata = dict(document.get("metadata") or {})
+    metadata["namespace"] = metadata.get("namespace") or "default"
+    metadata["creationTimestamp"] = metadata.get("creationTimestamp") or created
+    pod = cast("Pod", {**document, "metadata": metadata})
+    metadata["uid"] = metadata.get("uid") or uid_for(name_of(pod))
+    _check_names(pod)
+    return pod
+
+
+def _check_names(pod: Pod) -> None:
+    """Refuse names that Kubernetes refuses: they become paths."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    if not spec.get("containers"):
+        raise BadManifest("has no container: write spec.containers")
+    _check("metadata.name", metadata.get("name"), _NAMES)
+    _check("metadata.namespace", metadata.get("namespace"), _LABELS)
+    _check("metadata.uid", metadata.get("uid"), _UIDS)
+    for one in containers:
+        _check("name of a container", one.get("name"), _LABELS)
+    if len({one["name"] for one in containers}) < len(containers):
+        raise BadManifest("has two containers of one name: rename one")
+
+
+def _check(field: str, value: str | None, allowed: re.Pattern[str]) -> None:
+    if not value or not allowed.fullmatch(value):
+        raise BadManifest(f"{field}: {value!r} is no name that Kubernetes would take")

@@ -1,0 +1,173 @@
+"""The runtime `local`: the containers of a folder's pods as plain processes in cgroups of their own (seam `Runtime`).
+
+It is kubelet and runtime in one, and small: no images, no namespaces, no probes. Everything is done when the agent
+lists its containers, which it does in every pass: what is new is made there and shown as created, so the agent sends
+its CPUs in the same pass. Then it starts, on these CPUs from its first instruction. What the agent sent nothing for
+starts with the next pass. SIGTERM of the agent ends no container; the next agent finds them by their cgroups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from agent.errors import AgentError, Gone
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.cpusets import KernelCgroups
+from agent.local.affinity import AffinityCgroups
+from agent.local.cgroups import ROOT, KernelHomes
+from agent.local.manifest import BadManifest, name_of
+from agent.local.pod import LocalPod
+from agent.local.spec import read_run
+from pinning.planning.requests import is_final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from agent.interfaces import Cgroups, RuntimeContainer
+    from agent.local.cgroups import Homes
+    from agent.local.pods_dir import PodsDir
+    from pinning.machine.cpuset import CPUSet
+    from pinning.pods.types import Pod
+
+logger = logging.getLogger(__name__)
+
+
+class LocalRuntime:
+    """Runs the pods of a `PodsDir`."""
+
+    def __init__(
+        self, pods: PodsDir, cgroups: Cgroups, homes: Homes, *, root: str = ROOT, logs: Path | None = None
+    ) -> None:
+        how = (
+            f"in cgroups v{cgroups.version}"
+            if cgroups.version
+            else "by affinity only, no cgroup protects them"
+        )
+        self.name = f"local processes {how}"
+        self._source = pods
+        self._cgroups = cgroups
+        self._homes = homes
+        self._root = root
+        self._logs = logs
+        self._pods: dict[str, LocalPod] = {}
+        self._seen: dict[str, Pod] = {}  # the manifests that were begun
+        self._changed: Callable[[], None] = lambda: None
+        self._has_adopted = False
+
+    async def containers(self) -> tuple[RuntimeContainer, ...]:
+        """Bring the processes up to what the folder says, and return every container."""
+        if not self._has_adopted:
+            self._adopt()
+        if self._source.complete:
+            self._take_over(self._source.pods())
+        for uid, pod in list(self._pods.items()):
+            self._step(uid, pod)
+        return tuple(one for pod in self._pods.values() for one in pod.listed())
+
+    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+        """Put a container on `cpus`, and start it if it only waited for them; raise Gone, Refused."""
+        for pod in self._pods.values():
+            container = pod.find(container_id)
+            if container:
+                self._cgroups.write(container.cgroup, cpus)
+                pod.start(container)
+                return
+        raise Gone(f"container {container_id} is not there any more")
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever a process ends or is to be started, until cancelled."""
+        self._changed = changed
+        changed()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._changed = lambda: None
+            for pod in self._pods.values():
+                pod.close()
+
+    def _hint(self) -> None:
+        self._changed()
+
+    def _adopt(self) -> None:
+        """Take the processes of an earlier agent over; remove what it left empty."""
+        self._has_adopted = True
+        for home in self._homes.found():
+            _, uid, name = home.rsplit("/", 2)
+            if not self._homes.pids(home):
+                self._homes.remove(home)
+                continue
+            self._pod(uid).adopt(name)
+            logger.info("container found running", extra={"facts": {"cgroup": home}})
+
+    def _pod(self, uid: str) -> LocalPod:
+        if uid not in self._pods:
+            self._pods[uid] = LocalPod(uid, f"{self._root}/{uid}", self._homes, self._logs, self._hint)
+        return self._pods[uid]
+
+    def _take_over(self, pods: Mapping[str, Pod]) -> None:
+        """Begin what is new and end what is gone. A pod that is back waits until its old processes are gone."""
+        for uid, pod in pods.items():
+            known = self._seen.get(uid)
+            if is_final(pod):
+                self._end_leftover(uid)
+            elif known is not pod and not self._pod(uid).is_ending:
+                self._begin(uid, pod)
+        for uid in self._pods.keys() - pods.keys():
+            self._pods[uid].end()
+
+    def _end_leftover(self, uid: str) -> None:
+        """End what runs of a pod that was over for an earlier agent."""
+        if uid in self._pods and self._pods[uid].run is None:
+            self._pods[uid].end()
+
+    def _begin(self, uid: str, pod: Pod) -> None:
+        self._seen[uid] = pod
+        try:
+            self._pod(uid).begin(read_run(pod))
+        except BadManifest as error:
+            logger.warning("pod not started", extra={"facts": {"pod": name_of(pod), "reason": str(error)}})
+
+    def _step(self, uid: str, pod: LocalPod) -> None:
+        phase = pod.phase
+        pod.step()
+        if pod.phase and pod.phase != phase:
+            self._source.finish(uid, pod.phase)
+            self._hint()
+        if pod.is_gone:
+            del self._pods[uid]
+            self._seen.pop(uid, None)
+            self._hint()
+
+
+def open_local(
+    pods: PodsDir, cgroup_root: Path, state_dir: Path
+) -> tuple[LocalRuntime, KernelCgroups | AffinityCgroups]:
+    """Return the runtime and the cgroups of its containers: the kernel's, or affinity where none can be written.
+
+    Their name hangs on the agent's state directory: no two agents take the same processes for theirs.
+    """
+    root = f"{ROOT}-{sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]}"
+    logs = state_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        hierarchy = find_hierarchy(cgroup_root)
+        cgroups = KernelCgroups(cgroup_root)
+    except AgentError as error:
+        return _open_affinity(pods, root, logs, str(error))
+    if not cgroups.writable:
+        cgroups.close()
+        return _open_affinity(pods, root, logs, "cgroups cannot be written: run as root")
+    return LocalRuntime(pods, cgroups, KernelHomes(hierarchy, root), root=root, logs=logs), cgroups
+
+
+def _open_affinity(
+    pods: PodsDir, root: str, logs: Path | None, why: str
+) -> tuple[LocalRuntime, AffinityCgroups]:
+    logger.warning("affinity only: nobody is kept off", extra={"facts": {"reason": why}})
+    affinity = AffinityCgroups(root)
+    return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), affinity

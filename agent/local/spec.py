@@ -1,0 +1,150 @@
+"""What a pod's manifest says about its processes: pure. Kubernetes' rules for order, restarts and the end of a pod."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from agent.local.manifest import BadManifest, name_of
+from pinning.pods.resources import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.pods.types import Pod
+
+SLEEP: Final = ("sleep", "infinity")  # of a container that states no command: there is no image to ask
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ALWAYS, ON_FAILURE, NEVER = "Always", "OnFailure", "Never"
+_VARIABLE: Final = re.compile(r"\$\((\w+)\)")
+
+
+class _Variable(msgspec.Struct):
+    name: str
+    value: str | None = None
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    name: str
+    command: list[str] | None = None
+    args: list[str] | None = None
+    env: list[_Variable] | None = None
+    restart_policy: str | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_Container]
+    init_containers: list[_Container] | None = None
+    restart_policy: str | None = None
+    termination_grace_period_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """One container as processes: what to run, and what its end means."""
+
+    name: str
+    role: Role
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    restart: str  # ALWAYS, ON_FAILURE or NEVER
+
+    def runs_again(self, code: int | None) -> bool:
+        """Say whether it is started again after it ended with a code; None: not known, which counts as failed."""
+        return self.restart == ALWAYS or (self.restart == ON_FAILURE and code != 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PodRun:
+    """One pod as processes, its containers in the order in which they start."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerSpec, ...]
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a container ended."""
+
+    code: int | None
+
+
+def read_run(pod: Pod) -> PodRun:
+    """Return what a pod wants to be run; raise BadManifest."""
+    try:
+        spec = msgspec.convert(pod.get("spec"), _PodSpec)
+    except msgspec.ValidationError as error:
+        raise BadManifest(f"pod {name_of(pod)} cannot be started: {error}") from error
+    metadata, policy = pod.get("metadata") or {}, spec.restart_policy or ALWAYS
+    first = [_init(one, policy) for one in spec.init_containers or ()]
+    main = [_container(one, Role.MAIN, policy) for one in spec.containers]
+    return PodRun(
+        uid=metadata.get("uid") or "",
+        namespace=metadata.get("namespace") or "default",
+        name=metadata.get("name") or "",
+        containers=(*first, *main),
+        grace_seconds=30.0
+        if spec.termination_grace_period_seconds is None
+        else spec.termination_grace_period_seconds,
+    )
+
+
+def _init(container: _Container, policy: str) -> ContainerSpec:
+    if container.restart_policy == ALWAYS:
+        return _container(container, Role.SIDECAR, ALWAYS)
+    return _container(container, Role.INIT, NEVER if policy == NEVER else ON_FAILURE)
+
+
+def _container(container: _Container, role: Role, restart: str) -> ContainerSpec:
+    environment = {"PATH": PATH}
+    for one in container.env or ():
+        environment[one.name] = _expanded(one.value or "", environment)
+    words = [*container.command, *(container.args or ())] if container.command else SLEEP
+    command = tuple(_expanded(word, environment) for word in words)
+    return ContainerSpec(container.name, role, command, environment, restart)
+
+
+def _expanded(text: str, environment: Mapping[str, str]) -> str:
+    """Replace $(NAME) as Kubernetes does; a name that is not known stays as it stands."""
+    return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), text)
+
+
+def due(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> Iterator[ContainerSpec]:
+    """Yield what shall run now and does not: init containers one after the other, then all others at once."""
+    for one in pod.containers:
+        if one.name in live:
+            if one.role is Role.INIT:
+                return
+            continue
+        end = ended.get(one.name)
+        if one.role is Role.INIT and end and end.code == 0:
+            continue
+        if end is None or one.runs_again(end.code):
+            yield one
+        if one.role is not Role.MAIN:  # the next one waits for the end of it, or for its start
+            return
+
+
+def final_phase(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> str | None:
+    """Return Succeeded or Failed once nothing of a pod will run again, else None."""
+    failed = [ended[one.name] for one in pod.containers if one.role is Role.INIT and one.name in ended]
+    if any(end.code != 0 for end in failed) and not _any_again(pod, Role.INIT, ended):
+        return "Failed"
+    main = [one for one in pod.containers if one.role is Role.MAIN]
+    if any(one.name in live or one.name not in ended for one in main) or _any_again(pod, Role.MAIN, ended):
+        return None
+    return "Succeeded" if all(ended[one.name].code == 0 for one in main) else "Failed"
+
+
+def _any_again(pod: PodRun, role: Role, ended: Mapping[str, Ended]) -> bool:
+    return any(
+        one.runs_again(ended[one.name].code)
+        for one in pod.containers
+        if one.role is role and one.name in ended
+    )

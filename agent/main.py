@@ -1,0 +1,194 @@
+"""Choose what stands behind each seam, as the configuration says. What is heavy is imported when it is chosen."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from prometheus_client import disable_created_metrics
+
+from agent.errors import Refused, Unavailable
+from agent.kernel.cgroup_names import pod_roots
+from agent.kernel.cpusets import KernelCgroups
+from agent.kernel.machine import NO_POD_ROOT, NodeMachine
+from agent.metrics import Metrics
+from agent.process import Agent, Listeners, Parts, run_until_told
+from agent.reconcile.checkpoint import StateDir, Unusable
+from agent.reconcile.observe import Seams
+from agent.reconcile.reconciler import Settings
+from pinning.planning.node_sets import check_machine
+
+if TYPE_CHECKING:
+    from agent.config import AgentConfig
+    from agent.cri.runtime import CRI
+    from agent.interfaces import Machine, Nursery, PodSource, Runtime
+    from agent.local.affinity import AffinityCgroups
+    from agent.node_state import Reporter
+    from agent.reconcile.checkpoint import Saved
+    from apiserver.client import Access, Api
+
+logger = logging.getLogger(__name__)
+
+
+async def run(config: AgentConfig) -> None:
+    """Be the agent of this node until SIGTERM."""
+    disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
+    agent = await build(config)
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: collections need not walk it again and again
+    await run_until_told(agent, Listeners(config.listen, config.socket))
+
+
+async def reset(config: AgentConfig) -> None:
+    """Give every container all CPUs back and remove everything the agent ever told."""
+    agent = await build(config)
+    await agent.reset()
+
+
+async def build(config: AgentConfig) -> Agent:
+    """Return the agent of this node; raise AgentError or PinningError for what an operator has to mend."""
+    state_dir = StateDir(config.state_dir)
+    api = None if config.pods_dir else _api(config)
+    pods = _pods(config, api)
+    runtime, cgroups, nursery = await _runtime(config, pods)
+    machine, saved = _machine(config, cgroups, state_dir)
+    if config.runtime == "cri":
+        _tell_pod_root(machine, config)
+    check_machine(machine.topology(), machine.universe(), config.config)
+    settings = await _settings(config, machine)
+    seams = Seams(runtime, cgroups, pods, machine, nursery)
+    metrics = Metrics()
+    told = reporters(config, api, seams.pods, metrics)
+    return Agent(Parts(seams, settings, state_dir, saved, told, metrics))
+
+
+def _machine(
+    config: AgentConfig, cgroups: KernelCgroups | AffinityCgroups, state_dir: StateDir
+) -> tuple[NodeMachine, Saved | None]:
+    """Return the machine, with what the checkpoint remembers of its CPUs."""
+    roots = pod_roots(config.kubelet_cgroup_root)
+    machine = NodeMachine(config.root, cgroups, pod_roots=roots)
+    saved = load(state_dir, machine)
+    if saved is None or saved.boot_id != machine.boot_id():
+        return machine, saved
+    known = NodeMachine(config.root, cgroups, pod_roots=roots, known=saved.topology, pod_cpus=saved.universe)
+    return known, saved
+
+
+def _tell_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
+    """Warn where the kubelet's cgroup of all pods is not found: CPUs that it does not have would be given out."""
+    if machine.pod_root() == NO_POD_ROOT:
+        facts = {
+            "looked_for": pod_roots(config.kubelet_cgroup_root),
+            "remedy": "start the kubelet, or name its cgroupRoot with --kubelet-cgroup-root",
+        }
+        logger.warning("no cgroup of the kubelet, every CPU counts", extra={"facts": facts})
+
+
+def load(state_dir: StateDir, machine: Machine) -> Saved | None:
+    """Return the checkpoint, None when there is none that can be used."""
+    try:
+        return state_dir.load(machine.machine_id())
+    except Unusable as error:
+        logger.warning("checkpoint set aside", extra={"facts": {"reason": str(error)}})
+        return None
+
+
+async def _settings(config: AgentConfig, machine: Machine) -> Settings:
+    """Return what the operator chose, and what the kubelet says where it is to be asked."""
+    if config.kubelet_url is None:
+        return Settings(config.node, config.config, config.kubelet_state)
+    from agent.kubelet.configz import adopt, ask_kubelet
+
+    topology = machine.topology()
+    word = await ask_kubelet(replace(_access(config), url=config.kubelet_url), topology)
+    if word is None:
+        return Settings(config.node, config.config, config.kubelet_state)
+    chosen = adopt(config.config, word, topology, machine.universe())
+    return Settings(config.node, chosen, config.kubelet_state, word.policy)
+
+
+async def _runtime(
+    config: AgentConfig, pods: PodSource
+) -> tuple[Runtime, KernelCgroups | AffinityCgroups, Nursery | None]:
+    """Return who runs the containers, the cgroups that these have, and where those are made by somebody else."""
+    from agent.local.pods_dir import PodsDir
+
+    if config.runtime == "local" and isinstance(pods, PodsDir):
+        from agent.local.runtime import open_local
+
+        return *open_local(pods, config.cgroup_root, config.state_dir), None
+    from agent.kernel.new_cgroups import CgroupNursery
+
+    runtime = await _cri(config)
+    nursery = CgroupNursery(config.cgroup_root, runtime, pod_roots(config.kubelet_cgroup_root))
+    return runtime, KernelCgroups(config.cgroup_root), nursery
+
+
+async def _cri(config: AgentConfig) -> CRI:
+    from agent.cri.container_info import find_socket
+    from agent.cri.runtime import CRI
+
+    socket = config.runtime_endpoint or find_socket()
+    if socket is None:
+        raise Refused("no runtime: none of the usual CRI sockets is there; name it with --runtime-endpoint")
+    runtime = CRI(socket)
+    with suppress(Unavailable):  # it may come later: the loop asks again
+        await runtime.identify()
+    return runtime
+
+
+def _api(config: AgentConfig) -> Api:
+    from apiserver.client import Api
+
+    return Api(_access(config))
+
+
+def _access(config: AgentConfig) -> Access:
+    from apiserver.client import Access
+
+    if config.api is None:
+        return Access.in_cluster(os.environ)
+    return Access(config.api.url, config.api.ca_file, config.api.token_file)
+
+
+def _pods(config: AgentConfig, api: Api | None) -> PodSource:
+    if api is None:
+        from agent.local.finished_pods import FILE
+        from agent.local.pods_dir import PodsDir
+
+        return PodsDir(config.pods_dir or config.state_dir, config.state_dir / FILE)
+    from agent.pod_watch import PodWatch
+
+    return PodWatch(api, config.node)
+
+
+def reporters(
+    config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
+) -> tuple[Reporter, ...]:
+    """Return everybody who is told what the agent knows; without an API server that is nobody."""
+    from agent.report.mode_log import LogReport, RefusalLog
+
+    if api is None:
+        return (LogReport(), RefusalLog())
+    from agent.report.cmk_config_map import PoolReport
+    from agent.report.desired_node import NodeOptions
+    from agent.report.event_recorder import EventReport
+    from agent.report.load_metrics import MetricsReport
+    from agent.report.node import NodeReport
+    from agent.report.pod_status import PodReport
+
+    flags = config.reports
+    options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint, flags.sidecar)
+    return (
+        LogReport(),
+        PodReport(api, config.node, pods),
+        EventReport(api, config.node, pods),
+        NodeReport(api, config.node, pods, options),
+        PoolReport(api, config.node, flags.namespace),
+        MetricsReport(metrics.registry, api, pods, options),
+    )

@@ -1,0 +1,265 @@
+"""What the agent knows of its node, as one frozen value: reports, metrics and `corepin map` show this and nothing else.
+
+Building it is pure. Two states are equal when nothing changed: a container's time is the one at which the kernel
+was last seen to change for it, so whoever publishes may compare and stay silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.kubelet.policy import KubeletPolicy
+    from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+    from pinning.machine.topology import Topology
+    from pinning.planning.ledger import Assignment, Ledger
+    from pinning.planning.node_sets import NodeSets
+    from pinning.planning.observed import Observed, SeenPod
+    from pinning.planning.refusal import Refusal
+
+
+class Path(StrEnum):
+    """By which path the cpuset of a container was set."""
+
+    CGROUP = "cgroup"
+    RUNTIME = "runtime"
+    FOUND = "found"  # it was so already
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was read back from the kernel for one container of the runtime, and how it came to be so."""
+
+    cpus: CPUSet  # the effective cpuset
+    when: str  # RFC 3339 in UTC: when it was first read so
+    path: Path = Path.FOUND
+    outside: int = 0  # tasks allowed on CPUs that are not theirs: drift
+    narrowed: int = 0  # tasks allowed on fewer CPUs than they could be
+    window_seconds: float | None = None  # from the start of the container until its cpuset was right
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """One container that holds CPUs, was refused CPUs, or runs in the shared set of a pod that has such."""
+
+    name: str
+    policy: CPUPolicy | None = None  # None: it holds no CPUs of its own
+    smt: SMTPolicy | None = None
+    numa: NUMAPolicy | None = None
+    cpus: CPUSet = EMPTY  # what it shall run on: its own CPUs, or else the shared set
+    idle: CPUSet = EMPTY
+    numa_nodes: tuple[int, ...] = ()
+    proof: Proof | None = None  # None: it does not run, or nothing could be read
+    refusal: Refusal | None = None
+    intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
+
+    @property
+    def applied(self) -> CPUSet | None:
+        """What was read back from the kernel."""
+        return self.proof.cpus if self.proof else None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Say whether it holds CPUs, and the kernel was seen to keep it on them."""
+        return self.policy is not None and self.applied == self.cpus
+
+    @property
+    def is_told(self) -> bool:
+        """Say whether there is something to tell its user."""
+        return self.policy is not None or self.refusal is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """One pod of the node, with all containers that it declares."""
+
+    uid: str  # as the runtime knows it: of a static pod the hash of its manifest
+    namespace: str
+    name: str
+    containers: tuple[ContainerState, ...] = ()
+    refusal: Refusal | None = None  # of the pod as a whole: its own words cannot be read
+    is_known: bool = True  # the API shows it; else it only still runs, or holds CPUs
+
+    @property
+    def is_told(self) -> bool:
+        """Say whether the pod gets a status annotation."""
+        return self.refusal is not None or any(one.is_told for one in self.containers)
+
+
+@dataclass(frozen=True, slots=True)
+class Fight:
+    """Another writer keeps changing the cpuset of a container, and is let be for a while."""
+
+    container: str  # namespace/pod/container
+    owner: Owner
+    rewrites: int
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One node after one pass of the loop."""
+
+    node: str
+    runtime: str  # e.g. "containerd 2.4.2"
+    kubelet: KubeletPolicy
+    observes: bool  # the agent allocates nothing here: another one gives the CPUs out
+    sets: NodeSets  # universe, reserved, pools; sets.topology counts what is outside the universe as offline
+    topology: Topology  # as the kernel shows it, offline CPUs remembered
+    ledger: Ledger
+    shared: CPUSet
+    seen_pods: tuple[SeenPod, ...] = ()  # as the source shows them, finished ones too, with their claims
+    pods: tuple[PodState, ...] = ()  # by namespace and name
+    refusals: tuple[Refusal, ...] = ()
+    fights: tuple[Fight, ...] = ()
+    failures: tuple[str, ...] = ()  # namespace/pod/container whose cpuset could not be set, tried again later
+    pods_complete: bool = False
+    containers_complete: bool = False
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Say whether pods and containers were listed in full, so that numbers may be published."""
+        return self.pods_complete and self.containers_complete
+
+    @property
+    def names(self) -> Mapping[str, tuple[str, str]]:
+        """Namespace and name of each pod by its uid, as the last pass has them."""
+        return {pod.uid: (pod.namespace, pod.name) for pod in self.pods}
+
+    @property
+    def free(self) -> CPUSet:
+        """What may still be given out."""
+        return self.sets.allocatable - self.ledger.held
+
+    @property
+    def idle(self) -> CPUSet:
+        """Siblings that are charged to an owner and run by nobody."""
+        return union(one.idle for one in self.ledger)
+
+
+class Reporter(Protocol):
+    """Somebody who is told of every new state; never two calls at a time, and only the newest state counts."""
+
+    async def publish(self, state: NodeState) -> None:
+        """Tell `state`; an AgentError is tried again with backoff, with the state that is the newest by then."""
+        ...
+
+    async def reset(self) -> None:
+        """Remove everything that was ever told (uninstall)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one pass of the loop came to."""
+
+    observed: Observed
+    ledger: Ledger
+    refusals: tuple[Refusal, ...]
+    sets: NodeSets
+    proofs: Mapping[str, Proof]  # by container id
+    names: Mapping[Owner, str]  # what people call the live containers
+    fights: tuple[Fight, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    @cached_property
+    def shared(self) -> CPUSet:
+        """Where everything unpinned runs."""
+        return self.sets.shared(self.ledger)
+
+    @cached_property
+    def refused(self) -> Mapping[Owner, Refusal]:
+        """The refusals by whom they concern."""
+        return {one.owner: one for one in self.refusals}
+
+    @cached_property
+    def proven(self) -> Mapping[Owner, Proof]:
+        """What is proven of each container; of its restarts the running one counts."""
+        last = sorted(self.observed.live, key=lambda one: (one.state is State.RUNNING, one.id))
+        return {one.owner: self.proofs[one.id] for one in last if one.id in self.proofs}
+
+    @cached_property
+    def _masks(self) -> tuple[tuple[int, Owner], ...]:
+        live = (one for one in self.observed.live if one.id in self.proofs)
+        return tuple((self.proofs[one.id].cpus.mask, one.owner) for one in live)
+
+    def intruders(self, one: Assignment) -> tuple[str, ...]:
+        """Return the names of others that the kernel lets run on what a container owns."""
+        if not one.is_exclusive:
+            return ()
+        owned = one.footprint.mask
+        found = {owner for mask, owner in self._masks if mask & owned} - {one.owner}
+        return tuple(
+            sorted(self.names.get(other, other.container) for other in found if self._meet(one, other))
+        )
+
+    def _meet(self, one: Assignment, other: Owner) -> bool:
+        held = self.ledger.of(other)
+        return held is None or one.meets(held)
+
+
+def build_state(made: Round, node: str, runtime: str, kubelet: KubeletPolicy, *, observes: bool) -> NodeState:
+    """Return the state of the node after a round."""
+    return NodeState(
+        node=node,
+        runtime=runtime,
+        kubelet=kubelet,
+        observes=observes,
+        sets=made.sets,
+        topology=made.observed.topology,
+        ledger=made.ledger,
+        shared=made.shared,
+        seen_pods=tuple(sorted(made.observed.pods, key=lambda pod: pod.age)),
+        pods=_pods(made),
+        refusals=made.refusals,
+        fights=made.fights,
+        failures=made.failures,
+        pods_complete=made.observed.pods_complete,
+        containers_complete=made.observed.containers_complete,
+    )
+
+
+def _pods(made: Round) -> tuple[PodState, ...]:
+    known = [_known_pod(pod, made) for pod in made.observed.by_age]
+    others = [_unknown_pod(uid, made) for uid in made.ledger.pods.keys() - made.observed.known_uids]
+    return tuple(sorted((*known, *others), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
+
+
+def _known_pod(pod: SeenPod, made: Round) -> PodState:
+    containers = tuple(_container(Owner(pod.uid, name), made) for name in pod.places)
+    whole = made.refused.get(Owner(pod.uid, ""))
+    return PodState(pod.uid, pod.namespace, pod.name, containers, whole)
+
+
+def _unknown_pod(uid: str, made: Round) -> PodState:
+    held = made.ledger.pods[uid]
+    containers = tuple(_container(one.owner, made) for one in held)
+    return PodState(uid, held[0].namespace, held[0].pod, containers, is_known=False)
+
+
+def _container(owner: Owner, made: Round) -> ContainerState:
+    proof, refusal = made.proven.get(owner), made.refused.get(owner)
+    one = made.ledger.of(owner)
+    if one is None:
+        return ContainerState(owner.container, cpus=made.shared, proof=proof, refusal=refusal)
+    return replace(_holding(one, made), proof=proof, refusal=refusal, intruders=made.intruders(one))
+
+
+def _holding(one: Assignment, made: Round) -> ContainerState:
+    nodes = made.observed.topology.numa_nodes
+    return ContainerState(
+        name=one.owner.container,
+        policy=one.policy,
+        smt=one.smt,
+        numa=one.numa,
+        cpus=one.cpus,
+        idle=one.idle,
+        numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & one.cpus),
+    )

@@ -1,0 +1,98 @@
+"""What the agent remembers of each container of the runtime, from its first sight until it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from agent.node_state import Path, Proof
+from apiserver.backoff import Backoff
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from agent.interfaces import RuntimeContainer
+
+FIRST_RETRY_SECONDS: Final = 0.1
+LONGEST_RETRY_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class Track:
+    """One container: how it is reached, what was read of it, and what went wrong with it."""
+
+    seen: RuntimeContainer
+    is_awaited: bool  # how long it ran elsewhere is still to be told; never of what is older than the agent
+    right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
+    sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
+    applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
+    proof: Proof | None = None
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
+    not_before: float = 0.0  # of the next try
+    is_newborn: bool = False  # its tasks were not looked at since this agent saw it come
+    is_assured: bool = False  # the runtime was told by this agent
+    failure: str = ""  # why the last write failed; empty when it did not
+
+    @property
+    def owner(self) -> Owner:
+        """Whose restart this is."""
+        return Owner(self.seen.pod_uid, self.seen.name)
+
+    @property
+    def name(self) -> str:
+        """What people call the container: namespace/pod/container."""
+        return f"{self.seen.namespace}/{self.seen.pod}/{self.seen.name}"
+
+    @property
+    def cgroup(self) -> str | None:
+        """Where the kernel can be asked about it; None for what runs in a VM."""
+        return None if self.seen.in_vm else self.seen.cgroup
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether it runs."""
+        return self.seen.state is State.RUNNING
+
+    def found(self, cpus: CPUSet, when: str) -> None:
+        """Take over what was read from the kernel, as nobody of us wrote it."""
+        self.applied = cpus
+        self._prove(cpus, when, Path.FOUND)
+
+    def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
+        """Take over what was read from the kernel after a write of ours."""
+        self.applied = cpus
+        self._prove(cpus, when, path)
+
+    def succeeded(self) -> None:
+        """Forget what went wrong before."""
+        self.failure = ""
+        self.not_before = 0.0
+        self.backoff.reset()
+
+    def failed(self, why: str, now: float) -> None:
+        """Put the next try off."""
+        self.failure = why
+        self.not_before = now + self.backoff.next()
+
+    def was_right(self, cpus: CPUSet, seconds: float) -> None:
+        """Note on which CPUs it is as it shall be, and for how long it may have run by then: the first time counts."""
+        if self.right and self.right[0] == cpus:
+            seconds = min(seconds, self.right[1])
+        self.right = (cpus, seconds)
+
+    def settled(self) -> float | None:
+        """Say that it runs where it shall; return the seconds that it may have run elsewhere, the first time.
+
+        What was right when it was first looked at was born so.
+        """
+        if not self.is_awaited or self.proof is None:
+            return None
+        self.is_awaited = False
+        window = self.right[1] if self.right else 0.0
+        self.proof = replace(self.proof, window_seconds=round(window, 4))
+        return window
+
+    def _prove(self, cpus: CPUSet, when: str, path: Path) -> None:
+        if self.proof is None or self.proof.cpus != cpus:
+            window = self.proof.window_seconds if self.proof else None
+            self.proof = Proof(cpus, when, path, window_seconds=window)

@@ -1,0 +1,157 @@
+"""The agent's loop: one pass at a time, whenever anything may have changed, and at the latest when a timer ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError
+from apiserver.backoff import Backoff
+from pinning.errors import PinningError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.node_state import NodeState
+    from agent.reconcile.observe import Seams
+    from agent.reconcile.reconciler import Reconciler
+    from agent.report.publisher import Publisher
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+
+SWEEP_SECONDS: Final = 30.0
+POLL_SECONDS: Final = 1.0  # of the machine: the kernel tells nobody when a CPU goes offline
+
+logger = logging.getLogger(__name__)
+
+
+class Hints:
+    """Counts what may have changed, so that many changes make one pass."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def give(self, _: str = "") -> None:
+        """Ask for a pass."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Begin a pass: what comes from now on asks for another."""
+        self._event.clear()
+
+    @property
+    def is_given(self) -> bool:
+        """Say whether a pass is wanted."""
+        return self._event.is_set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for a hint; return False when the time is over first."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Loop:
+    """Runs passes of a reconciler until cancelled."""
+
+    def __init__(
+        self,
+        seams: Seams,
+        reconciler: Reconciler,
+        publisher: Publisher,
+        hints: Hints,
+        sweep_seconds: float = SWEEP_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self._seams = seams
+        self._reconciler = reconciler
+        self._publisher = publisher
+        self._hints = hints
+        self._sweep_seconds = sweep_seconds
+        self._poll_seconds = poll_seconds
+        self._backoff = Backoff(0.2, 10.0)
+        self._next_sweep = 0.0
+        self._proven: NodeState | None = None
+
+    async def run(self) -> None:
+        """Watch everything and reconcile."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._seams.pods.watch(self._hints.give))
+            group.create_task(self._seams.runtime.watch(self._hints.give))
+            group.create_task(self._seams.cgroups.watch(self._reconciler.foreign_write))
+            if self._seams.nursery:
+                group.create_task(self._seams.nursery.watch(self._reconciler.born))
+            group.create_task(self._poll_machine(self._hints.give))
+            group.create_task(self._reconciler.background.run())
+            group.create_task(self._reconciler.observer.lookups.run())
+            group.create_task(self._publisher.run())
+            await self._passes()
+
+    async def _passes(self) -> None:
+        self._hints.give()
+        while True:
+            wait = await self._pass()
+            await self._hints.wait(wait)
+
+    async def _pass(self) -> float:
+        """Do one pass; return the seconds after which the next is due without any hint."""
+        self._hints.clear()
+        self._publisher.hold()
+        try:
+            state = await self._reconciler.round()
+        except (AgentError, PinningError, OSError) as error:
+            return self._failed("pass failed", str(error))
+        except Exception:  # the loop's edge: a bug in one pass must not end the agent
+            logger.exception("pass crashed")
+            return self._failed("pass crashed", "see the log")
+        finally:
+            self._publisher.release()
+        self._backoff.reset()
+        if state is None:
+            return self._poll_seconds
+        self._publisher.tell(state)
+        self._reconciler.metrics.show(state)
+        return await self._prove(state)
+
+    def _failed(self, event: str, reason: str) -> float:
+        """Count a failure, and return how long to wait."""
+        self._reconciler.metrics.errors.inc()
+        wait = self._backoff.next()
+        logger.warning(event, extra={"facts": {"reason": reason, "retry_seconds": round(wait, 2)}})
+        return wait
+
+    async def _prove(self, state: NodeState) -> float:
+        """Read the tasks as soon as nothing else is to be done; return the seconds until a pass is due."""
+        now = asyncio.get_running_loop().time()
+        is_overdue = now >= self._next_sweep
+        if is_overdue or state != self._proven:
+            await self._sweep(state, is_overdue=is_overdue)
+        retry = self._reconciler.retry_seconds()
+        sweep = max(0.0, self._next_sweep - now)
+        return sweep if retry is None else min(sweep, retry)
+
+    async def _sweep(self, state: NodeState, *, is_overdue: bool) -> None:
+        """Read the tasks of all containers; only an overdue sweep holds a pass up."""
+        sweep = await self._reconciler.sweep(lambda: self._hints.is_given and not is_overdue)
+        if sweep.is_whole:
+            self._proven = state
+            self._next_sweep = asyncio.get_running_loop().time() + self._sweep_seconds
+        if sweep.is_news:
+            self._hints.give()
+
+    async def _poll_machine(self, changed: Callable[[], None]) -> None:
+        last: tuple[Topology, CPUSet] | None = None
+        while True:
+            try:
+                seen = (self._seams.machine.topology(), self._seams.machine.universe())
+            except (AgentError, PinningError, OSError) as error:
+                logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
+            else:
+                if last is not None and seen != last:
+                    changed()
+                last = seen
+            await asyncio.sleep(self._poll_seconds)

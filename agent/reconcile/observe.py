@@ -1,0 +1,172 @@
+"""See the node once: machine, pods, containers, and what the kernel lets each container use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.reconcile.container_record import Track
+from agent.reconcile.missing_pods import Lookups
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
+from pinning.pods.identity import by_runtime_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.clock import Clock
+    from agent.interfaces import Cgroups, Machine, Nursery, PodSource, Runtime, RuntimeContainer
+    from pinning.machine.topology import Topology
+    from pinning.pods.types import Pod
+
+AT_ONCE: Final = 64  # containers read before others get their turn: about 2 ms
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the agent stands on."""
+
+    runtime: Runtime
+    cgroups: Cgroups
+    pods: PodSource
+    machine: Machine
+    nursery: Nursery | None = None  # None: no container is made but by the agent
+
+
+class Observer:
+    """Sees the node again and again, reading only what changed, and remembers its containers."""
+
+    def __init__(self, seams: Seams, clock: Clock, hint: Callable[[], None]) -> None:
+        self.lookups = Lookups(seams.pods, hint)
+        self.tracks: dict[str, Track] = {}
+        self.rewritten: list[Track] = []  # by somebody else, as seen this time
+        self._seams = seams
+        self._clock = clock
+        self._pods: dict[str, tuple[Pod, SeenPod]] = {}
+        self._topology: Topology | None = None
+        self._universe: CPUSet = EMPTY
+        self._has_listed = False
+
+    def remember(self, topology: Topology) -> None:
+        """Know CPUs that were there before and may be offline now."""
+        self._topology = topology
+
+    def leave_newborn(self) -> None:
+        """Widen nobody: the agent only observes."""
+        for track in self.tracks.values():
+            track.is_newborn = False
+
+    async def observe(self) -> Observed:
+        """Return the node as it is now."""
+        topology, universe = self._machine()
+        complete = await self._list()
+        containers = await self._read_all(moved=universe != self._universe)
+        self._universe = universe
+        observed = Observed(
+            topology=topology,
+            universe=universe,
+            pods=self._read_pods(self.lookups.completed(self._seams.pods.pods())),
+            containers=containers,
+            pods_complete=self._seams.pods.complete,
+            containers_complete=complete,
+        )
+        if observed.pods_complete and complete:
+            self._look_up_unknown(observed)
+        return observed
+
+    def _look_up_unknown(self, observed: Observed) -> None:
+        """Let the pods of live containers be asked for by name where they were not shown (design rule 3)."""
+        known = {pod.uid for pod in observed.pods}
+        listed = {one.seen.pod_uid: one.seen for one in self.tracks.values()}
+        live = observed.live_uids - known
+        self.lookups.want({uid: (listed[uid].namespace, listed[uid].pod) for uid in live}, listed.keys())
+
+    def _machine(self) -> tuple[Topology, CPUSet]:
+        topology = self._seams.machine.topology()
+        if self._topology:
+            topology = topology.remembering(self._topology)
+        self._topology = topology
+        return topology, self._seams.machine.universe()
+
+    async def _list(self) -> bool:
+        """Bring the tracks up to what the runtime has; say whether it answered."""
+        try:
+            listed = await self._seams.runtime.containers()
+        except Unavailable as error:
+            logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
+            return False
+        self.tracks = {one.id: self._track(one) for one in listed}
+        self._has_listed = True
+        return True
+
+    def _track(self, one: RuntimeContainer) -> Track:
+        track = self.tracks.get(one.id)
+        if track is None:
+            is_newborn = self._has_listed or one.state is State.CREATED
+            return Track(one, is_awaited=self._has_listed, is_newborn=is_newborn)
+        self._take(track, one)
+        return track
+
+    @staticmethod
+    def _take(track: Track, one: RuntimeContainer) -> None:
+        if track.seen.state is not one.state:
+            track.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
+        track.seen = one
+
+    async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
+        self.rewritten = []
+        seen = []
+        for number, (key, track) in enumerate(self.tracks.items(), 1):
+            state, cpus = self._read(track, moved=moved)
+            seen.append(SeenContainer(key, track.owner, state, cpus))
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return tuple(seen)
+
+    def _read(self, track: Track, *, moved: bool) -> tuple[State, CPUSet]:
+        state = track.seen.state
+        if state is State.EXITED or track.cgroup is None:
+            return state, track.sent
+        try:
+            cpus = self._seams.cgroups.read(track.cgroup)
+        except Gone:  # not yet there, or not any more
+            return (state, track.sent) if state is State.CREATED else (State.EXITED, EMPTY)
+        except (Refused, Unavailable) as error:
+            logger.warning(
+                "cgroup cannot be read", extra={"facts": {"container": track.name, "reason": str(error)}}
+            )
+            return state, EMPTY
+        if state is State.CREATED and self._has_begun(track.cgroup):
+            state = State.RUNNING
+            self._take(track, replace(track.seen, state=state))
+        self._compare(track, cpus, moved=moved)
+        return state, cpus
+
+    def _has_begun(self, cgroup: str) -> bool:
+        """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
+        try:
+            return self._seams.cgroups.life(cgroup).has_begun
+        except AgentError:
+            return False
+
+    def _compare(self, track: Track, cpus: CPUSet, *, moved: bool) -> None:
+        """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""
+        if track.applied and cpus != track.applied and not moved:
+            self.rewritten.append(track)
+        if cpus != track.applied or track.proof is None:
+            track.found(cpus, self._clock.text())
+
+    def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
+        """Read the pods that are new or other objects than before."""
+        names = {one.seen.pod_uid: (one.seen.namespace, one.seen.pod) for one in self.tracks.values()}
+        known = self._pods
+        self._pods = {}
+        for uid, pod in by_runtime_uid(pods.values(), names).items():
+            before = known.get(uid)
+            self._pods[uid] = before if before and before[0] is pod else (pod, SeenPod.of(pod, uid))
+        return tuple(seen for _, seen in self._pods.values())

@@ -1,0 +1,106 @@
+"""Put newborn containers on their CPUs before their first instruction, where only their cgroups can tell of them.
+
+From the moment its cgroup is made until its command runs, a container's cpuset is free to be written: the runtime
+fills an empty one (cgroup v1) before it puts its own process in, and does not look at it again. So it is written at
+once, and looked at until that process is there. What runs already is the business of a pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.clock import Clock
+    from agent.interfaces import Cgroups, Newborn
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.observed import Owner
+
+FIRST_PAUSE: Final = (
+    0.002  # doubled each time: a process that comes after t lives on for more than t as the runtime's
+)
+LONGEST_PAUSE: Final = 0.1
+GIVE_UP_SECONDS: Final = 30.0
+KEPT_SECONDS: Final = 60.0  # what nobody asks for is of a container that no listing ever showed
+
+
+class Right(NamedTuple):
+    """That a container was seen on the right CPUs, and for how long its command may have run by then."""
+
+    cpus: CPUSet
+    seconds: float
+    at: float
+
+
+class Cradle:
+    """Tends newborn containers. `cpus_of` says where one shall run, None that it is not to be touched."""
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        clock: Clock,
+        cpus_of: Callable[[Owner], CPUSet | None],
+        told: Callable[[Newborn], None],
+    ) -> None:
+        self._cgroups = cgroups
+        self._clock = clock
+        self._cpus_of = cpus_of
+        self._told = told  # called after every write, and when a container is left to the passes
+        self._tending: dict[str, asyncio.Task[None]] = {}
+        self._right: dict[str, Right] = {}
+
+    def take(self, newborn: Newborn) -> None:
+        """Tend a container from now on; once is enough."""
+        now = self._clock.monotonic()
+        self._right = {key: one for key, one in self._right.items() if now - one.at < KEPT_SECONDS}
+        if newborn.id not in self._tending and newborn.id not in self._right:
+            self._tending[newborn.id] = asyncio.create_task(self._tend(newborn))
+
+    def is_tending(self, container_id: str) -> bool:
+        """Say whether it is still to be found out how a container began."""
+        return container_id in self._tending
+
+    def window(self, container_id: str, cpus: CPUSet) -> float | None:
+        """Return for how long a container may have run elsewhere before it had these CPUs; None if not known here."""
+        right = self._right.pop(container_id, None)
+        return right.seconds if right and right.cpus == cpus else None
+
+    async def _tend(self, newborn: Newborn) -> None:
+        pause = FIRST_PAUSE
+        try:
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                while not self._look(newborn):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+        except (
+            AgentError,
+            TimeoutError,
+        ):  # it is gone, or cannot be written: a pass says so where it matters
+            pass
+        finally:
+            del self._tending[newborn.id]
+            self._told(newborn)
+
+    def _look(self, newborn: Newborn) -> bool:
+        """Write where nothing runs yet; say whether there is nothing left to do here."""
+        cpus = self._cpus_of(newborn.owner)
+        if cpus is None:
+            return True
+        life = self._cgroups.life(newborn.cgroup)
+        if self._cgroups.read(newborn.cgroup) != cpus:
+            if life.has_begun:
+                return True
+            self._cgroups.write(newborn.cgroup, cpus)
+            self._told(newborn)
+            life = self._cgroups.life(newborn.cgroup)
+            if self._cgroups.read(newborn.cgroup) != cpus:
+                return False
+        if life.seconds is None:
+            return False
+        window = life.seconds if life.has_begun else 0.0
+        self._right[newborn.id] = Right(cpus, window, self._clock.monotonic())
+        return True

@@ -1,0 +1,57 @@
+"""Take the CFS quota from containers that own their CPUs, where the operator wants it (`quota: unset`).
+
+A container with CPU limit 1 on 4 CPUs is stopped for three quarters of its time. The quota of the pod counts too,
+and goes when every container of the pod is exclusive. A kubelet that resizes the pod sets both again: so each pass
+looks anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from agent.errors import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.interfaces import Cgroups
+    from agent.reconcile.container_record import Track
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.observed import Observed
+
+logger = logging.getLogger(__name__)
+
+
+def unset_quotas(tracks: Iterable[Track], ledger: Ledger, observed: Observed, cgroups: Cgroups) -> None:
+    """Unset what has a quota and shall have none."""
+    whole = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.places, ledger)}
+    for track in tracks:
+        for cgroup in _unlimited(track, ledger, whole):
+            _unset(cgroup, track, cgroups)
+
+
+def _all_exclusive(uid: str, places: tuple[str, ...], ledger: Ledger) -> bool:
+    held = {one.owner.container for one in ledger.pods.get(uid, ()) if one.is_exclusive}
+    return held.issuperset(places)
+
+
+def _unlimited(track: Track, ledger: Ledger, whole: set[str]) -> Iterator[str]:
+    """Yield the cgroups that shall have no quota, the container's and its pod's; v1 wants the pod's first."""
+    one = ledger.of(track.owner)
+    if one is None or not one.is_exclusive or track.cgroup is None or not track.is_running:
+        return
+    if track.owner.pod_uid in whole:
+        yield str(PurePosixPath(track.cgroup).parent)
+    yield track.cgroup
+
+
+def _unset(cgroup: str, track: Track, cgroups: Cgroups) -> None:
+    facts = {"container": track.name, "cgroup": cgroup}
+    try:
+        if cgroups.quota(cgroup) is not None:
+            cgroups.unset_quota(cgroup)
+            logger.info("quota unset", extra={"facts": facts})
+    except AgentError as error:
+        logger.debug("quota stays", extra={"facts": {**facts, "reason": str(error)}})

@@ -1,0 +1,92 @@
+"""A ledger from what runs, when there is no checkpoint to trust: CPUs from the kernel, policies from the pods.
+
+Pure. Only what cannot be mistaken is adopted: the rest is for the plan, which gives CPUs anew. A container that
+was refused its CPUs runs in the shared set together with others, and is told by that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.errors import IllegalTransition
+from pinning.machine.cpuset import EMPTY
+from pinning.planning.allocator import Terms, shortage
+from pinning.planning.ledger import Assignment, Ledger, problems
+from pinning.planning.observed import Owner, SeenContainer, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.node_config import NodeConfig
+    from pinning.planning.node_sets import NodeSets
+    from pinning.planning.observed import Observed, SeenPod
+    from pinning.pods.claims import Claim
+
+
+def rebuild(observed: Observed, config: NodeConfig, sets: NodeSets) -> Ledger:
+    """Return what the containers that run evidently hold, oldest pods first."""
+    ledger = Ledger()
+    for pod in observed.by_age:
+        for claim in pod.claims:
+            for candidate in _candidates(pod, claim, observed, config, sets):
+                grown = _with(ledger, candidate, sets)
+                if grown:
+                    ledger = grown
+                    break
+    return ledger
+
+
+def _with(ledger: Ledger, new: Assignment, sets: NodeSets) -> Ledger | None:
+    try:
+        grown = ledger.assign(new)
+    except IllegalTransition:
+        return None
+    return None if problems(Ledger().assign(new), sets) or not sets.shared(grown) else grown
+
+
+def _candidates(
+    pod: SeenPod, claim: Claim, observed: Observed, config: NodeConfig, sets: NodeSets
+) -> Iterator[Assignment]:
+    """Yield what a container may hold, likeliest first: under its own SMT policy, else under `prefer`."""
+    owner = Owner(pod.uid, claim.container)
+    seen = _restart(owner, observed)
+    if seen is None or not seen.cpus or not seen.cpus <= sets.source(claim):
+        return
+    terms = Terms.of(claim, config)
+    for smt in dict.fromkeys((terms.smt, SMTPolicy.PREFER)):
+        one = Assignment(
+            owner=owner,
+            namespace=pod.namespace,
+            pod=pod.name,
+            place=pod.places.index(claim.container),
+            claim=claim,
+            policy=terms.policy,
+            smt=smt,
+            numa=terms.numa,
+            cpus=seen.cpus,
+        )
+        one = replace(one, idle=_idle(one, sets))
+        if _is_evident(one, seen, observed, sets):
+            yield one
+
+
+def _restart(owner: Owner, observed: Observed) -> SeenContainer | None:
+    """Return the restart of a container that runs, or else may start."""
+    restarts = [one for one in observed.live if one.owner == owner]
+    return min(restarts, key=lambda one: (one.state is not State.RUNNING, one.id), default=None)
+
+
+def _idle(one: Assignment, sets: NodeSets) -> CPUSet:
+    return (sets.topology.siblings_of(one.cpus) & sets.universe) - one.cpus if one.owns_cores else EMPTY
+
+
+def _is_evident(one: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
+    """Say whether the CPUs are its own: as many as it asks for and unlike anybody's, or touched by nobody else."""
+    others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
+    if shortage(sets, one) == 0 and all(other.cpus != seen.cpus for other in others):
+        return True
+    alone = all(other.cpus.isdisjoint(one.footprint) for other in others)
+    return one.policy is CPUPolicy.EXCLUSIVE and alone and bool(others)

@@ -1,0 +1,126 @@
+"""The runtime's own record of each cpuset, brought up to what the kernel has already: slowly, and never against it.
+
+A runtime that keeps an old record would write it again with its next change of the container. Two calls at a time,
+only the newest set of a container counts, and nobody writes a container's cgroup while a call for it is under way:
+an older set must not land on a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import Gone, Refused, Unavailable
+from apiserver.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.interfaces import Runtime
+    from pinning.machine.cpuset import CPUSet
+
+IN_FLIGHT: Final = 2
+CALL_SECONDS: Final = 10.0  # a runtime that is stuck must not hold a container's cgroup for longer
+
+logger = logging.getLogger(__name__)
+
+
+class Background:
+    """Calls the runtime, two at a time."""
+
+    def __init__(self, runtime: Runtime, told: Callable[[str], None], backoff: Backoff | None = None) -> None:
+        self._runtime = runtime
+        self._told = told  # called with the id of every container that the runtime has written
+        self._backoff = backoff or Backoff(0.2, 10.0)
+        self._wanted: dict[str, CPUSet] = {}
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._flying: dict[str, asyncio.Future[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._free = asyncio.Event()
+        self._free.set()
+
+    def want(self, container_id: str, cpus: CPUSet) -> None:
+        """Let the runtime know of `cpus` some time soon; a later wish replaces an earlier one."""
+        if container_id not in self._wanted:
+            self._queue.put_nowait(container_id)
+        self._wanted[container_id] = cpus
+        self._idle.clear()
+
+    def forget(self, container_id: str) -> None:
+        """Drop a wish that the runtime is told by another way."""
+        self._wanted.pop(container_id, None)
+
+    def hold(self) -> None:
+        """Begin no more calls: a pass needs the CPU, and the cgroups to itself."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._free.set()
+
+    def is_writing(self, container_id: str) -> bool:
+        """Say whether the runtime may write this container's cpuset at any moment."""
+        return container_id in self._flying
+
+    async def settled(self, container_id: str) -> None:
+        """Wait until no call for this container is under way."""
+        while container_id in self._flying:
+            await asyncio.wait([self._flying[container_id]])
+
+    async def drained(self) -> None:
+        """Wait until every wish is done."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(IN_FLIGHT):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            container_id = await self._queue.get()
+            await asyncio.sleep(
+                0
+            )  # a runtime that answers without waiting must not keep others from their turn
+            await self._free.wait()
+            await self.settled(container_id)
+            cpus = self._wanted.pop(container_id, None)
+            if cpus is not None:
+                await self._call(container_id, cpus)
+            if not self._wanted and not self._flying:
+                self._idle.set()
+
+    async def _call(self, container_id: str, cpus: CPUSet) -> None:
+        flying = self._flying[container_id] = asyncio.get_running_loop().create_future()
+        try:
+            answered = await self._try(container_id, cpus)
+        finally:
+            del self._flying[container_id]
+            flying.set_result(None)
+        self._told(container_id)
+        if answered:
+            self._backoff.reset()
+            return
+        if container_id not in self._wanted:
+            self.want(container_id, cpus)
+        await asyncio.sleep(self._backoff.next())
+
+    async def _try(self, container_id: str, cpus: CPUSet) -> bool:
+        """Call the runtime once; say whether there is nothing to try again."""
+        facts = {"container": container_id, "cpus": str(cpus)}
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await self._runtime.update_cpus(container_id, cpus)
+        except Gone:
+            return True
+        except Refused as error:
+            logger.warning("runtime refuses cpuset", extra={"facts": {**facts, "reason": str(error)}})
+        except (Unavailable, TimeoutError) as error:
+            logger.info(
+                "runtime is told later", extra={"facts": {**facts, "reason": str(error) or "timeout"}}
+            )
+            return False
+        return True

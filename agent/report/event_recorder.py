@@ -1,0 +1,192 @@
+"""Send what happened as Events: each one once, counted when it repeats, and never many about one pod.
+
+The name of an Event says what it tells, so an agent that starts again finds its own. While the API server is out of
+reach the newest PENDING wait. A namespace for which it fails, or that has used up its share of events, waits alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.clock import Clock
+from agent.errors import Gone, Refused
+from agent.report.events import event_document, events_between
+from agent.report.patience import BETWEEN_SECONDS, FAILURES, Patience
+from agent.report.publisher import Later
+from apiserver.errors import Conflict, Failed
+from pinning.pods.identity import by_runtime_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from agent.interfaces import PodSource
+    from agent.node_state import NodeState
+    from agent.report.events import Event
+    from apiserver.client import Api
+    from pinning.pods.types import Pod
+
+BURST: Final = 10  # events about one pod before they are slowed down
+REFILL_SECONDS: Final = 30.0  # until one more may be told
+PENDING: Final = 500
+REMEMBERED: Final = 2000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    since: float
+
+    def take(self, now: float) -> bool:
+        """Return whether one more may be told now."""
+        self.tokens = min(float(BURST), self.tokens + (now - self.since) / REFILL_SECONDS)
+        self.since = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """An event as the API server has it."""
+
+    path: str
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known while everything that waits is sent once."""
+
+    pods: Mapping[str, Pod]  # by uid of the runtime
+    late: Collection[str]  # uids of pods that will be shown
+    turns: set[str]  # namespaces that waited, and may be tried
+    failures: int = 0  # in a row, in namespaces that did not wait
+
+
+class EventReport:
+    """Sends what happened, oldest first."""
+
+    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:  # noqa: B008 frozen
+        self._api = api
+        self._node = node
+        self._pods = pods
+        self._clock = clock
+        self._last: NodeState | None = None
+        self._pending: deque[Event] = deque(maxlen=PENDING)
+        self._told: dict[str, _Told] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self._patience = Patience(clock)  # by namespace
+        self.writes = 0
+        self.held_back = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Tell what happened since the last state; what fails is tried again with the next call.
+
+        An event about a pod that was found by its name waits until the watch shows the pod: then Later is raised.
+        """
+        by_uid = by_runtime_uid(list(self._pods.pods().values()), state.names)
+        self._buckets = {uid: one for uid, one in self._buckets.items() if uid in by_uid}
+        happened = events_between(self._last, state)
+        self._last = state
+        self._pending.extend(one for one in happened if self._may_tell(one.owner.pod_uid))
+        late = {pod.uid for pod in state.pods if pod.is_known} - by_uid.keys()
+        await self._send_all(_Round(by_uid, late, set(self._patience.turns({})[:1])))
+        if self._pending:
+            seconds = None if any(one.owner.pod_uid in late for one in self._pending) else BETWEEN_SECONDS
+            raise Later(f"events wait: {len(self._pending)}", seconds, len(self._patience))
+
+    async def _send_all(self, now: _Round) -> None:
+        """Send what waits and can be sent; of pods that are not there the API server has no object."""
+        kept: list[Event] = []
+        try:
+            while self._pending:
+                event = self._pending[0]
+                pod = now.pods.get(event.owner.pod_uid)
+                if event.owner.pod_uid in now.late or (pod and not await self._try(event, pod, now)):
+                    kept.append(event)
+                self._pending.popleft()
+        finally:
+            self._pending.extendleft(reversed(kept))
+            self._patience.keep(
+                {_namespace(pod) for one in self._pending if (pod := now.pods.get(one.owner.pod_uid))}
+            )
+
+    async def _try(self, event: Event, pod: Pod, now: _Round) -> bool:
+        """Send one event unless its namespace waits; return whether it is done with."""
+        namespace = _namespace(pod)
+        has_turn = namespace in now.turns
+        if namespace in self._patience and not has_turn:
+            return False
+        try:
+            await self._send(event, pod)
+        except Failed as error:
+            now.turns.discard(namespace)
+            self._refuse(namespace, error)
+            now.failures += not has_turn
+            if now.failures == FAILURES:
+                raise
+            return False
+        self._patience.forget(namespace)
+        now.failures = 0
+        return True
+
+    def _refuse(self, namespace: str, error: Failed) -> None:
+        if self._patience.refuse(namespace, error):
+            facts = {"namespace": namespace, "reason": str(error)}
+            logger.warning("events put off", extra={"facts": facts})
+
+    async def reset(self) -> None:
+        """Leave the events: the API server forgets them within an hour."""
+        self._pending.clear()
+
+    def _may_tell(self, uid: str) -> bool:
+        now = self._clock.monotonic()
+        if self._buckets.setdefault(uid, _Bucket(BURST, now)).take(now):
+            return True
+        self.held_back += 1
+        return False
+
+    async def _send(self, event: Event, pod: Pod) -> None:
+        document = event_document(event, pod, self._node, self._clock.text())
+        name = document["metadata"]["name"]
+        told = self._told.get(name)
+        try:
+            told = await (self._again(told) if told else self._first(document))
+        except Gone:  # it was forgotten, or its namespace is going away
+            self._told.pop(name, None)
+        except Refused as error:
+            logger.warning("event refused", extra={"facts": {"event": name, "reason": str(error)}})
+        else:
+            self._remember(name, told)
+
+    def _remember(self, name: str, told: _Told) -> None:
+        self._told[name] = told
+        if len(self._told) > REMEMBERED:
+            del self._told[next(iter(self._told))]
+
+    async def _first(self, document: dict[str, Any]) -> _Told:
+        metadata = document["metadata"]
+        folder = f"/api/v1/namespaces/{metadata['namespace']}/events"
+        told = _Told(f"{folder}/{metadata['name']}")
+        self.writes += 1
+        try:
+            await self._api.create(folder, document)
+        except Conflict:  # an agent before this one told it
+            return await self._again(told)
+        return told
+
+    async def _again(self, told: _Told) -> _Told:
+        counted = replace(told, count=told.count + 1)
+        self.writes += 1
+        await self._api.patch(told.path, {"count": counted.count, "lastTimestamp": self._clock.text()})
+        return counted
+
+
+def _namespace(pod: Pod) -> str:
+    return (pod.get("metadata") or {}).get("namespace") or ""

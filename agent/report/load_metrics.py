@@ -1,0 +1,82 @@
+"""Count what the reports know and nobody else: the load of the shared set, hidden cost, requests to the API server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from agent.report.desired_node import NodeOptions
+from pinning.planning.requests import overcommit, sidecars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+    from agent.interfaces import PodSource
+    from agent.node_state import NodeState
+    from apiserver.client import Api
+
+
+class ApiCounts(Collector):
+    """Shows what a client of the API server counted, when asked."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the counters."""
+        yield CounterMetricFamily(
+            "corepin_agent_api_requests", "Requests to the API server.", value=self._api.requests
+        )
+        errors = CounterMetricFamily(
+            "corepin_agent_api_errors", "Requests that failed, by status code; 0: no answer.", labels=["code"]
+        )
+        for code, number in sorted(self._api.errors.items()):
+            errors.add_metric([code], number)
+        yield errors
+
+
+class MetricsReport:
+    """Shows each state as gauges."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        api: Api,
+        pods: PodSource,
+        options: NodeOptions = NodeOptions(),  # noqa: B008 frozen
+    ) -> None:
+        registry.register(ApiCounts(api))
+        self._pods = pods
+        self._sidecar = options.sidecar
+        self._load = Gauge(
+            "corepin_agent_shared_millicores",
+            "CPU of the shared set, and what its containers request; more requested than there is is too much.",
+            ["kind"],
+            registry=registry,
+        )
+        self._hidden = Gauge(
+            "corepin_agent_hidden_cost",
+            "What dedicated CPUs cost beyond the request: idle siblings, and injected sidecars.",
+            ["kind"],
+            registry=registry,
+        )
+
+    async def publish(self, state: NodeState) -> None:
+        """Show a state."""
+        pods = list(self._pods.pods().values())
+        load = overcommit(pods, state.ledger, len(state.shared))
+        beside = sidecars(pods, state.seen_pods, self._sidecar)
+        self._load.labels("requested").set(load.requested)
+        self._load.labels("there").set(load.there)
+        self._hidden.labels("idle_cpus").set(len(state.idle))
+        self._hidden.labels("sidecar_millicores").set(beside.millicores)
+        self._hidden.labels("sidecar_bytes").set(beside.bytes)
+
+    async def reset(self) -> None:
+        """Metrics end with the process."""

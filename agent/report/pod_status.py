@@ -1,0 +1,262 @@
+"""Tell each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
+
+Only pods that hold or were refused CPUs are told, and who holds some not before a container of the pod runs: a moment
+earlier there is less to tell, and all of it would be told again. What changes without the pods (the shared set, tasks
+that come and go) is left out, so that one change of a pod is one PATCH. Times, and what was found when a claim was
+refused, stay those of the moment at which the content became what it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agent.clock import Clock
+from agent.errors import AgentError, Gone, Refused
+from agent.kept_pod import PodDecoder
+from agent.pod_watch import PODS
+from agent.report.events import gist
+from agent.report.patience import BETWEEN_SECONDS, FAILURES, Patience
+from agent.report.publisher import Later
+from apiserver.client import METADATA, METADATA_LIST
+from apiserver.errors import Failed
+from apiserver.pages import decode, pages
+from pinning.contract import STATUS_CPUS
+from pinning.pods.identity import by_runtime_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.interfaces import PodSource
+    from agent.node_state import ContainerState, NodeState, PodState, Proof
+    from apiserver.client import Api
+    from pinning.planning.refusal import Refusal
+    from pinning.pods.types import Pod
+
+VERSION: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+
+
+_object = msgspec.json.Decoder(_Object)
+
+
+def pod_status(pod: PodState, before: str | None) -> str | None:
+    """Return the annotation of a pod; None when it holds nothing and was refused nothing.
+
+    What was told before stays where only times differ, or what is free beside a claim that is still refused.
+    """
+    if not pod.is_told or (before is None and _is_waiting(pod)):
+        return None
+    old = _members(_read(before), "containers")
+    told: dict[str, Any] = {"version": VERSION}
+    if pod.refusal:
+        told["refusal"] = _refusal(pod.refusal)
+    told["containers"] = {
+        one.name: _container(one, _members(old, one.name)) for one in pod.containers if one.is_told
+    }
+    return msgspec.json.encode(told).decode()
+
+
+def _is_waiting(pod: PodState) -> bool:
+    """Say whether none of its containers runs yet, and none was refused anything."""
+    return not pod.refusal and not any(one.proof or one.refusal for one in pod.containers)
+
+
+def _container(one: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if one.policy:
+        told |= {
+            "policy": one.policy,
+            "smtPolicy": one.smt,
+            "numaPolicy": one.numa,
+            "cpus": str(one.cpus),
+            "idle": str(one.idle),
+            "numaNodes": list(one.numa_nodes),
+        }
+    told["pinned"] = one.is_pinned
+    if one.policy and one.proof:
+        told["applied"] = _applied(one.proof, old)
+    if one.proof and one.proof.outside:
+        told["drift"] = True
+    if one.intruders:
+        told["intruders"] = list(one.intruders)
+    if one.refusal:
+        told["refusal"] = _refusal(one.refusal, _members(old, "refusal"))
+    return told
+
+
+def _applied(proof: Proof, old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tell the time when the CPUs changed; the window may be known only later."""
+    cpus, before = str(proof.cpus), _members(old, "applied")
+    told: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
+    if before.get("cpus") == cpus:
+        told = dict(before)
+    if proof.window_seconds is not None:
+        told.setdefault("windowSeconds", proof.window_seconds)
+    return told
+
+
+def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    before = str(old.get("message"))
+    is_same = gist(replace(refusal, message=before)) == gist(refusal) and old.get("reason") == refusal.reason
+    message = before if is_same else refusal.message
+    return {"reason": refusal.reason, "message": message, "blocksStart": refusal.blocks_start}
+
+
+def _read(text: str | None) -> Mapping[str, Any]:
+    """Read an annotation that may be damaged, or somebody else's."""
+    try:
+        told = msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _members(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = told.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+class PodReport:
+    """Writes the annotation of every pod of the node that differs from what it should be."""
+
+    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:  # noqa: B008 frozen
+        self._api = api
+        self._node = node
+        self._source = pods
+        self._written: dict[str, tuple[int, str | None]] = {}  # by uid: version of the pod then, annotation
+        self._annotated: dict[str, Pod] = {}  # by uid, also of those that the source shows no more
+        self._patience = Patience(clock)
+        self.writes = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Tell every pod but those that were refused a moment ago; raise Later while there are such."""
+        self._written = {uid: told for uid, told in self._written.items() if uid in self._source.pods()}
+        changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
+        self._patience.keep(changes)
+        await self._tell_all(changes)
+        await self._try_again(changes)
+        await self._take_leave()
+        self._check_told(state)
+
+    async def _tell_all(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
+        failures = 0
+        for uid, change in changes.items():
+            if uid in self._patience:
+                continue
+            error = await self._tell(*change)
+            failures = failures + 1 if isinstance(error, Failed) else 0
+            if error and failures == FAILURES:
+                raise error
+
+    async def _try_again(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
+        versions = {uid: _version(changes[uid][0]) for uid in changes if uid in self._patience}
+        for uid in self._patience.turns(versions):
+            if await self._tell(*changes[uid]):
+                return
+
+    async def _tell(self, pod: Pod, text: str | None) -> AgentError | None:
+        """Tell one pod; return why it was refused. What concerns all of them is raised."""
+        try:
+            await self._write(pod, text)
+        except (Refused, Failed) as error:
+            if self._patience.refuse(_uid(pod), error, _version(pod)):
+                logger.warning("pod not told", extra={"facts": {"pod": _name(pod), "reason": str(error)}})
+            return error
+        except Gone:
+            pass
+        self._patience.forget(_uid(pod))
+        return None
+
+    async def _take_leave(self) -> None:
+        """Take the annotation from pods that are over, which the source shows no more, if they are still there."""
+        shown = self._source.pods()
+        for uid, pod in list(self._annotated.items()):
+            if uid not in shown:
+                if not (pod.get("metadata") or {}).get("deletionTimestamp"):
+                    with suppress(Gone, Refused, Failed):
+                        await self._write(pod, None)
+                del self._annotated[uid]
+        self._annotated.update({uid: pod for uid, pod in shown.items() if self._told(pod) is not None})
+
+    def _check_told(self, state: NodeState) -> None:
+        """Raise Later when the watch lacks a pod that is to be told, or the API server refused one."""
+        refused = len(self._patience)
+        shown = by_runtime_uid(list(self._source.pods().values()), state.names)
+        late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
+        if late:
+            raise Later(f"not shown yet: {', '.join(late)}", refused=refused)
+        if refused:
+            raise Later(f"refused: {refused} pods", BETWEEN_SECONDS, refused)
+
+    async def reset(self) -> None:
+        """Remove the annotation from every pod of the node, as the API lists them now."""
+        decoder = PodDecoder()
+        selector = {"fieldSelector": f"spec.nodeName={self._node}"}
+        async for page in pages(self._api, PODS, selector, METADATA_LIST):
+            for raw in page.items or ():
+                pod = decode(decoder, raw)
+                if _annotation(pod) is not None:
+                    with suppress(Gone):
+                        await self._write(pod, None)
+
+    def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
+        told = {pod.uid: pod for pod in state.pods if pod.is_known}
+        seen = {pod.uid for pod in state.seen_pods} if state.is_synchronised else set()
+        for uid, pod in by_runtime_uid(list(self._source.pods().values()), state.names).items():
+            before = self._told(pod)
+            if uid not in told and uid not in seen:
+                continue  # younger than the state
+            after = pod_status(told[uid], before) if uid in told else None
+            if after != before:
+                yield pod, after
+
+    def _told(self, pod: Pod) -> str | None:
+        """Return the annotation as the API has it: what was written, until the watch shows that or later."""
+        version, text = self._written.get(_uid(pod), (0, None))
+        return text if _number(_version(pod)) < version else _annotation(pod)
+
+    async def _write(self, pod: Pod, text: str | None) -> None:
+        metadata, uid = pod.get("metadata") or {}, _uid(pod)
+        path = f"/api/v1/namespaces/{metadata.get('namespace')}/pods/{metadata.get('name')}"
+        # the uid is a precondition: a pod of the same name is another pod
+        body: Mapping[str, Any] = {"metadata": {"uid": uid, "annotations": {STATUS_CPUS: text}}}
+        answer = await self._api.patch(path, body, accept=METADATA)
+        self.writes += 1
+        self._written[uid] = (_number(decode(_object, answer).metadata.resource_version), text)
+
+
+def _uid(pod: Pod) -> str:
+    return (pod.get("metadata") or {}).get("uid") or ""
+
+
+def _version(pod: Pod) -> str:
+    return (pod.get("metadata") or {}).get("resourceVersion") or ""
+
+
+def _annotation(pod: Pod) -> str | None:
+    return ((pod.get("metadata") or {}).get("annotations") or {}).get(STATUS_CPUS)
+
+
+def _number(version: str) -> int:
+    """Return a version as a number; Kubernetes says that versions of one kind may be compared so (KEP-5504)."""
+    return int(version) if version.isdecimal() else 0
+
+
+def _name(pod: Pod) -> str:
+    metadata = pod.get("metadata") or {}
+    return f"{metadata.get('namespace')}/{metadata.get('name')}"

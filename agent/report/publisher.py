@@ -1,0 +1,126 @@
+"""Tell the reporters, each at its own pace: a slow API server holds up nobody, and only the newest state counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from agent.errors import AgentError
+from apiserver.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from agent.metrics import Metrics
+    from agent.node_state import NodeState, Reporter
+
+logger = logging.getLogger(__name__)
+
+
+class Later(AgentError):
+    """Something is to be told later, and nothing else need wait for it; `refused` is how many are refused."""
+
+    def __init__(self, why: str, seconds: float | None = None, refused: int = 0) -> None:
+        super().__init__(why)
+        self.seconds = seconds  # None: soon, then less and less often
+        self.refused = refused
+
+
+class Publisher:
+    """Holds the newest state and the reporters who are to be told."""
+
+    def __init__(
+        self,
+        reporters: Sequence[Reporter],
+        metrics: Metrics,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.state: NodeState | None = None
+        self._reporters = tuple(reporters)
+        self._metrics = metrics
+        self._sleep = sleep
+        self._news = tuple(asyncio.Event() for _ in self._reporters)
+        self._free = asyncio.Event()
+        self._free.set()
+
+    def tell(self, state: NodeState) -> None:
+        """Take over a state; nothing is told when nothing changed."""
+        if state == self.state:
+            return
+        self.state = state
+        for news in self._news:
+            news.set()
+
+    def hold(self) -> None:
+        """Begin no report: a pass needs the CPU, and brings a newer state."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._free.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for reporter, news in zip(self._reporters, self._news, strict=True):
+                group.create_task(self._serve(reporter, news))
+
+    async def _serve(self, reporter: Reporter, news: asyncio.Event) -> None:
+        backoff = Backoff()
+        while True:
+            await news.wait()
+            await self._free.wait()
+            news.clear()
+            try:
+                await self._publish(reporter)
+            except Later as error:
+                if error.seconds is not None:
+                    backoff.reset()
+                await self._wait(news, error.seconds or backoff.next())
+            except AgentError as error:
+                await self._sleep(backoff.after(error))
+            else:
+                backoff.reset()
+                continue
+            news.set()
+
+    async def _publish(self, reporter: Reporter) -> None:
+        """Tell the newest state; raise Later, or another AgentError when nobody can be told now."""
+        if self.state is None:
+            return
+        name = type(reporter).__name__
+        facts = {"reporter": name}
+        try:
+            await reporter.publish(self.state)
+        except Later as error:
+            self._metrics.show_refused(name, error.refused)
+            logger.debug("report put off", extra={"facts": {**facts, "reason": str(error)}})
+            raise
+        except AgentError as error:
+            self._metrics.report_failed(name)
+            logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})
+            raise
+        except Exception as error:  # the loop's edge: a report must not end the agent
+            self._metrics.report_failed(name)
+            logger.exception("report crashed", extra={"facts": facts})
+            raise AgentError(name) from error
+        self._metrics.show_refused(name, 0)
+
+    async def _wait(self, news: asyncio.Event, seconds: float) -> None:
+        """Wait for that long, or until there is news."""
+        waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(news.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def reset(self) -> None:
+        """Remove everything that was told; log what each reporter raises, and raise the first after all were asked."""
+        answers = await asyncio.gather(*(one.reset() for one in self._reporters), return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, Exception)]
+        for failure in failed:
+            logger.error("report not removed", extra={"facts": {"reason": str(failure)}})
+        if failed:
+            raise failed[0]

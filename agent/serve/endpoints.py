@@ -1,0 +1,128 @@
+"""Health, readiness and metrics over plain HTTP, and the state as JSON on a local socket. No framework: 17 MB less.
+
+The HTTP side reads one request line of a GET, answers and closes. Whoever connects to the socket gets the newest
+state as one line of JSON, and nothing is read from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from agent.serve.state_json import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from prometheus_client import CollectorRegistry
+
+    from agent.node_state import NodeState
+
+REQUEST_SECONDS: Final = 5.0
+HEAD_LIMIT: Final = 8192  # bytes of a request; probes and Prometheus send a few hundred
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is answered to one request."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = TEXT
+
+    def encoded(self, *, has_body: bool = True) -> bytes:
+        """Return the bytes of the response."""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nContent-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + (self.body if has_body else b"")
+
+
+class Status:
+    """Answers about the agent. Ready is who knows all pods and containers of the node."""
+
+    def __init__(self, newest: Callable[[], NodeState | None], registry: CollectorRegistry) -> None:
+        self._newest = newest
+        self._registry = registry
+
+    def answer(self, path: str) -> Answer:
+        """Return the answer for one path."""
+        if path == "/healthz":
+            return Answer(HTTPStatus.OK, b"ok\n")
+        if path == "/readyz":
+            obstacle = self.obstacle()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if obstacle else HTTPStatus.OK
+            return Answer(status, f"{obstacle or 'ok'}\n".encode())
+        if path == "/metrics":
+            return Answer(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+        return Answer(HTTPStatus.NOT_FOUND, b"/healthz, /readyz or /metrics\n")
+
+    def obstacle(self) -> str | None:
+        """Say why the agent is not ready, None when it is."""
+        state = self._newest()
+        if state is None:
+            return "starting: pods and containers are not listed yet"
+        if not state.containers_complete:
+            return "the runtime does not answer"
+        if not state.pods_complete:
+            return "the pods are not listed yet"
+        return None
+
+    async def serve_http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        async with asyncio.timeout(REQUEST_SECONDS):
+            head = await reader.readuntil(b"\r\n\r\n")
+            method, _, rest = head.decode("latin-1").partition(" ")
+            path = rest.split(" ", 1)[0].partition("?")[0]
+            if method in {"GET", "HEAD"}:
+                writer.write(self.answer(path).encoded(has_body=method == "GET"))
+            else:
+                writer.write(Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n").encoded())
+            await writer.drain()
+
+    async def serve_state(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the newest state, or an empty line when there is none yet."""
+        state = self._newest()
+        async with asyncio.timeout(REQUEST_SECONDS):
+            writer.write(to_json(state) if state else b"\n")
+            await writer.drain()
+
+
+def guarded(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Let a peer that is slow, garbled or gone end only its own connection."""
+
+    async def guard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            await serve(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    return guard
+
+
+async def listen_http(status: Status, host: str, port: int) -> asyncio.Server:
+    """Serve health and metrics."""
+    return await asyncio.start_server(guarded(status.serve_http), host or None, port, limit=HEAD_LIMIT)
+
+
+async def listen_socket(status: Status, path: Path) -> asyncio.Server:
+    """Serve the state on a unix socket that only root and its group may use; a stale one is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    before = os.umask(0o117)
+    try:
+        return await asyncio.start_unix_server(guarded(status.serve_state), path)
+    finally:
+        os.umask(before)

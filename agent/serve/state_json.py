@@ -1,0 +1,106 @@
+"""The state of the node as JSON, for `corepin map` and for anyone who asks the local socket.
+
+CPU sets are lists in the kernel's format. `topology` and `ledger` are read back by `Topology.from_dict` and
+`Ledger.from_dict`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent.node_state import ContainerState, NodeState, PodState, Proof
+    from pinning.planning.refusal import Refusal
+
+VERSION = 1
+
+
+def to_json(state: NodeState) -> bytes:
+    """Return the state as one line of JSON."""
+    return json.dumps(to_dict(state), separators=(",", ":")).encode() + b"\n"
+
+
+def to_dict(state: NodeState) -> dict[str, Any]:
+    """Return the state as JSON-able values."""
+    return {
+        "version": VERSION,
+        "node": state.node,
+        "runtime": state.runtime,
+        "kubelet": str(state.kubelet),
+        "observes": state.observes,
+        "podsComplete": state.pods_complete,
+        "containersComplete": state.containers_complete,
+        "topology": state.topology.to_dict(),
+        "sets": _sets(state),
+        "ledger": state.ledger.to_dict(),
+        "pods": [_pod(pod) for pod in state.pods],
+        "refusals": [_refusal(one) for one in state.refusals],
+        "fights": [{"container": one.container, "rewrites": one.rewrites} for one in state.fights],
+        "failures": list(state.failures),
+    }
+
+
+def _sets(state: NodeState) -> dict[str, str]:
+    sets = state.sets
+    named = {
+        "universe": sets.universe,
+        "reserved": sets.reserved,
+        "allocatable": sets.allocatable,
+        "shared": state.shared,
+        "free": state.free,
+        "idle": state.idle,
+        "isolated": sets.isolated,
+        "exclusivePool": sets.pools.exclusive,
+        "nonIsolcpusPool": sets.pools.non_isolcpus,
+        "setAside": sets.pools.set_aside,
+    }
+    return {name: str(cpus) for name, cpus in named.items()}
+
+
+def _pod(pod: PodState) -> dict[str, Any]:
+    return {
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "known": pod.is_known,
+        "refusal": pod.refusal and _refusal(pod.refusal),
+        "containers": [_container(one) for one in pod.containers],
+    }
+
+
+def _container(one: ContainerState) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "policy": one.policy and str(one.policy),
+        "smtPolicy": one.smt and str(one.smt),
+        "numaPolicy": one.numa and str(one.numa),
+        "cpus": str(one.cpus),
+        "idle": str(one.idle),
+        "numaNodes": list(one.numa_nodes),
+        "pinned": one.is_pinned,
+        "proof": one.proof and _proof(one.proof),
+        "refusal": one.refusal and _refusal(one.refusal),
+        "intruders": list(one.intruders),
+    }
+
+
+def _proof(proof: Proof) -> dict[str, Any]:
+    return {
+        "cpus": str(proof.cpus),
+        "when": proof.when,
+        "path": str(proof.path),
+        "outside": proof.outside,
+        "narrowed": proof.narrowed,
+        "windowSeconds": proof.window_seconds,
+    }
+
+
+def _refusal(one: Refusal) -> dict[str, Any]:
+    return {
+        "container": one.owner.container,
+        "name": one.name,
+        "reason": str(one.reason),
+        "message": one.message,
+        "blocksStart": one.blocks_start,
+    }

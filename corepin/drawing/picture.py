@@ -1,0 +1,207 @@
+"""Draw a machine and who owns each of its CPUs, for a terminal.
+
+The letter of an owner stands for its CPU, lower case for a sibling that it keeps idle; signs stand for the rest. The
+legend names the whole shared set: the CPUs of the reserved cores, and of owners that share theirs, are in it too.
+Colour only repeats what the letters say. ASCII only: it has to survive serial consoles and `kubectl logs`. Whether
+there is a terminal, and how wide, the caller knows; what is drawn is given, nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, product
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Final
+
+from corepin.drawing.floorplan import floorplan
+from corepin.drawing.spans import Line, Span, paint, text_line, wrapped
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pinning.machine.topology import Topology
+
+NARROWEST: Final = 40
+_TABLE: Final = 60  # columns from which name and CPUs stand on one line of the legend
+_COLOURS: Final = (
+    "32",
+    "33",
+    "35",
+    "36",
+    "92",
+    "93",
+    "94",
+    "95",
+    "96",
+)  # red is left for what is wrong; 34, dark blue, cannot be read on black
+_POOLS: Final = "=%*@"
+_SHARED: Final = "shared"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One container, or whoever else holds CPUs, and the siblings that it keeps idle."""
+
+    name: str
+    cpus: CPUSet
+    idle: CPUSet = EMPTY
+    shares: bool = False  # containers without CPUs of their own may run there too
+
+    @property
+    def meaning(self) -> str:
+        """What the legend says of it."""
+        return f"{self.name} (share)" if self.shares else self.name
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A machine and what each CPU is used for; of owners that overlap, the first is drawn."""
+
+    topology: Topology
+    owners: tuple[Owner, ...] = ()
+    reserved: CPUSet = EMPTY
+    shared: CPUSet = EMPTY
+    pools: tuple[tuple[str, CPUSet], ...] = ()  # set aside by configuration: name and CPUs
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of the legend: the label or sign in the cells, its meaning, its CPUs and idle siblings."""
+
+    sign: Span
+    meaning: str
+    cpus: CPUSet
+    idle: CPUSet = EMPTY
+
+    @property
+    def idle_sign(self) -> Span:
+        """Return the sign of an idle sibling: the label in lower case, without weight."""
+        return Span(self.sign.text.lower(), self.sign.style.removeprefix("1;"))
+
+
+def reading_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Return the key by which people look names up: p2 before p10."""
+    parts = re.split("([0-9]+)", name)
+    return tuple((len(part) if at % 2 else 0, part) for at, part in enumerate(parts))
+
+
+def draw(picture: Picture, width: int, *, colour: bool) -> str:
+    """Return headline, machine and legend; no line is wider than `width`, which is taken as 40 at least."""
+    width = max(width, NARROWEST)
+    owners, signs = _owners(picture), _signs(picture)
+    cells = _cells(owners, signs)
+    seen = [replace(key, cpus=told) for key in signs if (told := _told(cells, key, picture.shared))]
+    lines = [*wrapped(_headline(picture.topology), width), ()]
+    lines += [*floorplan(picture.topology, cells, width), ()]
+    lines += _legend([*owners, *seen], width)
+    return paint(lines, colour=colour)
+
+
+def _owners(picture: Picture) -> list[Key]:
+    labels = zip(picture.owners, _labels(len(picture.owners)), cycle(_COLOURS), strict=False)
+    return [
+        Key(Span(label, colour if owner.shares else f"1;{colour}"), owner.meaning, owner.cpus, owner.idle)
+        for owner, label, colour in labels
+    ]
+
+
+def _labels(count: int) -> list[str]:
+    """Return as many labels of one length: A to Z, or AA to ZZ, or AAA to ZZZ."""
+    letters = product(ascii_uppercase, repeat=_label_width(count))
+    return ["".join(label) for label in islice(letters, count)]
+
+
+def _label_width(count: int) -> int:
+    return next(width for width in (1, 2, 3) if len(ascii_uppercase) ** width >= count)
+
+
+def _signs(picture: Picture) -> list[Key]:
+    """Return what a cell shows that no owner has; the first that holds is drawn."""
+    topology = picture.topology
+    signs = [
+        ("-", "31", "offline", topology.cpus - topology.online),
+        ("#", "7", "reserved", picture.reserved),
+        *(
+            (sign, "4", f"pool {name}", cpus)
+            for (name, cpus), sign in zip(picture.pools, cycle(_POOLS), strict=False)
+        ),
+        (".", "2", _SHARED, picture.shared),
+        ("+", "4", "isolated, free", topology.isolated),
+        ("?", "31", "not for pods", topology.cpus),
+    ]
+    width = _label_width(len(picture.owners))
+    return [Key(Span(sign * width, style), meaning, cpus) for sign, style, meaning, cpus in signs]
+
+
+def _cells(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, Span]:
+    """Return what each CPU's cell shows: offline before everything, then owners, then the other signs."""
+    offline, *others = signs
+    every = signs[-1].cpus
+    cells: dict[int, Span] = {}
+    for key in reversed([offline, *owners, *others]):
+        cells |= dict.fromkeys(key.idle & every, key.idle_sign) | dict.fromkeys(key.cpus & every, key.sign)
+    return cells
+
+
+def _told(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
+    """Return the CPUs of a sign in the legend: those that show it, and every shared one."""
+    if key.meaning == _SHARED:
+        return shared & CPUSet(cells)
+    return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)
+
+
+def _headline(topology: Topology) -> str:
+    counts = (
+        (len(topology.packages), "socket"),
+        (len(topology.numa_nodes), "NUMA node"),
+        (len(topology.uncore_caches), "cache"),
+        (len(topology.cores), "core"),
+        (len(topology.cpus), "CPU"),
+    )
+    return ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+
+
+def _legend(keys: Sequence[Key], width: int) -> Iterator[Line]:
+    """Yield sign, meaning, number and list of CPUs of each key, the columns of all aligned."""
+    names = min(max(len(key.meaning) for key in keys), width // 2) if width >= _TABLE else 0
+    digits = max(len(str(len(key.cpus))) for key in keys)
+    for key in keys:
+        yield from _entry(key, width, names, digits)
+
+
+def _entry(key: Key, width: int, names: int, digits: int) -> Iterator[Line]:
+    """Yield the CPUs beside the name, or below where the name is too long for its column."""
+    sign = (key.sign, Span("  "))
+    margin = len(key.sign.text) + 2
+    indent = margin + names + 2
+    cpus = _cpu_lines(key, width - indent, digits)
+    if len(key.meaning) <= names:
+        yield (*sign, Span(f"{key.meaning:<{names}}  {cpus[0]}"))
+        cpus = cpus[1:]
+    else:
+        first, *more = (
+            key.meaning[at : at + width - margin] for at in range(0, len(key.meaning), width - margin)
+        )
+        yield (*sign, Span(first))
+        yield from (text_line(" " * margin + text) for text in more)
+    yield from (text_line(" " * indent + text) for text in cpus)
+
+
+def _cpu_lines(key: Key, width: int, digits: int) -> list[str]:
+    """Return count and list of the CPUs, broken at commas: "2 CPUs  1-2  2 idle (a)  9-10"."""
+    count = f"{len(key.cpus):{digits}} CPU{' ' if len(key.cpus) == 1 else 's'}"
+    idle = f"  {len(key.idle)} idle ({key.idle_sign.text})  {key.idle}" if key.idle else ""
+    text = f"{key.cpus}{idle}".replace(",", ",\t")
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"{count}  ",
+        subsequent_indent=" " * (len(count) + 2),
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    )
+    return [line.replace("\t", "") for line in lines] or [count]

@@ -1,0 +1,147 @@
+"""`corepin doctor`: what on this machine stands in the way of pinning, each finding with its remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.documents import plain, write_out
+from corepin.errors import CommandFailed
+from corepin.flags import add_flag, add_kubelet_root_flag, add_optional_flag
+from corepin.node.agent_socket import add_socket_flag, read_state
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from agent.doctor.checks import Check, Facts
+
+DESCRIPTION = "Look at what stands in the way of pinning on this machine, and say what to do about it."
+EPILOG = """\
+Nothing is changed. Without agent or Kubernetes it says what could not be looked at. Exit code: 0 nothing found,
+1 something found, 2 it could not look.
+"""
+SIGNS: Final = {"ok": "ok  ", "finding": "FIX ", "unknown": "?   "}
+MARGIN: Final = "      "
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "doctor", help="find what stands in the way of pinning", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_socket_flag(parser)
+    add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
+    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
+    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
+    add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
+    add_kubelet_root_flag(parser)
+    add_flag(
+        parser,
+        "--kubelet-state",
+        "FILE",
+        "the kubelet's cpu_manager_state",
+        "/var/lib/kubelet/cpu_manager_state",
+    )
+    add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="for people (default), or JSON"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found; return 1 when something is to be mended."""
+    from agent.doctor.checks import Verdict, examine
+
+    checks = examine(_facts(args))
+    write_out(_json(checks) if args.output == "json" else _text(checks))
+    return int(any(check.verdict is Verdict.FINDING for check in checks))
+
+
+def _facts(args: argparse.Namespace) -> Facts:
+    from agent.doctor.facts import Places, read_facts
+    from agent.kernel.cgroup_names import pod_roots
+
+    places = Places(
+        root=Path(args.sysfs_root),
+        cgroups=Path(args.cgroup_root),
+        pod_roots=pod_roots(args.kubelet_cgroup_root),
+        kubelet_state=Path(args.kubelet_state),
+        runtime=Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None,
+    )
+    state, why = _state(args.socket)
+    try:
+        facts = read_facts(places, state, _seconds(args.seconds))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CommandFailed(
+            f"the agent speaks another version of corepin ({error!r}): use the same"
+        ) from error
+    return _with_cluster(facts, args.node or (state or {}).get("node"), {"agent": why} if why else {})
+
+
+def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
+    """Return what the agent says, or why it says nothing."""
+    try:
+        return read_state(socket), ""
+    except CommandFailed as failure:
+        return None, str(failure).partition(": start ")[0]
+
+
+def _with_cluster(facts: Facts, node: str | None, missing: dict[str, str]) -> Facts:
+    """Add what the API server says of the node, where it can be asked."""
+    from corepin.node.kube_node import read_node
+    from pinning.errors import BadQuantity
+    from pinning.pods.quantity import millicores
+
+    missing = {**(facts.missing or {}), **missing}
+    if node is None:
+        return replace(facts, missing={**missing, "kubelet_millicores": "the name of this node is not known"})
+    try:
+        cpu = read_node(node).allocatable.get("cpu", "0")
+        return replace(facts, kubelet_millicores=millicores(cpu), missing=missing)
+    except (CommandFailed, BadQuantity) as failure:
+        return replace(facts, missing={**missing, "kubelet_millicores": str(failure)})
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3600:
+        raise CommandFailed(f"--seconds: {text!r} is not a number of seconds up to 3600: write for example 5")
+    return seconds
+
+
+def _json(checks: tuple[Check, ...]) -> str:
+    return json.dumps({"checks": [asdict(check) for check in checks]}, ensure_ascii=False) + "\n"
+
+
+def _text(checks: tuple[Check, ...]) -> str:
+    from corepin.terminal import columns
+
+    width = columns(sys.stdout, os.environ)
+    lines = [line for check in checks for line in _lines(check, width)]
+    found = sum(check.verdict == "finding" for check in checks)
+    unknown = sum(check.verdict == "unknown" for check in checks)
+    ending = f"{found} to mend, {unknown} not known, {len(checks) - found - unknown} fine."
+    return "\n".join([*lines, "", ending]) + "\n"
+
+
+def _lines(check: Check, width: int) -> Iterator[str]:
+    """Yield what was seen, and below it what to do."""
+    yield from wrap(
+        plain(f"{check.subject}: {check.told}"),  # threads and cgroups have the names that their makers like
+        width,
+        initial_indent=f"{SIGNS[check.verdict]}  ",
+        subsequent_indent=MARGIN,
+        break_on_hyphens=False,
+    )
+    if check.remedy:
+        yield from wrap(f"-> {check.remedy}", width, initial_indent=MARGIN, subsequent_indent=f"{MARGIN}   ")

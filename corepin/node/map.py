@@ -1,0 +1,150 @@
+"""`corepin map`: every core of a node and who owns it, as the agent knows it and the kernel was seen to apply it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import contextmanager
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
+
+from corepin.documents import write_out
+from corepin.errors import CommandFailed
+from corepin.node.agent_socket import add_socket_flag, read_state
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from corepin.node.node_view import NodeView
+
+DESCRIPTION = "Show every core of a node and who owns it."
+EPILOG = """\
+Without --node the agent on this machine is asked, over its local socket: then each container is shown with what the
+kernel says of it. With --node the node's annotations are read through the kubeconfig: they hold machine and owners.
+"""
+LOCAL_SECONDS: Final = 0.5  # between two looks
+CLUSTER_SECONDS: Final = 2.0
+ENTER: Final = "\x1b[?1049h\x1b[?25l"  # the terminal's other screen, without a cursor
+LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+HOME: Final = "\x1b[H"
+TO_LINE_END: Final = "\x1b[K"
+TO_SCREEN_END: Final = "\x1b[J"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "map", help="show every core of a node and who owns it", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_socket_flag(parser)
+    parser.add_argument("--node", metavar="NAME", help="a node of the cluster, instead of this machine")
+    parser.add_argument(
+        "--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="text for people (default), or JSON"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the node once, or until Ctrl-C."""
+    look = _look(args)
+    if not args.watch:
+        write_out(look())
+        return 0
+    try:
+        _watch(look, CLUSTER_SECONDS if args.node else LOCAL_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _look(args: argparse.Namespace) -> Callable[[], str]:
+    """Return what reads the node and puts it into text; the text raises CommandFailed when there is none."""
+    if args.output == "json":
+        return (lambda: _cluster_json(args.node)) if args.node else (lambda: _line(read_state(args.socket)))
+    return lambda: _text(_cluster_view(args.node) if args.node else _local_view(args.socket))
+
+
+def _local_view(socket: str) -> NodeView:
+    from corepin.node.node_view import view_of_state
+
+    return view_of_state(read_state(socket))
+
+
+def _cluster_view(name: str) -> NodeView:
+    from corepin.node.kube_node import read_node
+    from corepin.node.node_view import view_of_annotations
+
+    node = read_node(name)
+    return view_of_annotations(name, node.topology, node.pools)
+
+
+def _cluster_json(name: str) -> str:
+    from corepin.node.kube_node import read_node
+
+    node = read_node(name)
+    try:
+        return _line({"node": name, "topology": json.loads(node.topology), "pools": json.loads(node.pools)})
+    except ValueError as error:
+        raise CommandFailed(f"node {name}: its annotations are damaged: {error}") from error
+
+
+def _line(told: object) -> str:
+    return json.dumps(told, ensure_ascii=False) + "\n"
+
+
+def _text(view: NodeView) -> str:
+    from corepin.drawing.picture import draw
+    from corepin.terminal import columns, wants_colour
+
+    width = columns(sys.stdout, os.environ)
+    lines = [view.title, ""]
+    lines += draw(view.picture, width, colour=wants_colour(sys.stdout, os.environ)).rstrip("\n").split("\n")
+    for title, told in (("containers", view.containers), ("attention", view.troubles)):
+        if told:
+            lines += ["", f"{title}:", *_indented(told, width)]
+    return "\n".join(lines) + "\n"
+
+
+def _indented(told: tuple[str, ...], width: int) -> Iterator[str]:
+    for text in told:
+        yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _watch(look: Callable[[], str], seconds: float) -> None:
+    """Show a text whenever it differs. A node that does not answer is said so, and asked again."""
+    shown = ""
+    with _screen() as show:
+        while True:
+            try:
+                text = look()
+            except CommandFailed as failure:
+                text = f"{failure}\n"
+            if text != shown:
+                show(text)
+                shown = text
+            time.sleep(seconds)
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[str], None]]:
+    """Yield what shows a text: over the old one on a terminal, else below it."""
+    if not sys.stdout.isatty():
+        yield write_out
+        return
+    write_out(ENTER)
+    try:
+        yield lambda text: write_out(_over_the_old(text, os.get_terminal_size(sys.stdout.fileno()).lines))
+    finally:
+        write_out(LEAVE)
+
+
+def _over_the_old(text: str, rows: int) -> str:
+    """Return what replaces the text on a screen: cut at its last row, or it would scroll. 0 rows: not known."""
+    lines = text.splitlines()[: rows - 1 if rows > 1 else None]
+    return HOME + "".join(f"{line}{TO_LINE_END}\n" for line in lines) + TO_SCREEN_END

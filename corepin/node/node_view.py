@@ -1,0 +1,142 @@
+"""What `corepin map` shows: one value, made of the agent's state or of what it published about its node. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from corepin.drawing.picture import Owner, Picture, reading_order
+from corepin.errors import CommandFailed
+from pinning.contract import CPUPolicy
+from pinning.errors import PinningError
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node to draw: a line about it, the machine, and lines about its containers and troubles."""
+
+    title: str
+    picture: Picture
+    containers: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+
+def view_of_state(state: Mapping[str, Any]) -> NodeView:
+    """Return the view of what the agent's socket says; raise CommandFailed for anything else."""
+    try:
+        return _of_state(state)
+    except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
+        raise CommandFailed(
+            f"the agent speaks another version of corepin ({error!r}): use the same"
+        ) from error
+
+
+def view_of_annotations(node: str, topology: str, pools: str) -> NodeView:
+    """Return the view of a node's two annotations; raise CommandFailed for anything else."""
+    try:
+        return _of_annotations(node, json.loads(topology), json.loads(pools))
+    except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
+        told = f"node {node}: its annotations are of another version of corepin, or damaged ({error!r})"
+        raise CommandFailed(f"{told}: use the same version") from error
+
+
+def _of_state(state: Mapping[str, Any]) -> NodeView:
+    containers = [
+        (f"{pod['namespace']}/{pod['name']}", one) for pod in state["pods"] for one in pod["containers"]
+    ]
+    held = [(f"{pod}/{one['name']}", one) for pod, one in containers if one["policy"]]
+    return NodeView(
+        title=f"node {state['node']}, {state['runtime']}",
+        picture=_picture(state["topology"], state["sets"], dict(held)),
+        containers=tuple(
+            _container(f"{pod}/{one['name']}", one)
+            for pod, one in containers
+            if one["proof"] or one["policy"] or one["refusal"]
+        ),
+        troubles=tuple(_troubles(state)),
+    )
+
+
+def _of_annotations(node: str, topology: Mapping[str, Any], pools: Mapping[str, Any]) -> NodeView:
+    owners = pools["owners"]
+    containers = tuple(f"{name}: {one['policy']}, CPUs {one['cpus']}" for name, one in _ordered(owners))
+    troubles = (_OBSERVES,) if pools["observes"] else ()
+    return NodeView(
+        f"node {node}, as it was published", _picture(topology, pools, owners), containers, troubles
+    )
+
+
+def _ordered(owners: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(owners.items(), key=lambda owner: reading_order(owner[0]))
+
+
+_OBSERVES = (
+    "corepin only observes here: the kubelet's static policy gives the CPUs out, or `observe` is configured"
+)
+
+
+def _picture(topology: Mapping[str, Any], sets: Mapping[str, str], owners: Mapping[str, Any]) -> Picture:
+    set_aside = CPUSet.parse(sets["setAside"])
+    drawn = (
+        Owner(
+            name,
+            CPUSet.parse(one["cpus"]),
+            CPUSet.parse(one.get("idle", "")),
+            shares=one["policy"] == CPUPolicy.SHARE,
+        )
+        for name, one in owners.items()
+    )
+    return Picture(
+        Topology.from_dict(topology),
+        tuple(sorted(drawn, key=lambda owner: reading_order(owner.name))),
+        reserved=CPUSet.parse(sets["reserved"]),
+        shared=CPUSet.parse(sets["shared"]),
+        pools=(("shared (set aside)", set_aside),) if set_aside else (),
+    )
+
+
+def _container(name: str, one: Mapping[str, Any]) -> str:
+    """Say where a container runs, and how far that is proven."""
+    return f"{name}: {', '.join(_words(one))}"
+
+
+def _words(one: Mapping[str, Any]) -> Iterator[str]:
+    proof, refusal = one["proof"], one["refusal"]
+    yield f"{one['policy']} on CPUs {one['cpus']}" if one["policy"] else f"shared CPUs {one['cpus']}"
+    if proof is None:
+        yield "not running"
+    elif proof["cpus"] == one["cpus"]:
+        yield "as the kernel says"
+    else:
+        yield f"but the kernel lets it use {proof['cpus']}"
+    if proof and proof["outside"]:
+        yield f"{proof['outside']} tasks allowed elsewhere"
+    if proof and proof["narrowed"]:
+        yield f"{proof['narrowed']} tasks on a part of them, by their own choice"
+    if one["intruders"]:
+        yield f"with {', '.join(one['intruders'])} on its CPUs"
+    if refusal:
+        yield f"NOT PINNED ({refusal['reason']}: {refusal['message']})"
+
+
+def _troubles(state: Mapping[str, Any]) -> Iterator[str]:
+    if state["observes"]:
+        yield _OBSERVES
+    if not state["podsComplete"]:
+        yield "the pods are not listed in full: nothing is taken from anybody until they are"
+    if not state["containersComplete"]:
+        yield "the runtime does not answer: what is shown may be old"
+    for pod in state["pods"]:
+        if pod["refusal"]:
+            yield f"{pod['namespace']}/{pod['name']}: {pod['refusal']['message']}"
+    for fight in state["fights"]:
+        told = f"another program rewrote its CPUs {fight['rewrites']} times"
+        yield f"{fight['container']}: {told} and is let be for now: stop it (`corepin doctor` names candidates)"
+    for name in state["failures"]:
+        yield f"{name}: its CPUs could not be set, it is tried again: see the agent's log"

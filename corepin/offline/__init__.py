@@ -1,0 +1,1 @@
+"""The verbs that need no cluster: `inject`, `validate`, `plan`."""

@@ -1,0 +1,90 @@
+"""`corepin inject`: complete documents as the mutating webhook would, without a cluster."""
+
+from __future__ import annotations
+
+import sys
+from argparse import RawDescriptionHelpFormatter
+from typing import TYPE_CHECKING, Any
+
+from corepin.documents import add_file_flag, plain, read_documents, write_out
+from corepin.flags import add_optional_flag
+from corepin.run.webhook import CONFIG, MUTATIONS
+
+if TYPE_CHECKING:
+    import argparse
+
+    from corepin.documents import Document
+    from webhook.review.handler import Decider
+
+DESCRIPTION = "Complete pods and pod templates as the webhook would, and print them. Needs no cluster."
+EPILOG = """\
+Pods and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets,
+Jobs and CronJobs are completed; every other document is printed as it is.
+Comments go, the order of keys stays. Warnings go to standard error.
+
+exit code: 0 printed, 2 a document could not be read (then nothing is printed)
+example:   corepin inject -f pod.yaml | kubectl apply -f -
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "inject",
+        help="complete YAML as the webhook would",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    add_file_flag(parser)
+    add_decider_flags(parser)
+    return parser
+
+
+def add_decider_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the rules, spelled as the server's."""
+    add_optional_flag(
+        parser, "--config", "FILE", f"the webhook's configuration; default: {CONFIG} if there is one"
+    )
+    add_optional_flag(
+        parser, "--mutations", "FILE", f"CMK's mutations; default: {MUTATIONS} if there is one, else built in"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the completed documents; print nothing when one of them cannot be read."""
+    from corepin.offline.review import load_decider
+    from corepin.yaml_text import write_yaml
+
+    documents = [document for source in args.filename for document in read_documents(source)]
+    decider = load_decider(args)
+    warnings: list[str] = []
+    text = write_yaml([_completed(decider, document, warnings) for document in documents])
+    for warning in warnings:
+        print(plain(warning), file=sys.stderr)
+    write_out(text)
+    return 0
+
+
+def _completed(decider: Decider, document: Document, warnings: list[str]) -> Any:
+    """Return the document with every object of it completed; warnings are appended."""
+    from corepin.offline.review import inject
+
+    whole: Any = document.content
+    for item in document.items():
+        injected = inject(decider, item)
+        place = f"{document.source}:{document.line}: {item.title}"
+        warnings += [f"{place}: warning: {warning}" for warning in injected.warnings]
+        whole = _replaced(whole, item.pointer, injected.content)
+    return whole
+
+
+def _replaced(whole: Any, pointer: str, content: dict[str, Any]) -> Any:
+    """Put an object back into the list that it was taken from."""
+    import jsonpatch
+
+    if not pointer:
+        return content
+    return jsonpatch.apply_patch(whole, [{"op": "replace", "path": pointer, "value": content}], in_place=True)

@@ -1,0 +1,61 @@
+"""The pod that KubeVirt would make for a virtual machine, as far as its CPUs are concerned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import CPUMANAGER_LABELS, KUBEVIRT_LABEL, LAUNCHER_CONTAINER, VIRT_LAUNCHER
+from pinning.errors import Cause
+from pinning.kubevirt.defaults import has_even_parity
+from pinning.kubevirt.review import defaulted, find_template
+from pinning.kubevirt.view import VMIView
+from pinning.kubevirt.warnings import pod_cpus
+from webhook.config.settings import Settings
+from webhook.rules.vms import kubevirt_settings, review_vm
+
+if TYPE_CHECKING:
+    from corepin.documents import Item
+    from pinning.kubevirt.review import Kind, KubeVirtSettings, Template
+    from pinning.pods.types import Pod, PodSpec, ResourceRequirements
+    from webhook.rules.vms import VirtObject
+
+MILLICORES: Final = 100  # of each vCPU without a CPU of its own: KubeVirt's default cpuAllocationRatio is 10
+
+
+def launcher(item: Item, kind: Kind, document: VirtObject) -> Pod:
+    """Return the launcher pod; raise CommandFailed for a machine that is refused, or whose CPUs stand elsewhere."""
+    settings = Settings()
+    template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
+    causes = review_vm(kind, document, settings).causes
+    if causes or isinstance(template, Cause):  # the second is one of the first
+        more = f" (and {len(causes) - 1} more: see corepin validate)" if len(causes) > 1 else ""
+        raise item.document.failed(f"{item.title}: {causes[0].field}: {causes[0].message}{more}")
+    if template.has_instancetype:
+        told = "its instancetype says how many CPUs it has, and is not read"
+        raise item.document.failed(
+            f"{item.title}: {told}: give the VirtualMachineInstance, as `kubectl get vmi -o yaml` shows it"
+        )
+    labels = {KUBEVIRT_LABEL: VIRT_LAUNCHER}
+    return {
+        "metadata": {"annotations": template.metadata.get("annotations"), "labels": labels},
+        "spec": _spec(template, kubevirt_settings(settings)),
+    }
+
+
+def _spec(template: Template, settings: KubeVirtSettings) -> PodSpec:
+    view = VMIView("", defaulted(template.spec, settings), settings)
+    cpus = pod_cpus(view, even_parity=has_even_parity(view.spec, template.annotations, settings))
+    if view.is_dedicated:
+        resources: ResourceRequirements = {"requests": {"cpu": cpus}, "limits": {"cpu": cpus}}
+        selector = {CPUMANAGER_LABELS[-1]: "true"}
+    else:
+        given = (template.spec.get("domain") or {}).get("resources") or {}
+        resources, selector = _as_given(given, cpus), {}
+    return {"containers": [{"name": LAUNCHER_CONTAINER, "resources": resources}], "nodeSelector": selector}
+
+
+def _as_given(given: ResourceRequirements, cpus: int) -> ResourceRequirements:
+    """Return the CPU amounts of a machine without CPUs of its own: the user's, else a tenth of a CPU for each vCPU."""
+    request, limit = (given.get("requests") or {}).get("cpu"), (given.get("limits") or {}).get("cpu")
+    requested = request or limit or f"{cpus * MILLICORES}m"
+    return {"requests": {"cpu": requested}, "limits": {"cpu": limit} if limit else {}}

@@ -1,0 +1,198 @@
+"""`corepin plan`: which CPUs pods would get on a machine, and why, or why not. Needs neither machine nor cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corepin.documents import add_file_flag, plain, read_documents, read_text, write_out
+from corepin.errors import CommandFailed
+
+if TYPE_CHECKING:
+    import argparse
+
+    from corepin.offline.planned import Planned
+    from corepin.offline.simulate import Node, Step
+    from pinning.machine.topology import Topology
+    from pinning.planning.ledger import Assignment
+    from pinning.planning.node_config import NodeConfig
+
+_NAMED = 3  # of many documents
+DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
+EPILOG = """\
+Workloads bring as many pods as their replicas say (a DaemonSet one, a Job those that run at once), virtual machines
+their launcher; other kinds are passed over. Documents are taken as events in their order: one of the same kind,
+namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is printed
+after each pod that comes, changes or goes; the text shows the machine after the last one. The file for --topology is
+made by
+  LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "plan", help="show which CPUs pods would get on a machine", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_file_flag(parser)
+    machine = parser.add_mutually_exclusive_group(required=True)
+    machine.add_argument(
+        "--topology",
+        metavar="FILE|DIR",
+        help="the machine: JSON of lscpu, - for standard input, or a directory that holds a sysfs tree as / does",
+    )
+    machine.add_argument(
+        "--node",
+        metavar="NAME",
+        help="a node of the cluster, as its agent published it, as if nobody held CPUs there",
+    )
+    parser.add_argument(
+        "--reserved",
+        metavar="LIST",
+        help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU)',
+    )
+    parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json"),
+        default="text",
+        help="text for people (default), or one JSON line after each event",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; pods that do not fit are part of the answer, not a failure."""
+    from corepin.offline.simulate import Node
+    from corepin.terminal import columns, wants_colour
+    from pinning.errors import PinningError
+    from pinning.planning.node_sets import check_machine
+
+    documents = _documents(args.filename)
+    try:
+        topology, reserved = _read_published(args.node) if args.node else (_read_machine(args.topology), None)
+        given = args.reserved if args.reserved is not None or args.config else reserved
+        config = _read_config(args.config, given)
+        check_machine(topology, topology.online, config)
+    except PinningError as problem:
+        raise CommandFailed(str(problem)) from problem
+    node = Node(topology, config)
+    steps = node.steps(documents)
+    if args.output == "json":
+        write_out("".join(f"{_json(node, step)}\n" for step in steps))
+        return 0
+    from corepin.offline.plan_text import describe
+
+    *_, last = (node.empty, *steps)
+    colour, width = wants_colour(sys.stdout, os.environ), columns(sys.stdout, os.environ)
+    write_out(describe(node, last, width, colour=colour))
+    return 0
+
+
+def _documents(sources: list[str]) -> list[Planned]:
+    """Read the documents that bring pods; what brings none is told on standard error."""
+    from corepin.offline.planned import planned
+
+    items = [item for source in sources for one in read_documents(source) for item in one.items()]
+    found = [(item, planned(item, number)) for number, item in enumerate(items)]
+    brought, others = [one for _, one in found if one], [item for item, one in found if not one]
+    if not items:
+        raise CommandFailed(
+            f"{', '.join(sources)}: every list is empty: give pods, workloads or virtual machines"
+        )
+    if not brought:
+        told = "brings no pods: give pods, workloads or virtual machines"
+        raise others[0].document.failed(f"{others[0].title} ({others[0].api_version}) {told}")
+    for one in brought:
+        if not one.names:
+            _tell(one.item.document.failed(f"{one.item.title}: brings no pod: {one.why_none}"))
+    if others:
+        names = ", ".join(f"{item.title} ({item.api_version})" for item in others[:_NAMED])
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        _tell(f"passed over, for they bring no pods: {names}{more}")
+    return brought
+
+
+def _tell(note: object) -> None:
+    print(f"corepin plan: {plain(str(note))}", file=sys.stderr)
+
+
+def _read_published(name: str) -> tuple[Topology, str]:
+    """Read a node of the cluster: its machine, and what is reserved there."""
+    from corepin.node.kube_node import read_node
+    from corepin.node.node_view import view_of_annotations
+
+    node = read_node(name)
+    picture = view_of_annotations(name, node.topology, node.pools).picture
+    return picture.topology, str(picture.reserved)
+
+
+def _read_machine(given: str) -> Topology:
+    """Read a machine from a file of lscpu's, or from a directory that stands for / or for /sys."""
+    from agent.kernel.sysfs import read_topology
+    from pinning.errors import PinningError
+    from pinning.machine.topology import Topology
+
+    path = Path(given)
+    if path.is_dir():
+        is_sys = (path / "devices/system/cpu").is_dir() and not (path / "sys").is_dir()
+        return read_topology(path.absolute().parent if is_sys and path.absolute().name == "sys" else path)
+    text = read_text(given)
+    try:
+        return Topology.from_lscpu(text)
+    except PinningError as problem:
+        raise CommandFailed(f"{given}: {problem}") from problem
+
+
+def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
+    """Return the node's configuration; the flag for reserved CPUs wins over the file."""
+    from dataclasses import replace
+
+    from corepin.node_file import read_node_file
+    from pinning.errors import BadCPUList
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.node_config import DEFAULT
+
+    config = DEFAULT if given is None else read_node_file(given)
+    if reserved is None:
+        return config
+    try:
+        cpus = CPUSet.parse(reserved)
+    except BadCPUList as problem:
+        raise CommandFailed(f'--reserved: {problem}: write for example "0-1,8"') from problem
+    if not cpus:
+        raise CommandFailed('--reserved: the list is empty: name CPUs such as "0,8", or leave the flag out')
+    return replace(config, reserved=cpus)
+
+
+def _json(node: Node, step: Step) -> str:
+    from corepin.drawing.picture import reading_order
+
+    line = {
+        "pod": step.pod,
+        "assignments": {
+            one.name: _assignment(node, one)
+            for one in sorted(step.ledger, key=lambda one: reading_order(one.name))
+        },
+        "shared": str(node.sets.shared(step.ledger)),
+        "refused": [
+            {"container": refusal.name, "reason": str(refusal.reason), "message": refusal.message}
+            for refusal in step.refusals
+        ],
+    }
+    return json.dumps(line, ensure_ascii=False)
+
+
+def _assignment(node: Node, one: Assignment) -> dict[str, Any]:
+    nodes = node.topology.numa_nodes
+    return {
+        "policy": str(one.policy),
+        "smtPolicy": str(one.smt),
+        "cpus": str(one.cpus),
+        "idle": str(one.idle),
+        "numaNodes": [number for number in nodes if nodes[number] & one.cpus],
+    }

@@ -1,0 +1,107 @@
+"""The plan of a node for people: the machine, who got what and why, what was refused, and what it costs beside."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from corepin.documents import plain
+from corepin.drawing.picture import Owner, Picture, draw, reading_order
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.pods.claims import Origin
+from pinning.pods.quantity import millicores
+from pinning.pods.resources import members
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from corepin.offline.simulate import Node, Step
+    from pinning.machine.topology import Topology
+    from pinning.planning.ledger import Assignment
+
+SMT_WORDS = {
+    SMTPolicy.PREFER: "whole cores first, a leftover may share one",
+    SMTPolicy.REQUIRE: "cores of its own",
+    SMTPolicy.ISOLATE: "one thread of each core, the siblings idle",
+}
+NUMA_WORDS = {
+    NUMAPolicy.PACKED: "on the fewest NUMA nodes",
+    NUMAPolicy.DISTRIBUTED: "evenly over NUMA nodes",
+    NUMAPolicy.SINGLE: "on one NUMA node",
+}
+
+
+def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
+    """Return the node after its last event."""
+    sets, held = node.sets, sorted(step.ledger, key=lambda one: reading_order(one.name))
+    pool = sets.pools.set_aside & sets.universe
+    picture = Picture(
+        node.topology,
+        tuple(
+            Owner(plain(one.name), one.cpus, one.idle, shares=one.policy is CPUPolicy.SHARE) for one in held
+        ),
+        reserved=sets.reserved,
+        shared=sets.shared(step.ledger),
+        pools=(("shared (set aside)", pool),) if pool else (),
+    )
+    parts = {
+        "": [f"{one.name}: {_why(node.topology, one)}" for one in held],
+        "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
+        "warnings": [f"{step.pod}: {warning}" for warning in step.warnings],
+        "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
+    }
+    lines = [line for title, told in parts.items() if told for line in _section(title, told, width)]
+    return draw(picture, width, colour=colour).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in lines)
+
+
+def _section(title: str, told: list[str], width: int) -> Iterator[str]:
+    yield ""
+    if title:
+        yield f"{title}:"
+    indent = "  " if title else ""
+    for text in told:
+        yield from wrap(plain(text), width, initial_indent=indent, subsequent_indent=f"{indent}  ")
+
+
+def _why(topology: Topology, one: Assignment) -> str:
+    """Say what a container got and by which rule."""
+    nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & one.cpus]
+    where = (
+        f"CPU{'s' * (len(one.cpus) > 1)} {one.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
+    )
+    apart = one.cpus & topology.isolated
+    note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
+    return f"{one.policy}, {where}: {_rule(one)}{note}"
+
+
+def _rule(one: Assignment) -> str:
+    claim = one.claim
+    numa = NUMA_WORDS[one.numa]
+    if one.policy is CPUPolicy.SHARE:
+        return f"{_counted(claim.count)} that containers without CPUs of their own use too, {numa}"
+    if claim.origin is Origin.CMK:
+        return f"{claim.count} of {claim.resource}, {SMT_WORDS[one.smt]}"
+    is_vm = claim.origin is Origin.LAUNCHER
+    asked = "dedicated CPUs of a virtual machine" if is_vm else _counted(claim.count)
+    return f"{asked}, smt-policy {one.smt} ({SMT_WORDS[one.smt]}), {numa}"
+
+
+def _counted(count: int) -> str:
+    return f"{count} CPU{'s' * (count != 1)}"
+
+
+def _idle_cost(held: list[Assignment]) -> Iterator[str]:
+    for one in held:
+        if one.idle:
+            yield f"{one.name} keeps CPU{'s' * (len(one.idle) > 1)} {one.idle} idle: {len(one.idle)} more than it runs on"
+
+
+def _sidecar_cost(step: Step) -> Iterator[str]:
+    """Tell the CPU of containers that only come along with owners: the scheduler charges it, they run shared."""
+    owners = {(f"{one.namespace}/{one.pod}", one.owner.container) for one in step.ledger}
+    with_owners = {pod for pod, _ in owners}
+    for key in sorted(with_owners & step.pods.keys(), key=reading_order):
+        for member in members(step.pods[key]):
+            cpu = millicores(member.requests.get("cpu", 0))
+            if cpu and (key, member.name) not in owners:
+                yield f"{key}/{member.name} requests {cpu}m CPU beside the pinned containers, and runs in the shared set"

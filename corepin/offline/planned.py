@@ -1,0 +1,85 @@
+"""The pods that a document brings to a node: a pod itself, a workload its replicas, a virtual machine its launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from corepin.offline.decode_errors import misshapen
+from corepin.offline.launcher import launcher
+from corepin.offline.replicas import how_many, is_counted
+from pinning.pods.types import Pod
+from webhook.review.handler import POD
+from webhook.rules.vms import KINDS, VirtObject
+from webhook.rules.workloads import TEMPLATES, below
+from webhook.wire import malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from corepin.documents import Item
+
+Shape = TypeVar("Shape")
+WORKLOADS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    **TEMPLATES,
+    ("", "ReplicationController"): ("spec", "template"),
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What one document brings: pods that differ in nothing but their names."""
+
+    item: Item
+    name: str  # of the document
+    names: tuple[str, ...]  # of the pods
+    pod: Pod
+    why_none: str = ""  # where there are none
+
+    @property
+    def owner(self) -> tuple[str, ...]:
+        """Who brings the pods: a later document of the same owner is an update."""
+        return self.item.group, self.item.kind, self.item.namespace or "default", self.name
+
+
+def planned(item: Item, number: int) -> Planned | None:
+    """Return what a document brings, None for a kind that brings no pods; `number` completes a generateName."""
+    kind = (item.group, item.kind)
+    if kind != POD and kind not in WORKLOADS and kind not in KINDS:
+        return None
+    name = _name(item, number)
+    if kind == POD:
+        return Planned(item, name, (name,), _shaped(item, (), Pod))
+    stem = f"virt-launcher-{name}" if kind in KINDS else name
+    count, why_none = how_many(item)
+    names = [f"{stem}-{index}" for index in range(count)] if is_counted(item.kind) else [stem] * count
+    pod = launcher(item, KINDS[kind], _shaped(item, (), VirtObject)) if kind in KINDS else _of_template(item)
+    return Planned(item, name, tuple(names), pod, why_none)
+
+
+def _name(item: Item, number: int) -> str:
+    """Return the document's name; one that the API server shall complete is another one each time."""
+    if not item.name:
+        what = "the pod" if item.kind == "Pod" else f"the {item.kind}"
+        raise item.document.failed(f"{what} has no name: give metadata.name")
+    return str(item.metadata.get("name") or f"{item.metadata['generateName']}{number}")
+
+
+def _of_template(item: Item) -> Pod:
+    """Return the pods of a workload; name, age and uid of a template are not theirs."""
+    path = WORKLOADS[item.group, item.kind]
+    if below(item.content, path) is None:
+        raise item.failed(path, "is missing: add the template of the pods")
+    pod = _shaped(item, path, Pod)
+    metadata = pod.get("metadata") or {}
+    labels, annotations = metadata.get("labels"), metadata.get("annotations")
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod.get("spec")}
+
+
+def _shaped(item: Item, path: tuple[str, ...], shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.convert(below(item.content, path), shape)
+    except msgspec.ValidationError as problem:
+        raise misshapen(item, malformed(problem), path) from problem

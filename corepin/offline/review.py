@@ -1,0 +1,118 @@
+"""Ask the webhook's own rules about documents, without a server: the same decider, fed with requests built here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonpatch
+import msgspec
+
+from corepin.errors import CommandFailed
+from corepin.offline.decode_errors import misshapen
+from corepin.run.webhook import CONFIG, MUTATIONS
+from webhook.review.handler import POD
+from webhook.review.response import Denied, Patched, encode
+from webhook.rules.workloads import TEMPLATES, below
+from webhook.wire import GroupVersionKind, Malformed, Request
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from corepin.documents import Item
+    from webhook.review.handler import Decider
+
+OFFLINE_UID: Final = "offline"
+_POD_KIND: Final = GroupVersionKind(kind="Pod", version="v1")
+
+
+@dataclass(frozen=True)
+class Injected:
+    """An object as the mutating webhook leaves it."""
+
+    content: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the validating webhook says of an object; `causes` are written as they travel."""
+
+    allowed: bool
+    causes: tuple[dict[str, str], ...]
+    warnings: tuple[str, ...]
+
+
+def load_decider(args: argparse.Namespace) -> Decider:
+    """Return the rules under the configuration files that the flags name, as the server would load them."""
+    from webhook.config.reload import File, Unusable
+    from webhook.server.loader import Generations
+
+    files = [
+        File(Path(given)) if given else File(default, optional=True)
+        for given, default in ((args.config, CONFIG), (args.mutations, MUTATIONS))
+    ]
+    try:
+        return Generations(*files)(tuple(file.read() for file in files))
+    except Unusable as error:
+        raise CommandFailed(str(error)) from error
+
+
+def inject(decider: Decider, item: Item) -> Injected:
+    """Return a pod, or a workload with its pod template, after the mutating webhook; others come back as they are."""
+    if (item.group, item.kind) == POD:
+        return _inject_at(decider, item, ())
+    path = TEMPLATES.get((item.group, item.kind), ())
+    if path and isinstance(below(item.content, path), dict):
+        return _inject_at(decider, item, path)
+    return Injected(item.content)
+
+
+def judge(decider: Decider, item: Item) -> Judged:
+    """Return the verdict on an object that is being created: a pod is injected first, as the API server does it."""
+    seen = inject(decider, item) if (item.group, item.kind) == POD else Injected(item.content)
+    kind = GroupVersionKind(item.kind, item.api_version.rpartition("/")[2], item.group)
+    try:
+        answer = decider.validate(_request(item, kind, seen.content))
+    except Malformed as error:
+        raise misshapen(item, error) from error
+    response = msgspec.json.decode(encode(OFFLINE_UID, answer))["response"]
+    causes = response["status"]["details"]["causes"] if isinstance(answer, Denied) else ()
+    return Judged(response["allowed"], tuple(causes), _once((*seen.warnings, *answer.warnings)))
+
+
+def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
+    """Mutate the pod that stands at a path of keys (none: the object is the pod)."""
+    pod: dict[str, Any] = below(item.content, path)
+    try:
+        answer = decider.mutate(_request(item, _POD_KIND, pod))
+    except Malformed as error:
+        raise misshapen(item, error, path) from error
+    if not isinstance(answer, Patched):
+        return Injected(item.content, answer.warnings)
+    prefix = "".join(f"/{key}" for key in path)
+    sent = msgspec.json.decode(msgspec.json.encode(answer.operations))  # values of its own, as over the wire
+    steps = [{**step, "path": prefix + step["path"]} for step in sent]
+    return Injected(jsonpatch.apply_patch(item.content, steps), _under(path, answer.warnings))
+
+
+def _request(item: Item, kind: GroupVersionKind, content: dict[str, Any]) -> Request:
+    return Request(
+        uid=OFFLINE_UID,
+        kind=kind,
+        operation="CREATE",
+        name=item.name or None,
+        namespace=item.namespace or None,
+        object=msgspec.Raw(msgspec.json.encode(content)),
+    )
+
+
+def _under(path: Sequence[str], warnings: tuple[str, ...]) -> tuple[str, ...]:
+    """Return warnings on a template with their fields told from the whole object."""
+    return tuple(".".join((*path, warning)) for warning in warnings)
+
+
+def _once(warnings: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(warnings))

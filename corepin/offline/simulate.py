@@ -1,0 +1,99 @@
+"""What documents, taken as events in their order, would do to one node: a plan after each pod that comes or goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Observed, SeenPod
+from pinning.planning.plan import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from corepin.offline.planned import Planned
+    from pinning.machine.topology import Topology
+    from pinning.planning.node_config import NodeConfig
+    from pinning.planning.node_sets import NodeSets
+    from pinning.planning.refusal import Refusal
+    from pinning.pods.types import Pod
+
+
+@dataclass(frozen=True)
+class Step:
+    """The node after one event."""
+
+    pod: str  # namespace/name of the event's pod
+    pods: Mapping[str, Pod]  # every pod of the node by namespace/name
+    warnings: tuple[str, ...]  # of the event's pod
+    ledger: Ledger
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine under one configuration; pods come to it, and nothing runs there yet."""
+
+    topology: Topology
+    config: NodeConfig
+
+    @property
+    def sets(self) -> NodeSets:
+        """The sets of the node, which pods do not change."""
+        return node_sets(self.topology, self.topology.online, self.config)
+
+    @property
+    def empty(self) -> Step:
+        """The node before the first event."""
+        return Step("", {}, (), Ledger(), ())
+
+    def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
+        """Yield the node after each event: a pod that is seen again is an update, one that is not wanted is gone."""
+        ledger, node = Ledger(), _Pods()
+        for number, document in enumerate(documents):
+            for key, one in node.events(document, number):
+                seen = tuple(pod for pod, _ in node.here.values())
+                made = plan(Observed(self.topology, self.topology.online, seen), ledger, self.config)
+                ledger = made.ledger
+                warnings = tuple(f"{warning.field}: {warning.message}" for warning in one.warnings)
+                pods = {name: pod for name, (_, pod) in node.here.items()}
+                yield Step(key, pods, warnings, ledger, made.refusals)
+
+
+@dataclass
+class _Pods:
+    """The pods of the node by namespace/name, and who brought which."""
+
+    here: dict[str, tuple[SeenPod, Pod]] = field(default_factory=dict)
+    brought: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    def events(self, document: Planned, number: int) -> Iterator[tuple[str, SeenPod]]:
+        """Let the pods of a document come, change and go, and yield after each of them."""
+        before = self.brought.get(document.owner, ())
+        keys = tuple(self._key(document, name, frozenset(before)) for name in document.names)
+        is_going = bool(document.item.metadata.get("deletionTimestamp"))
+        read = SeenPod.of(document.pod)
+        for key in (before or keys) if is_going else (key for key in before if key not in keys):
+            self.here.pop(key, None)
+            yield key, read
+        self.brought[document.owner] = () if is_going else keys
+        for index, key in enumerate(() if is_going else keys):
+            one = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
+            self.here[key] = (one, document.pod)
+            yield key, one
+
+    def _key(self, document: Planned, name: str, own: frozenset[str]) -> str:
+        """Return a pod's namespace/name; one that another document's pod has is told apart by the kind."""
+        key = f"{document.item.namespace or 'default'}/{name}"
+        while key in self.here and key not in own:
+            key += f"-{document.item.kind.lower()}"
+        return key
+
+
+def _seen(read: SeenPod, key: str, created: str, before: tuple[SeenPod, Pod] | None) -> SeenPod:
+    """Return a pod by its key; without uid or time of creation it is known by its name, as old as its first event."""
+    uid, age = (before[0].uid, before[0].created) if before else (key, created)
+    namespace, _, name = key.partition("/")
+    return replace(read, uid=read.uid or uid, namespace=namespace, name=name, created=read.created or age)

@@ -1,0 +1,86 @@
+"""`corepin validate`: judge documents as the validating webhook would, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from argparse import RawDescriptionHelpFormatter
+from typing import TYPE_CHECKING
+
+from corepin.documents import add_file_flag, plain, read_documents, write_out
+from corepin.offline.inject import add_decider_flags
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from corepin.documents import Item
+    from corepin.offline.review import Judged
+
+DESCRIPTION = "Judge pods, workloads and virtual machines as the webhook would. Needs no cluster."
+EPILOG = """\
+A pod is judged as it would be after `corepin inject`, as the API server does it.
+Problems of a workload's pod template are warnings, as in the cluster. Kinds that
+corepin does not know are valid.
+
+exit code: 0 all valid, 1 something is refused, 2 a document could not be read
+example:   corepin validate -f deployment.yaml -f vm.yaml
+"""
+REFUSED = 1
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "validate",
+        help="judge YAML as the webhook would",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    add_file_flag(parser)
+    add_decider_flags(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json"),
+        default="text",
+        help="text for people (default), or one JSON line for each object",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a verdict for each object; return 1 if one is refused."""
+    from corepin.offline.review import judge, load_decider
+
+    items = [
+        item for source in args.filename for document in read_documents(source) for item in document.items()
+    ]
+    decider = load_decider(args)
+    verdicts = [(item, judge(decider, item)) for item in items]
+    told = _json if args.output == "json" else _text
+    write_out("".join(f"{plain(line)}\n" for item, judged in verdicts for line in told(item, judged)))
+    return 0 if all(judged.allowed for _, judged in verdicts) else REFUSED
+
+
+def _json(item: Item, judged: Judged) -> Iterator[str]:
+    verdict = {
+        "kind": item.kind,
+        "namespace": item.namespace,
+        "name": item.name,
+        "allowed": judged.allowed,
+        "causes": [{key: cause[key] for key in ("reason", "message", "field")} for cause in judged.causes],
+        "warnings": list(judged.warnings),
+    }
+    yield json.dumps(verdict, ensure_ascii=False)
+
+
+def _text(item: Item, judged: Judged) -> Iterator[str]:
+    word = "valid" if judged.allowed else "refused"
+    yield f"{item.document.source}:{item.document.line}: {item.title}: {word}"
+    for cause in judged.causes:
+        yield f"  {cause['field']}: {cause['message']}"
+    for warning in judged.warnings:
+        yield f"  warning: {warning}"

@@ -1,0 +1,182 @@
+"""`corepin agent`: own the CPUs of one node."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corepin.errors import CommandFailed
+from corepin.flags import add_flag, add_kubelet_root_flag, add_list_flag, add_optional_flag, listed
+from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Coroutine
+
+    from agent.config import AgentConfig, ApiFlags, ReportFlags
+
+CONFIG = Path("/etc/corepin/node/config.yaml")
+STATE_DIR = "/var/lib/corepin"
+SOCKET = "/run/corepin/agent.sock"
+SIDECAR = "200m,64M"
+TAINTS = frozenset({"cmk", "overcommit"})
+GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent acts on the first
+KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
+DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
+EPILOG = """\
+Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
+(in-cluster account) or in a directory. The checkpoint below --state-dir never has to be deleted by hand. SIGTERM
+leaves every container as it is; --reset gives every container all CPUs back, removes what was told, and exits.
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "agent", help="own the CPUs of one node", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_optional_flag(
+        parser, "--node", "NAME", "this node, as the API server names it; default: the host name"
+    )
+    add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
+    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
+    add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
+    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
+    add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
+    add_kubelet_root_flag(parser)
+    add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
+    add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
+    add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+    add_optional_flag(
+        parser,
+        "--kubelet-configz",
+        "https://NODE:10250/configz",
+        "ask the kubelet at start which CPUs it reserves, and its policy; needs `get` on nodes/configz; default: off",
+    )
+    add_flag(
+        parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
+    )
+    add_flag(parser, "--socket", "PATH", "the state as JSON, for corepin map; off: not served", SOCKET)
+    _add_api_flags(parser)
+    parser.add_argument("--reset", action="store_true", help="undo everything the agent did, and exit")
+    return parser
+
+
+def _add_api_flags(parser: argparse.ArgumentParser) -> None:
+    add_optional_flag(parser, "--api-server", "URL", "the API server; default: the one of the agent's pod")
+    add_optional_flag(parser, "--api-ca", "FILE", "with --api-server: its CA in PEM")
+    add_optional_flag(parser, "--api-token", "FILE", "with --api-server: the agent's token")
+    add_flag(parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", "corepin")
+    add_list_flag(
+        parser,
+        "--feature-gates",
+        "GATE,...",
+        "features to turn on, e.g. CPUManager: label the node for KubeVirt",
+    )
+    add_list_flag(
+        parser,
+        "--taint",
+        "cmk|overcommit",
+        "taints to set: cmk=true:NoSchedule, and one while shared CPUs are overcommitted",
+    )
+    text = "what the webhook's sidecarResources are, to tell what its sidecars cost"
+    add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, SIDECAR)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Be the agent until SIGTERM, or undo what it did."""
+    from agent import main
+    from logs import formatter
+
+    config = _config(args)
+    formatter.configure()
+    _tell(args)
+    _finish(main.reset(config) if args.reset else main.run(config))
+    return 0
+
+
+def _finish(work: Coroutine[object, object, None]) -> None:
+    """Run the loop; what an operator has to mend becomes one line."""
+    import asyncio
+
+    from agent.errors import AgentError
+    from pinning.errors import PinningError
+
+    try:
+        asyncio.run(work)
+    except (AgentError, PinningError) as error:
+        raise CommandFailed(str(error)) from error
+    except OSError as error:  # a directory, a socket or a port
+        told = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
+        raise CommandFailed(f"{told}: mend that, or name another by its flag") from error
+
+
+def _config(args: argparse.Namespace) -> AgentConfig:
+    from agent.config import AgentConfig, parse_configz, parse_listen
+    from corepin.node_file import read_node_file
+    from pinning.errors import BadContract
+    from pinning.planning.node_config import DEFAULT
+
+    file = Path(args.config) if args.config else CONFIG
+    try:
+        return AgentConfig(
+            node=args.node or socket.gethostname().lower(),
+            state_dir=Path(args.state_dir),
+            runtime=args.runtime,
+            runtime_endpoint=_path(args.runtime_endpoint),
+            pods_dir=_path(args.pods_dir),
+            root=Path(args.sysfs_root),
+            cgroup_root=Path(args.cgroup_root),
+            kubelet_cgroup_root=args.kubelet_cgroup_root,
+            config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,
+            kubelet_state=Path(args.kubelet_state),
+            kubelet_url=parse_configz(args.kubelet_configz),
+            listen=parse_listen(args.metrics_listen),
+            socket=None if args.socket == "off" else Path(args.socket),
+            api=_api(args),
+            reports=_reports(args),
+        )
+    except BadContract as problem:
+        raise CommandFailed(str(problem)) from problem
+
+
+def _api(args: argparse.Namespace) -> ApiFlags | None:
+    from agent.config import ApiFlags
+
+    if args.api_server is None:
+        return None
+    return ApiFlags(args.api_server, _path(args.api_ca), _path(args.api_token))
+
+
+def _reports(args: argparse.Namespace) -> ReportFlags:
+    from agent.config import ReportFlags, parse_sidecar
+
+    taints = listed("--taint", _split(args.taint))
+    if not taints <= TAINTS:
+        wrong = ", ".join(sorted(taints - TAINTS))
+        raise CommandFailed(f"--taint: {wrong} is unknown: write {' or '.join(sorted(TAINTS))}")
+    gates = listed("--feature-gates", _split(args.feature_gates))
+    if not gates <= GATES:
+        wrong = ", ".join(sorted(gates - GATES))
+        raise CommandFailed(f"--feature-gates: {wrong} is unknown: write {' or '.join(sorted(GATES))}")
+    sidecar = parse_sidecar(args.sidecar_resources)
+    return ReportFlags(args.namespace, gates, "cmk" in taints, "overcommit" in taints, sidecar)
+
+
+def _split(given: list[str] | None) -> list[str] | None:
+    return None if given is None else [name for text in given for name in text.split(",")]
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text.removeprefix("unix://")) if text else None
+
+
+def _tell(args: argparse.Namespace) -> None:
+    """Log the flags as they were understood; none of them is a secret."""
+    import logging
+
+    facts = {name: value for name, value in vars(args).items() if name not in {"run", "verb"}}
+    logging.getLogger("agent").info("starting", extra={"facts": facts})

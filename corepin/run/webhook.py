@@ -1,0 +1,157 @@
+"""`corepin webhook`: serve admission reviews over TLS."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corepin.documents import write_out
+from corepin.errors import CommandFailed
+from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed
+
+if TYPE_CHECKING:
+    import argparse
+
+    from webhook.config.reload import File
+    from webhook.server.listener import Address
+    from webhook.server.loader import Generations
+    from webhook.server.process import Options
+
+CONFIG = Path("/etc/corepin/config/config.yaml")
+MUTATIONS = Path("/etc/corepin/config/mutations.yaml")
+DESCRIPTION = "Serve admission reviews over TLS: complete pods, and check pods and virtual machines."
+EPILOG = """\
+POST /mutate and /validate answer reviews of admission.k8s.io/v1. The plain listener has /healthz, /readyz and
+/metrics. Certificates, configuration and mutations are re-read when their bytes change; bad ones are refused, with
+the reason in the log, and the older ones serve on. SIGTERM drains: what has begun is answered, then it exits with 0.
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "webhook", help="serve admission reviews over TLS", description=DESCRIPTION, epilog=EPILOG
+    )
+    every = "an empty HOST is every interface"
+    add_flag(parser, "--listen", "HOST:PORT", f"where to serve reviews over TLS; {every}", ":8443")
+    add_flag(parser, "--tls-cert", "FILE", "certificate chain in PEM", "/etc/corepin/tls/tls.crt")
+    add_flag(parser, "--tls-key", "FILE", "its private key in PEM", "/etc/corepin/tls/tls.key")
+    add_optional_flag(
+        parser, "--client-ca", "FILE", "serve only clients with a certificate of these CAs; default: everyone"
+    )
+    add_list_flag(
+        parser,
+        "--client-name",
+        "NAME",
+        "with --client-ca: serve only this name (common name or subject alternative); may be repeated; default: any",
+    )
+    add_optional_flag(parser, "--config", "FILE", f"configuration; default: {CONFIG} if there is one")
+    add_optional_flag(
+        parser, "--mutations", "FILE", f"CMK's mutations; default: {MUTATIONS} if there is one, else built in"
+    )
+    add_flag(
+        parser, "--metrics-listen", "HOST:PORT", "where to serve health and metrics, plain HTTP", ":8080"
+    )
+    add_optional_flag(
+        parser,
+        "--watch-nodes-as",
+        "DIR",
+        "watch the nodes' topology with the service account mounted there; default: nodes are not watched",
+    )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="read configuration and mutations, say what is wrong, and exit",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM, or only check the configuration."""
+    from webhook.config.reload import Unusable
+
+    try:
+        return _check(args) if args.check_config else _serve(args)
+    except Unusable as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _check(args: argparse.Namespace) -> int:
+    from webhook.server.loader import Generations
+
+    files = _config_files(args)
+    contents = tuple(file.read() for file in files)
+    Generations(*files)(contents)
+    words = ["ok" if content is not None else "absent, built-in defaults are used" for content in contents]
+    write_out("".join(f"{file.path}: {word}\n" for file, word in zip(files, words, strict=True)))
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from logs import formatter
+    from webhook.server import process
+    from webhook.server.loader import Generations
+
+    options = _options(args)
+    build = Generations(options.config, options.mutations)
+    _check_files(options, build)
+    formatter.configure(noisy=("uvicorn",))  # it warns of every garbled request: anyone could flood us
+    logging.getLogger(__name__).info("starting", extra={"facts": _told(args)})
+    process.run(options, build)
+    return 0
+
+
+def _check_files(options: Options, build: Generations) -> None:
+    """Raise `Unusable` for files that cannot serve before the log begins, so that it is the first line that is read."""
+    from webhook.server.tls import Identities
+
+    build((options.config.read(), options.mutations.read()))
+    Identities(options.tls)(tuple(file.read() for file in options.tls.watched()))
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from webhook.server.process import Options
+    from webhook.server.tls import TLSFiles
+
+    config, mutations = _config_files(args)
+    names = listed("--client-name", args.client_name)
+    if names and not args.client_ca:
+        raise CommandFailed(
+            "--client-name needs --client-ca, or no client certificate is asked for: give both"
+        )
+    client_ca = Path(args.client_ca) if args.client_ca else None
+    return Options(
+        listen=_address("--listen", args.listen),
+        metrics_listen=_address("--metrics-listen", args.metrics_listen),
+        tls=TLSFiles(Path(args.tls_cert), Path(args.tls_key), client_ca),
+        config=config,
+        mutations=mutations,
+        client_names=names,
+        node_account=Path(args.watch_nodes_as) if args.watch_nodes_as else None,
+    )
+
+
+def _config_files(args: argparse.Namespace) -> tuple[File, File]:
+    from webhook.config.reload import File
+
+    def chosen(given: str | None, default: Path) -> File:
+        return File(Path(given)) if given else File(default, optional=True)
+
+    return chosen(args.config, CONFIG), chosen(args.mutations, MUTATIONS)
+
+
+def _address(flag: str, text: str) -> Address:
+    from webhook.server.listener import Address
+
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise CommandFailed(f"{flag}: {error}: write for example :8443") from error
+
+
+def _told(args: argparse.Namespace) -> dict[str, object]:
+    """Return the flags as they were understood; none of them is a secret."""
+    return {name: value for name, value in vars(args).items() if name not in {"run", "verb", "check_config"}}

@@ -1,0 +1,231 @@
+"""The kubelet's distributed algorithm (KEP-2902): the same number of CPUs on each of the fewest NUMA nodes.
+
+Which nodes, and which of them give one group more, is decided by how evenly the free CPUs of all nodes are left.
+What a container has already counts: its nodes stay, and one that has more than its share leaves less to the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import floor, sqrt
+from operator import add, sub
+from typing import TYPE_CHECKING, Final
+
+from pinning.allocation.packed import take_packed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pinning.allocation.packed import Machine, Sort
+
+MOST_NODES_COMPARED: Final = 8  # the kubelet's default limit; 8 nodes have at most 70 sets of one size
+
+Nodes = tuple[int, ...]  # places in the kubelet's order of NUMA nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What follows for each node when all shall have at least the same number of CPUs."""
+
+    gives: Nodes
+    left: Nodes  # what is free then
+    has: Nodes  # what the container has then
+    spare: Nodes  # what is left of the nodes that have not more already
+    spent: Nodes  # by how much the squared number of free CPUs shrinks
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """What comes from each node, and from which nodes single groups are then added, in order."""
+
+    nodes: Nodes
+    gives: Nodes
+    extra: Nodes
+    squares: int  # sum over all nodes of the squared number of CPUs left free
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    room: Nodes  # free CPUs of each node
+    own: Nodes  # CPUs of each node that the container has
+    strange: Nodes  # packages of each node on which the container has nothing, as bits
+    count: int  # CPUs that it shall have in all
+    group: int
+
+    def splits(self, width: int) -> Iterator[_Split]:
+        """Yield the ways to use `width` nodes in the kubelet's order, without those no better than one before."""
+        least = before = sum(free * free for free in self.room)
+        for nodes, level, spare in self._nearest(width):
+            groups = (self.count - sum([level.has[node] for node in nodes])) // self.group
+            spent = before - sum([level.spent[node] for node in nodes])
+            for change, extra in self._better(spare, groups, least - spent):
+                least = spent + change
+                gives = tuple([level.gives[node] for node in nodes])
+                yield _Split(nodes, gives, tuple([nodes[place] for place in extra]), least)
+
+    def _nearest(self, width: int) -> Iterable[tuple[Nodes, _Level, Nodes]]:
+        """Return the sets of nodes that can give enough, those that add the fewest packages."""
+        able = self._able(width)
+        if not any(self.strange):
+            return able
+        found = [(_union(self.strange[node] for node in one[0]).bit_count(), one) for one in able]
+        least = min((added for added, _ in found), default=0)
+        return [one for added, one in found if added == least]
+
+    def _able(self, width: int) -> Iterator[tuple[Nodes, _Level, Nodes]]:
+        """Yield sets of nodes with enough whole groups, and what of each node may be used for single ones."""
+        levels: dict[int, _Level] = {}
+        for nodes in self._sets(width):
+            each = self._share(nodes)
+            level = levels.get(each) or levels.setdefault(each, self._level(each))
+            missing = self.count - sum([level.has[node] for node in nodes])
+            if min([level.left[node] for node in nodes]) < 0 or missing < 0 or missing % self.group:
+                continue
+            for rooms in (level.spare, level.left):
+                spare = tuple([rooms[node] for node in nodes])
+                if sum([free // self.group for free in spare]) * self.group >= missing:
+                    yield nodes, level, spare
+                    break
+
+    def _level(self, each: int) -> _Level:
+        gives = tuple([max(0, each - own) for own in self.own])
+        left = tuple(map(sub, self.room, gives))
+        return _Level(
+            gives,
+            left,
+            tuple(map(add, self.own, gives)),
+            tuple([free if own <= each else 0 for free, own in zip(left, self.own, strict=True)]),
+            tuple([(free + free + give) * give for free, give in zip(left, gives, strict=True)]),
+        )
+
+    def _sets(self, width: int) -> Iterator[Nodes]:
+        """Yield sets of nodes, those that the container has CPUs of always among them; of many nodes one set."""
+        held = [node for node, own in enumerate(self.own) if own]
+        others = [node for node, own in enumerate(self.own) if not own]
+        more = width - len(held)
+        if len(self.room) > MOST_NODES_COMPARED:
+            others.sort(key=lambda node: (self.strange[node].bit_count(), -self.room[node], node))
+            others = others[:more]
+        for chosen in combinations(others, more):
+            yield tuple(sorted([*held, *chosen]))
+
+    def _share(self, nodes: Nodes) -> int:
+        """Return the whole groups of CPUs that each node has at least when all have equally many, as far as they can."""
+        count, width = self.count, len(nodes)
+        for own in sorted([self.own[node] for node in nodes], reverse=True)[:-1]:
+            if own <= count // width // self.group * self.group:
+                break
+            count, width = count - own, width - 1
+        return count // width // self.group * self.group
+
+    def _better(self, left: Nodes, groups: int, than: int) -> Iterator[tuple[int, Nodes]]:
+        """Yield extras that change the sum of squares to less and less, until no extra could change it to less."""
+        roomiest = self._roomiest(left, groups)
+        most = self._change(left, roomiest)
+        if most >= than:
+            return
+        many = len(self.room) > MOST_NODES_COMPARED
+        for change, extra in [(most, roomiest)] if many else self._extras(left, groups):
+            if change < than:
+                than = change
+                yield change, extra
+            if than == most:
+                return
+
+    def _roomiest(self, left: Nodes, groups: int) -> Nodes:
+        """Return the extra that takes each group from the place that has most left: no other changes more."""
+        rooms, extra = list(left), []
+        for _ in range(groups):
+            place = rooms.index(max(rooms))
+            rooms[place] -= self.group
+            extra.append(place)
+        return tuple(extra)
+
+    def _extras(self, left: Nodes, groups: int) -> Iterator[tuple[int, Nodes]]:
+        """Yield the ways to add the remaining groups to places of `left`, widest first, with the change of squares.
+
+        In a set of more nodes than groups only the first ones give: those prefixes are all there is to try.
+        """
+        able = [place for place, free in enumerate(left) if free >= self.group]
+        changes = [self.group * (self.group - 2 * left[place]) for place in able]
+        for chosen in combinations(range(len(able)), groups):
+            yield sum([changes[index] for index in chosen]), tuple([able[index] for index in chosen])
+        for width in range(min(groups - 1, len(able)), 0, -1):
+            for places in combinations(able, width):
+                room = {place: left[place] // self.group for place in places}
+                if sum(room.values()) >= groups:
+                    extra = _dealt(room, groups)
+                    yield self._change(left, extra), extra
+
+    def _change(self, left: Nodes, extra: Nodes) -> int:
+        now, change = list(left), 0
+        for place in extra:
+            change += self.group * (self.group - 2 * now[place])
+            now[place] -= self.group
+        return change
+
+    def unevenness(self, split: _Split) -> int:
+        """Return thousandths of the standard deviation of what is left, mean and result rounded as the kubelet does."""
+        nodes, total = len(self.room), sum(self.room) + sum(self.own) - self.count
+        mean = floor(total * 1000 / nodes + 0.5)
+        variance = (10**6 * split.squares - 2000 * mean * total + nodes * mean * mean) / nodes
+        return floor(sqrt(variance) + 0.5)
+
+
+def _dealt(room: dict[int, int], groups: int) -> Nodes:
+    """Deal groups to nodes in turns; a node that has no room for one more is passed over."""
+    dealt: list[int] = []
+    turn = 0
+    while len(dealt) < groups:
+        dealt += [node for node, most in room.items() if most > turn]
+        turn += 1
+    return tuple(dealt[:groups])
+
+
+def take_distributed(machine: Machine, free: int, count: int, *, group: int, sort: Sort, own: int = 0) -> int:
+    """Return `count` of the free CPUs, so that they and the own ones are split evenly, in groups of `group`.
+
+    What cannot be split evenly is packed.
+    """
+    nodes = list(machine.numa_order(free, own))
+    has = tuple((node.mask & own).bit_count() for node in nodes)
+    total = count + sum(has)
+    room = tuple((node.mask & free & ~own).bit_count() for node in nodes)
+    strange = [package.rings[0] for package in machine.packages if own and not package.rings[0] & own]
+    outside = tuple(_bits(bool(node.mask & package) for package in strange) for node in nodes)
+    split = (
+        _best(machine, _Problem(room, has, outside, total, group)) if count and not total % group else None
+    )
+    if split is None:
+        return take_packed(machine, free, count, sort=sort, own=own)
+    taken = 0
+    for place, give in zip(split.nodes, split.gives, strict=True):
+        taken |= take_packed(machine, nodes[place].mask & free, give, sort=sort, own=own)
+    for place in split.extra:
+        taken |= take_packed(machine, nodes[place].mask & free & ~taken, group, sort=sort, own=own)
+    return taken
+
+
+def _best(machine: Machine, problem: _Problem) -> _Split | None:
+    """Return the most even split over the fewest nodes that can give one."""
+    groups = -(-machine.online.bit_count() // problem.group)
+    per_node = -(-groups // len(machine.numa_nodes))
+    needed = problem.count // problem.group
+    held = sum(1 for own in problem.own if own)
+    for width in range(max(held, -(-needed // per_node)), min(needed, len(problem.room)) + 1):
+        split = min(problem.splits(width), key=problem.unevenness, default=None)
+        if split:
+            return split
+    return None
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(1 << place for place, flag in enumerate(flags) if flag)

@@ -1,0 +1,109 @@
+"""Where in the machine CPUs are picked: on the fewest NUMA nodes or evenly over them, beside those that are held.
+
+Works on masks. The policies of `placement` decide what may be picked; a `Picker` only decides where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from pinning.allocation.distributed import MOST_NODES_COMPARED, take_distributed
+from pinning.allocation.packed import take_packed, touching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pinning.allocation.packed import Machine, Sort
+
+
+@dataclass(frozen=True, slots=True)
+class Picker:
+    """How to pick from a machine. With `evenly`, the NUMA nodes give the same number of groups."""
+
+    machine: Machine
+    sort: Sort
+    align_uncore: bool
+    evenly: bool
+    group: int
+
+    def pick(self, among: int, count: int, own: int = 0) -> int:
+        """Return `count` CPUs to go with the own ones; with `evenly` up to a group more, so that groups stay whole."""
+        if self.evenly:
+            odd = -(count + (own & self.machine.online).bit_count()) % self.group
+            wanted = min(count + odd, among.bit_count())
+            return take_distributed(self.machine, among, wanted, group=self.group, sort=self.sort, own=own)
+        chosen = self._pack(among, count, own)
+        if self._is_narrow(chosen, among, count, own):
+            return chosen
+        return self._pack(among & self.narrowest([among], count, own), count, own)
+
+    def _is_narrow(self, chosen: int, among: int, count: int, own: int) -> bool:
+        """Say whether no choice lies on fewer NUMA nodes; for a container that has CPUs, nor on fewer packages."""
+        if len(self.machine.nodes_of(chosen | own)) > self._fewest(among, count, own):
+            return False
+        packages = self._packages(chosen | own)
+        if not own or packages == self._packages(own):
+            return True
+        return packages <= self._packages(self.narrowest([among], count, own) | own)
+
+    def _pack(self, among: int, count: int, own: int) -> int:
+        return take_packed(
+            self.machine, among, count, sort=self.sort, align_uncore=self.align_uncore, own=own
+        )
+
+    def _fewest(self, among: int, count: int, own: int) -> int:
+        """Return how many NUMA nodes it takes at least, its own included."""
+        free = [
+            (node.mask & among).bit_count() for node in self.machine.numa_nodes if not node.rings[0] & own
+        ]
+        home = self.machine.nodes_of(own)
+        room = sum((node.mask & among).bit_count() for node in home)
+        nodes = len(home)
+        for more in sorted(free, reverse=True):
+            if room >= count:
+                break
+            room += more
+            nodes += 1
+        return nodes
+
+    def narrowest(self, tiers: Sequence[int], count: int, own: int = 0) -> int:
+        """Return the CPUs of the fewest NUMA nodes that hold `count` CPUs of the tiers, its own nodes among them.
+
+        Of equals, the set in the fewest packages, then with the most of the first tier, the second..., then the
+        tightest; on machines of many nodes simply the roomiest.
+        """
+        among = _union(tiers)
+        home = _union(node.mask for node in self.machine.nodes_of(own))
+        nodes = [node.mask for node in self.machine.nodes_of(among & ~home)]
+        width = self._fewest(among, count, own) - len(self.machine.nodes_of(own))
+        if width > 1 and len(nodes) > MOST_NODES_COMPARED:
+            nodes.sort(key=lambda node: -(node & among).bit_count())
+            nodes = nodes[:width]
+        wanted = count - (home & among).bit_count()
+        room = {node: (node & among).bit_count() for node in nodes}
+        fitting = (
+            chosen for chosen in combinations(nodes, width) if sum([room[node] for node in chosen]) >= wanted
+        )
+        sets = [_union(chosen) | home for chosen in fitting]
+        return min(sets, key=lambda cpus: (self._packages(cpus | own), *_preference(cpus, tiers, count)))
+
+    def _packages(self, cpus: int) -> int:
+        return len(touching(self.machine.packages, cpus))
+
+
+def _preference(cpus: int, tiers: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return a key that is least where the preferred tiers give most and the least room is left over."""
+    *preferred, _ = tiers
+    return (
+        *(-min(count, (tier & cpus).bit_count()) for tier in preferred),
+        (_union(tiers) & cpus).bit_count(),
+    )
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union

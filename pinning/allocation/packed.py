@@ -1,0 +1,287 @@
+"""The kubelet's packed and spread algorithms, on bit masks.
+
+Whole NUMA nodes and packages first, then caches when asked, whole cores, and single CPUs; at every level the unit
+with the fewest free CPUs comes first. A unit is as large as the CPUs that the kernel runs of it: counted, never
+divided. A container that has CPUs already goes the same way: units with CPUs of its own come before the others, and
+are whole when nobody else has a part of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pinning.machine.topology import Core, Topology
+
+Sort = Literal["packed", "spread"]
+
+_MEMO: Final = "pinning.allocation.packed.machine"
+_MEMO_WITHOUT_SMT: Final = "pinning.allocation.packed.machine_without_smt"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """A NUMA node, package, cache or core: its online CPUs as a mask, and its cores by id.
+
+    `rings` are all known CPUs around it, the nearest first: its own, and for a core those of its L2 and last-level
+    cache.
+    """
+
+    id: int
+    mask: int
+    rings: tuple[int, ...]
+    cores: tuple[Unit, ...] = ()
+    cores_by_size: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """A topology as the algorithms need it. `outer` are the larger of NUMA nodes and packages."""
+
+    online: int
+    numa_nodes: tuple[Unit, ...]
+    packages: tuple[Unit, ...]
+    caches: tuple[Unit, ...]
+    outer: tuple[Unit, ...]
+    inner: tuple[Unit, ...]
+    cores: tuple[Unit, ...]
+
+    def outer_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the outer units with free or own CPUs in the kubelet's order."""
+        return by_free(self.outer, free, own)
+
+    def inner_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the inner units with free or own CPUs, outer by outer."""
+        return _nested(self.outer_order(free, own), self.inner, free, own)
+
+    def numa_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the NUMA nodes with free or own CPUs in the kubelet's order."""
+        return (self.outer_order if self.outer is self.numa_nodes else self.inner_order)(free, own)
+
+    def package_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the packages with free or own CPUs in the kubelet's order."""
+        return (self.outer_order if self.outer is self.packages else self.inner_order)(free, own)
+
+    def cache_order(self, free: int, own: int) -> Iterable[Unit]:
+        """Return the last-level caches with free or own CPUs, NUMA node by NUMA node."""
+        return _nested(self.numa_order(free, own), self.caches, free, own)
+
+    def nodes_of(self, cpus: int) -> list[Unit]:
+        """Return the NUMA nodes that the CPUs lie on, offline CPUs too."""
+        return touching(self.numa_nodes, cpus)
+
+
+def machine_of(topology: Topology) -> Machine:
+    """Return the tables of a topology, made once and kept as long as the topology lives.
+
+    They lie where `functools.cached_property` would put them: hashing a topology costs more than an allocation.
+    """
+    memo = vars(topology)
+    machine: Machine | None = memo.get(_MEMO)
+    if machine is None:
+        machine = memo[_MEMO] = _machine(topology)
+    return machine
+
+
+def machine_without_smt(topology: Topology) -> Machine:
+    """Return the tables of the same machine as if each core had only its lowest online CPU."""
+    memo = vars(topology)
+    machine: Machine | None = memo.get(_MEMO_WITHOUT_SMT)
+    if machine is None:
+        first = sum(core.mask & -core.mask for core in machine_of(topology).cores)
+        machine = memo[_MEMO_WITHOUT_SMT] = _machine(topology.with_online(CPUSet.of_mask(first)))
+    return machine
+
+
+def _machine(topology: Topology) -> Machine:
+    online = topology.online.mask
+    cores = [(core, _core(topology, core)) for core in topology.cores if core.cpus.mask & online]
+    caches, numa_nodes, packages = (
+        _units(cores, level, groups)
+        for level, groups in (
+            ("uncore_cache", topology.uncore_caches),
+            ("numa_node", topology.numa_nodes),
+            ("package", topology.packages),
+        )
+    )
+    outer, inner = (numa_nodes, packages) if len(packages) >= len(numa_nodes) else (packages, numa_nodes)
+    return Machine(online, numa_nodes, packages, caches, outer, inner, tuple(unit for _, unit in cores))
+
+
+def _core(topology: Topology, core: Core) -> Unit:
+    around = (core.cpus, topology.l2_caches[core.l2], topology.uncore_caches[core.uncore_cache])
+    return Unit(core.id, core.cpus.mask & topology.online.mask, tuple(cpus.mask for cpus in around))
+
+
+def _units(cores: list[tuple[Core, Unit]], level: str, groups: Mapping[int, CPUSet]) -> tuple[Unit, ...]:
+    members: defaultdict[int, list[Unit]] = defaultdict(list)
+    for core, unit in cores:
+        members[getattr(core, level)].append(unit)
+    return tuple(_unit(key, groups[key].mask, members[key]) for key in sorted(members))
+
+
+def _unit(key: int, known: int, cores: list[Unit]) -> Unit:
+    by_size = sorted(cores, key=lambda core: (core.mask.bit_count(), core.id))
+    return Unit(key, sum(core.mask for core in cores), (known,), tuple(cores), tuple(by_size))
+
+
+def touching(units: Iterable[Unit], cpus: int) -> list[Unit]:
+    """Return the units that the CPUs lie in, offline CPUs too."""
+    return [unit for unit in units if unit.rings[0] & cpus]
+
+
+def by_free(units: Iterable[Unit], free: int, own: int = 0) -> list[Unit]:
+    """Return the units that have free or own CPUs: those nearest to own ones, with the fewest free, then by id."""
+    wanted = free | own
+    found = [unit for unit in units if unit.mask & wanted]
+    if own:
+        found.sort(key=lambda unit: (_apart(unit, own), (unit.mask & free).bit_count(), unit.id))
+    else:
+        found.sort(key=lambda unit: ((unit.mask & free).bit_count(), unit.id))
+    return found
+
+
+def _apart(unit: Unit, own: int) -> list[bool]:
+    """Return a key that grows with the distance of a unit from own CPUs."""
+    return [not ring & own for ring in unit.rings]
+
+
+def _nested(outer: Iterable[Unit], inner: tuple[Unit, ...], free: int, own: int) -> Iterable[Unit]:
+    """Return the inner units in the order of the outer ones, each once."""
+    order: dict[Unit, None] = {}
+    for unit in outer:
+        inside = (free | own) & unit.mask
+        touched = [part for part in inner if part.mask & inside]
+        order.update(dict.fromkeys(by_free(touched, free, own)))
+    return order
+
+
+def lowest_bits(mask: int, count: int) -> int:
+    """Return the `count` lowest CPUs of a mask that has at least as many."""
+    left = mask
+    for _ in range(count):
+        left &= left - 1
+    return mask ^ left
+
+
+class _Accumulator:
+    """What is still free, what is still needed, what is taken, and what the container had before."""
+
+    __slots__ = ("free", "machine", "need", "own", "taken")
+
+    def __init__(self, machine: Machine, free: int, need: int, own: int) -> None:
+        self.machine = machine
+        self.free = free & ~own
+        self.need = need
+        self.own = own
+        self.taken = 0
+
+    def take(self, mask: int) -> None:
+        """Take free CPUs, no more than needed."""
+        self.taken |= mask
+        self.free &= ~mask
+        self.need -= mask.bit_count()
+
+    def take_whole(self, units: Iterable[Unit]) -> None:
+        """Take the rest of every unit that nobody else has a part of, unless the rest is larger than the need."""
+        free, busy, need, taken = self.free, ~(self.free | self.own), self.need, 0
+        for unit in units:
+            if not unit.mask & busy:
+                rest = unit.mask & free
+                size = rest.bit_count()
+                if size <= need:
+                    taken |= rest
+                    need -= size
+        self.take(taken)
+
+    def take_caches(self) -> None:
+        """Take whole caches, then try to put all of the rest into one cache."""
+        caches = self.machine.cache_order(self.free, self.own)
+        self.take_whole(caches)
+        for cache in caches:
+            if not self.need:
+                return
+            if self.own:
+                self.take_whole(touching(cache.cores, self.own))
+            self.take_part_of(cache)
+
+    def take_part_of(self, cache: Unit) -> None:
+        """Take the whole need from the lowest cores of a cache, or nothing.
+
+        As the kubelet has it: cores are counted by their size, whatever of them is free, and at most one CPU too
+        many is given back, for an odd need.
+        """
+        if (cache.mask & self.free).bit_count() < self.need:
+            return
+        room = found = 0
+        for core in cache.cores:
+            if core.mask & self.free and room < self.need:
+                room += core.mask.bit_count()
+                found |= core.mask & self.free
+        if self.need % 2 and found.bit_count() > self.need:
+            found ^= 1 << found.bit_length() - 1
+        if found.bit_count() == self.need:
+            self.take(found)
+
+    def take_cores(self) -> None:
+        """Take whole free cores."""
+        for unit in self.machine.inner_order(self.free, self.own):
+            by_size = unit.cores_by_size
+            self.take_whole(by_free(by_size, self.free, self.own) if self.own else by_size)
+
+    def take_threads(self) -> None:
+        """Take single CPUs, those of the most used cores first."""
+        for unit in self.machine.inner_order(self.free, self.own):
+            if (unit.mask & self.free).bit_count() > self.need:
+                self.take_each(by_free(unit.cores, self.free, self.own))
+            self.take_lowest(unit.mask)
+
+    def take_across_cores(self) -> None:
+        """Take single CPUs package by package: by number, or of the cores on which it has fewest."""
+        for package in self.machine.package_order(self.free, self.own):
+            if self.own:
+                self.take_in_turns(package.cores)
+            self.take_lowest(package.mask)
+
+    def take_in_turns(self, cores: Iterable[Unit]) -> None:
+        """Take CPUs of the cores on which it has fewest, by number."""
+        turns: list[tuple[int, int]] = []
+        for core in cores:
+            has = (core.mask & self.own).bit_count()
+            turns += enumerate(CPUSet.of_mask(core.mask & self.free), start=has)
+        turns.sort()
+        self.take(sum(1 << cpu for _, cpu in turns[: self.need]))
+
+    def take_each(self, cores: Iterable[Unit]) -> None:
+        """Take what is free of each core until there is enough."""
+        for core in cores:
+            if not self.need:
+                return
+            self.take_lowest(core.mask)
+
+    def take_lowest(self, among: int) -> None:
+        """Take the lowest free CPUs, as many as needed."""
+        inside = among & self.free
+        self.take(inside if inside.bit_count() <= self.need else lowest_bits(inside, self.need))
+
+
+def take_packed(
+    machine: Machine, free: int, count: int, *, sort: Sort, align_uncore: bool = False, own: int = 0
+) -> int:
+    """Return `count` of the free CPUs, to go with its own ones; the caller has checked that there are as many."""
+    hand = _Accumulator(machine, free, count, own)
+    hand.take_whole(machine.outer_order(hand.free, own))
+    hand.take_whole(machine.inner_order(hand.free, own))
+    if align_uncore and hand.need:
+        hand.take_caches()
+    if sort == "packed" and hand.need:
+        hand.take_cores()
+    if hand.need:
+        (hand.take_threads if sort == "packed" else hand.take_across_cores)()
+    return hand.taken

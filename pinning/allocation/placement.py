@@ -1,0 +1,270 @@
+"""SMT and NUMA policies on top of the kubelet's choices: what a container runs on, and what idles in its charge."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from pinning.allocation.numa import Picker
+from pinning.allocation.packed import machine_of, machine_without_smt
+from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.errors import NotEnoughCPUs
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.allocation.packed import Sort
+    from pinning.machine.topology import Core, Topology
+
+
+_WANTED: Final = {
+    SMTPolicy.PREFER: "free CPUs",
+    SMTPolicy.REQUIRE: "CPUs on wholly free cores",
+    SMTPolicy.ISOLATE: "wholly free cores",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The CPUs that a container runs on, and the siblings that run nothing because it owns their cores whole.
+
+    Offline siblings of cores owned whole are in `idle` too, so that nobody else gets them when they come back.
+    """
+
+    cpus: CPUSet
+    idle: CPUSet = EMPTY
+
+    @property
+    def owned(self) -> CPUSet:
+        """Everything that is charged to the container."""
+        return self.cpus | self.idle
+
+
+def place(
+    topology: Topology,
+    free: CPUSet,
+    count: int,
+    *,
+    smt: SMTPolicy = SMTPolicy.PREFER,
+    numa_policy: NUMAPolicy = NUMAPolicy.PACKED,
+    sort: Sort = "packed",
+    distribute: bool = False,
+    align_uncore: bool = False,
+    reusable: CPUSet = EMPTY,
+    keep: Placement | None = None,
+    held: Placement | None = None,
+) -> Placement:
+    """Return where `count` threads shall run; raise NotEnoughCPUs with what would fit and the remedy.
+
+    `free` is what nobody owns; what `keep`, `held` and `reusable` own may be used besides.
+    `keep` is a placement under the same policies: it grows by the nearest CPUs, shrinks to a packed part of itself,
+    and gets the nearest replacement for a CPU that went offline. `held` is one under other policies: it is placed
+    anew, on as many of its CPUs as the new policies allow. `reusable` are an init container's, used first.
+    `distribute` is the kubelet's option for the node: it makes the policy `packed` distribute.
+    """
+    if count < 0:
+        raise ValueError(f"count {count} must be 0 or more")
+    owned = free | reusable | (keep.owned if keep else EMPTY) | (held.owned if held else EMPTY)
+    evenly = numa_policy is NUMAPolicy.DISTRIBUTED or (distribute and numa_policy is NUMAPolicy.PACKED)
+    policy = NUMAPolicy.DISTRIBUTED if evenly else numa_policy
+    claim = _Claim(topology, owned & topology.online, count, smt, policy, sort, align_uncore)
+    if keep:
+        return claim.resized(keep.cpus)
+    return claim.moved(held.cpus) if held else claim.fresh(reusable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """One claim and all that it may be given. Tiers are masks of CPUs, the preferred ones first."""
+
+    topology: Topology
+    usable: CPUSet
+    count: int
+    smt: SMTPolicy
+    policy: NUMAPolicy
+    sort: Sort
+    align_uncore: bool
+
+    def fresh(self, reusable: CPUSet) -> Placement:
+        """Place for the first time."""
+        tiers = self._fitting(self._tiers(self._pool(), reusable))
+        return self._settled(_filled(self._picker(), tiers, self.count), reusable)
+
+    def moved(self, held: CPUSet) -> Placement:
+        """Place anew, on CPUs that are held already as far as the policies allow."""
+        tiers = self._fitting(self._tiers(self._pool(), held))
+        picker, taken = self._picker(), 0
+        for region, count in self._regions(tiers):
+            taken |= _filled(picker, [tier & region for tier in tiers], count)
+        return self._settled(taken, held)
+
+    def resized(self, keep: CPUSet) -> Placement:
+        """Place so that what can stay stays: a part of it, or all of it and what goes with it."""
+        kept = self._staying(keep)
+        kept, room = self._fitting([kept, self._beside(kept, self._home(kept) & self._pool())])
+        if kept.bit_count() >= self.count:
+            chosen = replace(self._picker(), machine=machine_of(self.topology)).pick(kept, self.count)
+            return self._settled(chosen, CPUSet.of_mask(kept))
+        lost, own = keep - self.topology.online, self._counted(kept)
+        for cpu in lost:
+            own = self._counted(own | self._replacement(1 << cpu, own, room))
+        missing = self.count - own.bit_count()
+        taken = own | _filled(self._picker(), self._tiers_beside(own, room), missing, own or lost.mask)
+        return self._settled(taken, CPUSet.of_mask(kept))
+
+    def _replacement(self, lost: int, own: int, room: int) -> int:
+        """Return the CPU nearest to a lost one on its NUMA node, or none when nothing is missing or free there."""
+        picker = replace(self._picker(), evenly=False)
+        node = sum(node.mask for node in machine_of(self.topology).nodes_of(lost))
+        near = own if picker.sort == "spread" else lost  # spread threads keep away from its own cores
+        missing = self.count - own.bit_count()
+        return _filled(picker, self._tiers_beside(own, room & node), min(1, missing), near)
+
+    def _tiers_beside(self, own: int, room: int) -> list[int]:
+        """Return tiers for growing: what of a room is not its own, on isolated cores first."""
+        return self._tiers(self._beside(own, room) & ~own, EMPTY)
+
+    def _counted(self, cpus: int) -> int:
+        """Return the CPUs of what is charged to their owner, counted as the policy counts."""
+        return self._charged(cpus) & self._picker().machine.online
+
+    def _picker(self) -> Picker:
+        evenly = self.policy is NUMAPolicy.DISTRIBUTED
+        if self.smt is SMTPolicy.PREFER:
+            return Picker(machine_of(self.topology), self.sort, self.align_uncore, evenly, group=1)
+        if self.smt is SMTPolicy.REQUIRE:
+            group = self.topology.smt
+            return Picker(machine_of(self.topology), "packed", self.align_uncore, evenly, group)
+        return Picker(machine_without_smt(self.topology), "packed", self.align_uncore, evenly, group=1)
+
+    def _pool(self) -> int:
+        """Return the CPUs to choose from: usable ones, those of wholly usable cores, or one of each such core."""
+        if self.smt is SMTPolicy.PREFER:
+            return self.usable.mask
+        whole = [core.mask for core in machine_of(self.topology).cores if not core.mask & ~self.usable.mask]
+        if self.smt is SMTPolicy.REQUIRE:
+            return sum(whole)
+        return sum(mask & -mask for mask in whole)
+
+    def _staying(self, keep: CPUSet) -> int:
+        """Return the CPUs of a placement that may stay where they are."""
+        pool, online = self._pool(), keep.mask & self.topology.online.mask
+        if self.smt is SMTPolicy.ISOLATE:
+            cores = [core.mask for core in machine_of(self.topology).cores if core.mask & pool]
+            inside = [mask & online for mask in cores]
+            return sum(mask & -mask for mask in inside)
+        return online & pool
+
+    def _charged(self, cpus: int) -> int:
+        """Return the CPUs, with all their siblings where the policy owns cores whole."""
+        if self.smt is SMTPolicy.PREFER:
+            return cpus
+        return self.topology.siblings_of(CPUSet.of_mask(cpus)).mask
+
+    def _home(self, kept: int) -> int:
+        """Return the CPUs among which a placement may grow."""
+        nodes = machine_of(self.topology).nodes_of(kept)
+        if self.policy is NUMAPolicy.SINGLE and len(nodes) == 1:
+            return nodes[0].mask
+        return self.topology.online.mask
+
+    def _beside(self, taken: int, room: int) -> int:
+        """Return the CPUs of a room that can be added to what is taken."""
+        return room & ~(self._charged(taken) if self.smt is SMTPolicy.ISOLATE else taken)
+
+    def _tiers(self, pool: int, first: CPUSet) -> list[int]:
+        """Return the pool in parts: on what comes first, on wholly isolated cores, and the rest."""
+        preferred = [pool & cpus for cpus in self._preferred(first)]
+        left = pool & ~sum(preferred)
+        isolated = left & self._isolated()
+        return [*preferred, isolated, left & ~isolated]
+
+    def _preferred(self, first: CPUSet) -> list[int]:
+        """Return what the CPUs of `first` make come first: themselves, or their cores, those with most of them first."""
+        if self.smt is SMTPolicy.PREFER:
+            return [first.mask]
+        touched: defaultdict[int, int] = defaultdict(int)
+        for core in self.topology.cores_of(first):
+            touched[len(core.cpus & first)] |= core.cpus.mask
+        return [touched[number] for number in sorted(touched, reverse=True)]
+
+    def _isolated(self) -> int:
+        """Return the cores wholly isolated from the kernel's scheduler; only whole-core claims look for them."""
+        away = self.topology.isolated.mask
+        if self.smt is SMTPolicy.PREFER or not away:
+            return 0
+        return sum(core.mask for core in machine_of(self.topology).cores if not core.mask & ~away)
+
+    def _fitting(self, tiers: list[int]) -> list[int]:
+        """Return the tiers, under `single` those of the best NUMA node; raise NotEnoughCPUs when too few."""
+        found = self._most(sum(tiers))
+        if found < self.count:
+            raise self._refusal(found)
+        if self.policy is not NUMAPolicy.SINGLE:
+            return tiers
+        region = self._narrowest(tiers)
+        return [tier & region for tier in tiers]
+
+    def _most(self, cpus: int) -> int:
+        """Return how many of the CPUs the NUMA policy could give at once."""
+        if self.policy is not NUMAPolicy.SINGLE:
+            return cpus.bit_count()
+        nodes = machine_of(self.topology).numa_nodes
+        return max(((node.mask & cpus).bit_count() for node in nodes), default=0)
+
+    def _narrowest(self, tiers: list[int]) -> int:
+        return replace(self._picker(), machine=machine_of(self.topology)).narrowest(tiers, self.count)
+
+    def _regions(self, tiers: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield where the NUMA policy wants how many CPUs."""
+        if self.policy is not NUMAPolicy.DISTRIBUTED:
+            yield self._narrowest(tiers), self.count
+            return
+        picker = self._picker()
+        even = picker.pick(sum(tiers), self.count)
+        for node in picker.machine.nodes_of(even):
+            yield node.mask, (node.mask & even).bit_count()
+
+    def _settled(self, taken: int, first: CPUSet) -> Placement:
+        """Return the placement on the taken cores; CPUs of `first` run rather than their siblings."""
+        cpus = CPUSet.of_mask(taken)
+        if self.smt is SMTPolicy.PREFER:
+            return Placement(cpus)
+        cores = [self._run_order(core, first) for core in self.topology.cores_of(cpus)]
+        if self.smt is SMTPolicy.ISOLATE:
+            chosen = [order[0] for order in cores]
+        else:
+            cores.sort(key=lambda order: sum(cpu not in cpus for cpu in order))
+            chosen = sorted(chain.from_iterable(cores), key=lambda cpu: cpu not in first)[: self.count]
+        running = CPUSet(chosen)
+        return Placement(running, self.topology.siblings_of(running) - running)
+
+    def _run_order(self, core: Core, first: CPUSet) -> list[int]:
+        """Return the online CPUs of a core in the order in which they shall run."""
+        return sorted(self.topology.online_cpus_of(core), key=lambda cpu: cpu not in first)
+
+    def _refusal(self, found: int) -> NotEnoughCPUs:
+        """Say what was wanted, what was found, and what would help now."""
+        where = " on one NUMA node" if self.policy is NUMAPolicy.SINGLE else ""
+        beside = len(self.usable) - self._charged(self._pool()).bit_count()
+        busy = f", and {beside} beside busy siblings" if beside > 0 else ""
+        remedies = [f"ask for at most {found}"] if found else []
+        if where and self._pool().bit_count() >= self.count:
+            remedies.append(f"choose numa-policy {NUMAPolicy.PACKED}")
+        if self.smt is not SMTPolicy.PREFER and self._most(self.usable.mask) >= self.count:
+            remedies.append(f"choose smt-policy {SMTPolicy.PREFER}")
+        detail = f"wanted {self.count} {_WANTED[self.smt]}{where}, found {found}{busy}"
+        return NotEnoughCPUs(self.count, found, detail, tuple(remedies))
+
+
+def _filled(picker: Picker, tiers: list[int], count: int, own: int = 0) -> int:
+    """Return `count` CPUs to go with the own ones, of each tier as many as it has."""
+    taken = 0
+    for tier in tiers:
+        wanted = min(count - taken.bit_count(), tier.bit_count())
+        if wanted > 0:
+            taken |= picker.pick(tier, wanted, own | taken)
+    return taken

@@ -1,0 +1,296 @@
+"""What a machine is made of: cores as sets of siblings, and the packages, NUMA nodes and caches they share.
+
+A pure value. A reader brings the facts of single CPUs, `assemble` makes cores of them. Siblings are what the
+machine says, core by core, and never a division of totals.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.errors import BadCPUList, PinningError, UnknownCPU
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+PERFORMANCE: Final = "performance"
+EFFICIENCY: Final = "efficiency"
+
+
+class BadTopology(PinningError):
+    """A description of a machine makes no sense; the message names file or column, value and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One physical core; its id is its lowest CPU and unique in the machine, whatever the kernel calls it."""
+
+    id: int
+    cpus: CPUSet  # all known siblings, offline ones too
+    package: int
+    numa_node: int
+    uncore_cache: int  # lowest CPU that shares the last-level cache; one for the package where none is told
+    l2: int  # lowest CPU that shares the L2 cache; the core's own where none is told
+    core_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CPUFacts:
+    """What a reader found of one CPU. Keys only have to be equal for CPUs that share the thing."""
+
+    cpu: int
+    core: Hashable
+    package: Hashable
+    numa_node: int
+    uncore_cache: Hashable = None
+    l2: Hashable = None
+    core_type: str | None = None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One machine, its cores sorted by id. What is derived is computed once."""
+
+    cores: tuple[Core, ...]
+    online: CPUSet
+    isolated: CPUSet = EMPTY  # taken from the kernel's scheduler (isolcpus)
+
+    @classmethod
+    def from_lscpu(cls, text: str) -> Topology:
+        """Read `lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE`; else raise BadTopology."""
+        from pinning.machine.lscpu import parse_lscpu  # it builds on this module's values
+
+        return assemble(*parse_lscpu(text))
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Topology:
+        """Return what `to_dict` saved; raise BadTopology when it is something else."""
+        try:
+            return _restored(saved)
+        except (KeyError, TypeError, ValueError, AttributeError, BadCPUList, UnknownCPU) as error:
+            remedy = "read the machine again instead of repairing the record"
+            raise BadTopology(f"saved topology is damaged ({error!r}): {remedy}") from error
+
+    @cached_property
+    def cpus(self) -> CPUSet:
+        """Every known CPU, online or not."""
+        return union(core.cpus for core in self.cores)
+
+    @cached_property
+    def numa_nodes(self) -> Mapping[int, CPUSet]:
+        """All known CPUs of each NUMA node that has some, nodes ascending."""
+        return self._grouped("numa_node")
+
+    @cached_property
+    def packages(self) -> Mapping[int, CPUSet]:
+        """All known CPUs of each package, packages ascending."""
+        return self._grouped("package")
+
+    @cached_property
+    def uncore_caches(self) -> Mapping[int, CPUSet]:
+        """All known CPUs of each last-level cache, caches ascending."""
+        return self._grouped("uncore_cache")
+
+    @cached_property
+    def l2_caches(self) -> Mapping[int, CPUSet]:
+        """All known CPUs of each L2 cache, caches ascending."""
+        return self._grouped("l2")
+
+    @cached_property
+    def smt(self) -> int:
+        """The largest number of siblings of any core."""
+        return max((len(core.cpus) for core in self.cores), default=1)
+
+    @cached_property
+    def _core_by_cpu(self) -> Mapping[int, Core]:
+        return {cpu: core for core in self.cores for cpu in core.cpus}
+
+    @cached_property
+    def _core_masks(self) -> tuple[int, ...]:
+        return tuple(core.cpus.mask for core in self.cores)
+
+    def _grouped(self, attribute: str) -> dict[int, CPUSet]:
+        groups: defaultdict[int, int] = defaultdict(int)
+        for core in self.cores:
+            groups[getattr(core, attribute)] |= core.cpus.mask
+        return {key: CPUSet.of_mask(groups[key]) for key in sorted(groups)}
+
+    def core_of(self, cpu: int) -> Core:
+        """Return the core of a CPU; raise UnknownCPU when the machine has no such CPU."""
+        core = self._core_by_cpu.get(cpu)
+        if core is None:
+            raise self._unknown(cpu)
+        return core
+
+    def _unknown(self, cpu: int) -> UnknownCPU:
+        return UnknownCPU(f"CPU {cpu} is none of this machine's CPUs {self.cpus}")
+
+    def siblings(self, cpu: int) -> CPUSet:
+        """Return all known CPUs of the CPU's core, itself included."""
+        return self.core_of(cpu).cpus
+
+    def siblings_of(self, cpus: CPUSet) -> CPUSet:
+        """Return the cores that the CPUs touch, as whole cores; raise UnknownCPU for a CPU that does not exist."""
+        if not cpus <= self.cpus:
+            raise self._unknown((cpus - self.cpus).lowest())
+        wanted, whole = cpus.mask, 0
+        for core in self._core_masks:
+            if core & wanted:
+                whole |= core
+        return CPUSet.of_mask(whole)
+
+    def cores_of(self, cpus: CPUSet) -> tuple[Core, ...]:
+        """Return the cores that the CPUs touch, by id."""
+        return tuple(core for core in self.cores if core.cpus.mask & cpus.mask)
+
+    def online_cpus_of(self, core: Core) -> CPUSet:
+        """Return the siblings of a core that the kernel runs."""
+        return core.cpus & self.online
+
+    def with_online(self, online: CPUSet) -> Topology:
+        """Return the same machine with other CPUs online; those it does not know are left out."""
+        return replace(self, online=online & self.cpus)
+
+    def remembering(self, previous: Topology) -> Topology:
+        """Return this machine together with the offline CPUs that only the previous reading knew.
+
+        The kernel removes `topology/` of a CPU that goes offline and takes the CPU out of every list of sharers.
+        So cores, packages and caches are matched by the CPUs that both readings know, then named afresh.
+        """
+        forgotten = previous.cpus - self.cpus
+        if not forgotten:
+            return self
+        facts = [_fact(core, cpu) for core in self.cores for cpu in core.cpus]
+        facts += [_remembered(self, previous, cpu) for cpu in forgotten]
+        return assemble(facts, self.online, self.isolated)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the machine as JSON-able CPU lists, short enough for an annotation."""
+        types = {core.core_type for core in self.cores if core.core_type}
+        return {
+            "online": str(self.online),
+            "isolated": str(self.isolated),
+            "cores": [str(core.cpus) for core in self.cores],
+            "packages": _as_text(self.packages),
+            "numaNodes": _as_text(self.numa_nodes),
+            "uncoreCaches": _as_text(self.uncore_caches),
+            "l2Caches": _as_text(self.l2_caches),
+            "coreTypes": {name: str(self.cpus_of_type(name)) for name in sorted(types)},
+        }
+
+    def cpus_of_type(self, core_type: str) -> CPUSet:
+        """Return all known CPUs of the cores of one type."""
+        return union(core.cpus for core in self.cores if core.core_type == core_type)
+
+
+def assemble(facts: Iterable[CPUFacts], online: CPUSet, isolated: CPUSet = EMPTY) -> Topology:
+    """Make cores of the facts of CPUs; CPUs without facts are not part of the machine.
+
+    Packages are numbered by their lowest CPU, as lscpu does: firmware numbers them 0 and 3180 on some boards.
+    """
+    found = sorted(facts, key=lambda fact: fact.cpu)
+    if not found:
+        raise BadTopology("no CPU has a known core: give the topology of at least one CPU")
+    siblings = _members(found, lambda fact: fact.core)
+    packages = {key: number for number, key in enumerate(_members(found, lambda fact: fact.package))}
+    caches = _members(found, _cache_key)
+    l2 = _members(found, _l2_key)
+    cores = []
+    for cpus in siblings.values():
+        first = cpus[0]
+        _refuse_two_nodes(cpus)
+        cores.append(
+            Core(
+                id=first.cpu,
+                cpus=CPUSet(fact.cpu for fact in cpus),
+                package=packages[first.package],
+                numa_node=first.numa_node,
+                uncore_cache=caches[_cache_key(first)][0].cpu,
+                l2=l2[_l2_key(first)][0].cpu,
+                core_type=first.core_type,
+            )
+        )
+    known = CPUSet(fact.cpu for fact in found)
+    return Topology(tuple(cores), online & known, isolated & known)
+
+
+def _members(
+    facts: Iterable[CPUFacts], key: Callable[[CPUFacts], Hashable]
+) -> dict[Hashable, list[CPUFacts]]:
+    """Group facts by a key, groups in the order of their first CPU."""
+    groups: defaultdict[Hashable, list[CPUFacts]] = defaultdict(list)
+    for fact in facts:
+        groups[key(fact)].append(fact)
+    return groups
+
+
+def _cache_key(fact: CPUFacts) -> Hashable:
+    return ("package", fact.package) if fact.uncore_cache is None else ("cache", fact.uncore_cache)
+
+
+def _l2_key(fact: CPUFacts) -> Hashable:
+    return ("core", fact.core) if fact.l2 is None else ("cache", fact.l2)
+
+
+def _refuse_two_nodes(siblings: list[CPUFacts]) -> None:
+    first = siblings[0]
+    for fact in siblings:
+        if (fact.numa_node, fact.package) != (first.numa_node, first.package):
+            raise BadTopology(
+                f"CPUs {first.cpu} and {fact.cpu} are siblings of one core, but lie on NUMA nodes"
+                f" {first.numa_node} and {fact.numa_node}, packages {first.package} and {fact.package}:"
+                " give both the same, or different cores"
+            )
+
+
+def _fact(core: Core, cpu: int) -> CPUFacts:
+    return CPUFacts(cpu, core.id, core.package, core.numa_node, core.uncore_cache, core.l2, core.core_type)
+
+
+def _remembered(now: Topology, previous: Topology, cpu: int) -> CPUFacts:
+    """Return the facts of a CPU that only the previous reading knew, under the names of this one."""
+    before = previous.core_of(cpu)
+
+    def name(attribute: str, sharers: CPUSet) -> Hashable:
+        peers = sharers & now.cpus
+        return getattr(now.core_of(peers.lowest()), attribute) if peers else ("before", sharers.lowest())
+
+    return replace(
+        _fact(before, cpu),
+        core=name("id", before.cpus),
+        package=name("package", previous.packages[before.package]),
+        uncore_cache=name("uncore_cache", previous.uncore_caches[before.uncore_cache]),
+        l2=name("l2", previous.l2_caches[before.l2]),
+    )
+
+
+def _as_text(groups: Mapping[int, CPUSet]) -> dict[str, str]:
+    return {str(key): str(cpus) for key, cpus in groups.items()}
+
+
+_PLACES: Final = ("packages", "numaNodes", "uncoreCaches", "l2Caches")
+
+
+def _restored(saved: Mapping[str, Any]) -> Topology:
+    places = [_place_of_cpu(saved[name]) for name in _PLACES]
+    types = {cpu: name for name, cpus in saved["coreTypes"].items() for cpu in CPUSet.parse(cpus)}
+    siblings = [CPUSet.parse(text) for text in saved["cores"]]
+    known = union(siblings)
+    if any(place.keys() != set(known) for place in places):
+        raise ValueError(f"cores name CPUs {known}, their groups others")
+
+    def core(cpus: CPUSet) -> Core:
+        first = cpus.lowest()
+        package, numa_node, cache, l2 = (place[first] for place in places)
+        return Core(first, cpus, package, numa_node, cache, l2, types.get(first))
+
+    online, isolated = CPUSet.parse(saved["online"]), CPUSet.parse(saved["isolated"])
+    return Topology(tuple(map(core, siblings)), online & known, isolated & known)
+
+
+def _place_of_cpu(groups: Mapping[str, str]) -> dict[int, int]:
+    return {cpu: int(key) for key, cpus in groups.items() for cpu in CPUSet.parse(cpus)}

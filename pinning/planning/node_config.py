@@ -1,0 +1,181 @@
+"""The configuration of one node: how its CPUs are given out. Validated once; the agent adds no meaning to it.
+
+The caller parses YAML; what arrives here is a mapping of plain values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.errors import BadContract, BadCPUList
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pinning.allocation.packed import Sort
+
+Word = TypeVar("Word", bound=StrEnum)
+DYNAMIC = "dynamic"
+
+
+class Quota(StrEnum):
+    """What happens to the CFS quota of an exclusive container."""
+
+    KEEP = "keep"
+    UNSET = "unset"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPools:
+    """CMK's pools, cut once; counts are physical cores."""
+
+    exclusive_cores: int = 0
+    shared_cores: int = 0
+    exclusive_non_isolcpus: CPUSet = EMPTY  # each CPU stands for its whole core
+    exclusive_mode: Sort = "packed"
+    shared_mode: Sort = "packed"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """How the CPUs of one node are given out."""
+
+    reserved: CPUSet | None = None  # None: the core of the lowest CPU
+    sort: Sort = "packed"
+    distribute: bool = False
+    align_uncore: bool = False
+    smt_policy: SMTPolicy = SMTPolicy.PREFER
+    numa_policy: NUMAPolicy = NUMAPolicy.PACKED
+    quota: Quota = Quota.KEEP
+    observe: bool = False
+    pools: StaticPools | None = None  # None: every allocatable core can be exclusive
+
+
+DEFAULT = NodeConfig()
+KEYS = (
+    "reserved",
+    "sort",
+    "distribute",
+    "alignUncore",
+    "smtPolicy",
+    "numaPolicy",
+    "quota",
+    "observe",
+    "pools",
+)
+POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclusive_mode", "shared_mode")
+
+
+def read_node_config(given: object) -> NodeConfig:
+    """Return the configuration that a mapping states, defaults for the rest; else raise BadContract."""
+    keys = _Keys.of(given, "", KEYS)
+    return NodeConfig(
+        reserved=keys.cpus("reserved"),
+        sort=keys.sort("sort"),
+        distribute=keys.flag("distribute"),
+        align_uncore=keys.flag("alignUncore"),
+        smt_policy=keys.word("smtPolicy", SMTPolicy.PREFER),
+        numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
+        quota=keys.word("quota", Quota.KEEP),
+        observe=keys.flag("observe"),
+        pools=_read_pools(keys.value("pools")),
+    )
+
+
+def _read_pools(given: object) -> StaticPools | None:
+    if given is None or given == DYNAMIC:
+        return None
+    keys = _Keys.of(given, "pools.", POOL_KEYS)
+    pools = StaticPools(
+        exclusive_cores=keys.count("exclusive_cores"),
+        shared_cores=keys.count("shared_cores"),
+        exclusive_non_isolcpus=keys.cpus("exclusive_non_isolcpus") or EMPTY,
+        exclusive_mode=keys.sort("exclusive_mode"),
+        shared_mode=keys.sort("shared_mode"),
+    )
+    if not pools.exclusive_cores and not pools.exclusive_non_isolcpus:
+        raise BadContract(
+            f"pools: {given} leaves no core that could be exclusive:"
+            f" give exclusive_cores a number of 1 or more, or write pools: {DYNAMIC}"
+        )
+    return pools
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """One mapping of the configuration, and where it stands."""
+
+    given: Mapping[object, object]
+    prefix: str
+
+    @classmethod
+    def of(cls, given: object, prefix: str, known: tuple[str, ...]) -> _Keys:
+        """Take a mapping whose keys are all known."""
+        if not isinstance(given, dict):
+            name = prefix.rstrip(".") or "the node configuration"
+            also = f", or the word {DYNAMIC}" if prefix else ""
+            raise BadContract(f"{name}: {given!r} is no mapping: write keys of {', '.join(known)}{also}")
+        for key in given:
+            if key not in known:
+                close = get_close_matches(str(key), known, n=1)
+                remedy = f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
+                raise BadContract(f"{prefix}{key}: the key is unknown (value {given[key]!r}): {remedy}")
+        return cls(given, prefix)
+
+    def value(self, key: str) -> object:
+        """Return what stands under a key; absent and null are the same."""
+        return self.given.get(key)
+
+    def bad(self, key: str, expected: str) -> BadContract:
+        """Return the refusal of a value."""
+        return BadContract(f"{self.prefix}{key}: {self.value(key)!r} is not allowed: write {expected}")
+
+    def word(self, key: str, default: Word) -> Word:
+        """Return one of the words of an enumeration."""
+        value = self.value(key)
+        if value is None:
+            return default
+        words = type(default)
+        if not isinstance(value, str) or value not in set(words):
+            raise self.bad(key, " or ".join(words))
+        return words(value)
+
+    def sort(self, key: str) -> Sort:
+        """Return packed or spread, packed when absent."""
+        value = self.value(key)
+        if value not in (None, "packed", "spread"):
+            raise self.bad(key, "packed or spread")
+        return "spread" if value == "spread" else "packed"
+
+    def flag(self, key: str) -> bool:
+        """Return a truth value, false when absent."""
+        value = self.value(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.bad(key, "true or false")
+        return bool(value)
+
+    def count(self, key: str) -> int:
+        """Return a number of cores, 0 when absent."""
+        value = self.value(key)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.bad(key, "a whole number of cores, 0 or more")
+        return value
+
+    def cpus(self, key: str) -> CPUSet | None:
+        """Return a CPU list; YAML reads a single CPU as a number."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise self.bad(key, 'a CPU list such as "0-1,8"')
+        try:
+            return CPUSet.parse(str(value))
+        except BadCPUList as problem:
+            raise BadContract(f'{self.prefix}{key}: {problem}; write a CPU list such as "0-1,8"') from problem

@@ -1,0 +1,164 @@
+"""The sets of one node: what is reserved, what may be given out and to whom, and what everyone else runs on.
+
+CMK's pools are one way to cut the allocatable cores; without them every allocatable core can be exclusive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy
+from pinning.errors import BadContract, PinningError
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pinning.allocation.packed import Sort
+    from pinning.machine.topology import Core, Topology
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.node_config import NodeConfig, StaticPools
+    from pinning.pods.claims import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Where claims take their CPUs from; all whole cores, disjoint from each other when cut statically."""
+
+    exclusive: CPUSet
+    non_isolcpus: CPUSet
+    set_aside: CPUSet = EMPTY  # CMK's `shared` pool: only for those who ask for it
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSets:
+    """The sets of design section 3 that do not depend on who holds what."""
+
+    topology: Topology  # what is outside the universe counts as offline
+    universe: CPUSet
+    reserved: CPUSet
+    pools: Pools
+
+    @property
+    def allocatable(self) -> CPUSet:
+        """What may be given out at all."""
+        return self.universe - self.reserved - self.pools.set_aside
+
+    @property
+    def isolated(self) -> CPUSet:
+        """CPUs that the kernel's scheduler leaves alone (isolcpus)."""
+        return self.topology.isolated
+
+    def shared(self, ledger: Ledger) -> CPUSet:
+        """Return where everything unpinned runs."""
+        return self.common - ledger.exclusive
+
+    @property
+    def common(self) -> CPUSet:
+        """What is shared while nobody owns anything.
+
+        On a machine that leaves nothing else, isolated CPUs serve, and at last the pool set aside: an empty
+        cpuset would mean every CPU.
+        """
+        pooled = self.universe - self.pools.set_aside
+        return (pooled - self.isolated) or pooled or self.universe
+
+    def source(self, claim: Claim) -> CPUSet:
+        """Return the CPUs from which a claim may take, whoever holds them now."""
+        named = (
+            self.pools.non_isolcpus
+            if claim.resource == EXCLUSIVE_NON_ISOLCPUS_CORES
+            else self.pools.exclusive
+        )
+        allowed = named & self.allocatable
+        return allowed - self.isolated if claim.policy is CPUPolicy.SHARE else allowed
+
+
+def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeSets:
+    """Cut a node as its configuration says. Going offline moves no border: offline cores are cut as if they ran."""
+    if not universe:
+        raise PinningError(
+            "the node has no usable CPU: the effective cpuset of the kubelet's pod root is empty"
+        )
+    known = universe | (topology.cpus - topology.online)
+    reserved = _reserved(topology, known, config)
+    pools = _pools(topology, known - reserved, config.pools)
+    usable = topology if topology.online == universe else topology.with_online(universe)
+    return NodeSets(usable, universe, reserved, pools)
+
+
+def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> None:
+    """Refuse a configuration that does not fit the machine, with BadContract; call it once, at start."""
+    named = {"reserved": config.reserved or EMPTY}
+    if config.pools:
+        named["pools.exclusive_non_isolcpus"] = config.pools.exclusive_non_isolcpus
+    for key, cpus in named.items():
+        if not cpus <= topology.cpus:
+            told = f"{key}: CPUs {cpus - topology.cpus} do not exist: this machine has {topology.cpus}"
+            raise BadContract(f"{told}: name CPUs of these")
+    sets = node_sets(topology, universe, config)
+    if not sets.allocatable:
+        raise BadContract(_nothing_to_give(sets))
+
+
+def _nothing_to_give(sets: NodeSets) -> str:
+    """Say why no CPU can be given out; where one core is all there is, reserving fewer is no way out."""
+    usable = sets.universe
+    if usable <= sets.topology.siblings_of(CPUSet([usable.lowest()])):
+        told = f"only one core can be used here (CPUs: {usable}), and it stays reserved for the system"
+        return f"{told}: use a machine with two cores or more"
+    return f"reserved: {sets.reserved} leaves no CPU of {usable} to give out; reserve fewer cores"
+
+
+def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> CPUSet:
+    named = (config.reserved or EMPTY) & topology.cpus
+    return topology.siblings_of(named or CPUSet([known.lowest()]))
+
+
+def _pools(topology: Topology, cpus: CPUSet, wanted: StaticPools | None) -> Pools:
+    cores = [core for core in topology.cores if core.cpus <= cpus] if wanted else []
+    if wanted is None:
+        return Pools(exclusive=cpus, non_isolcpus=cpus - topology.siblings_of(topology.isolated))
+    listed = topology.siblings_of(wanted.exclusive_non_isolcpus & topology.cpus)
+    _refuse_listed(listed, cpus, topology.isolated)
+    others = [core for core in cores if core.cpus.isdisjoint(listed)]
+    isolated = [core for core in others if core.cpus <= topology.isolated]
+    exclusive = _take("exclusive_cores", isolated or others, wanted.exclusive_cores, wanted.exclusive_mode)
+    rest = [core for core in isolated or others if core not in exclusive]
+    set_aside = _take("shared_cores", rest, wanted.shared_cores, wanted.shared_mode)
+    return Pools(_cpus(exclusive), listed, _cpus(set_aside))
+
+
+def _refuse_listed(listed: CPUSet, cpus: CPUSet, isolated: CPUSet) -> None:
+    for wrong, why in (
+        (listed - cpus, "are reserved or cannot be used"),
+        (listed & isolated, "are in isolcpus"),
+    ):
+        if wrong:
+            told = f"pools.exclusive_non_isolcpus: the cores of CPUs {wrong} {why}"
+            raise BadContract(f"{told}; list cores outside of both")
+
+
+def _take(key: str, cores: list[Core], count: int, mode: Sort) -> list[Core]:
+    """Take cores as CMK does: packed goes through the sockets in order, spread goes round them."""
+    if len(cores) < count:
+        told = f"pools.{key}: {count} cores are wanted, {len(cores)} are left (isolcpus cores only, where there are any)"
+        raise BadContract(f"{told}; write {len(cores)} or fewer")
+    packed = sorted(cores, key=lambda core: (core.package, core.id))
+    return (_in_turns(packed) if mode == "spread" else packed)[:count]
+
+
+def _in_turns(cores: list[Core]) -> list[Core]:
+    """Order cores so that each socket gives one before any gives the next."""
+    turns: Counter[int] = Counter()
+    placed = []
+    for core in cores:
+        placed.append((turns[core.package], core.package, core.id, core))
+        turns[core.package] += 1
+    return [core for *_, core in sorted(placed, key=lambda place: place[:3])]
+
+
+def _cpus(cores: Iterable[Core]) -> CPUSet:
+    return union(core.cpus for core in cores)

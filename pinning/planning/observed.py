@@ -1,0 +1,143 @@
+"""What the agent sees of one node when it plans: values, already read, with nothing left to look up.
+
+A pod is read once, when the API sends it; planning over 250 containers must not read them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
+from pinning.pods.identity import runtime_uid
+from pinning.pods.resources import members
+
+if TYPE_CHECKING:
+    from pinning.errors import Cause
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+    from pinning.pods.claims import Claim
+    from pinning.pods.types import Pod
+
+FINAL_PHASES = frozenset({"Succeeded", "Failed"})
+
+
+class Owner(NamedTuple):
+    """Who may hold CPUs: one container of one pod, whichever of its restarts runs."""
+
+    pod_uid: str
+    container: str
+
+
+class State(StrEnum):
+    """Where a container of the runtime is in its life."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPod:
+    """A pod as the API shows it, with its claims."""
+
+    uid: str  # as the runtime knows it
+    namespace: str
+    name: str
+    created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
+    claims: tuple[Claim, ...]
+    places: tuple[str, ...]  # the names of its containers in the order in which they start; () of too many
+    is_final: bool = False  # its phase is Succeeded or Failed
+    is_vm: bool = False  # a launcher pod of KubeVirt
+    causes: tuple[Cause, ...] = ()
+    warnings: tuple[Cause, ...] = ()
+
+    @classmethod
+    def of(cls, pod: Pod, uid: str | None = None) -> SeenPod:
+        """Read a pod of the API; without a uid it is believed whose mirror it says to be."""
+        metadata = pod.get("metadata") or {}
+        reading, is_crowd = read_pod(pod), count_containers(pod) > MOST_CONTAINERS
+        return cls(
+            uid=runtime_uid(pod) if uid is None else uid,
+            namespace=metadata.get("namespace") or "default",
+            name=metadata.get("name") or "",
+            created=metadata.get("creationTimestamp") or "",
+            claims=reading.claims,
+            places=() if is_crowd else tuple(member.name for member in members(pod)),
+            is_final=((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES,
+            is_vm=is_launcher(pod),
+            causes=reading.causes,
+            warnings=reading.warnings,
+        )
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """The total order of pods: oldest first, then by uid."""
+        return self.created, self.uid
+
+
+@dataclass(frozen=True, slots=True)
+class SeenContainer:
+    """A container as the runtime has it; `cpus` is what was read back from the kernel, empty when nothing was."""
+
+    id: str
+    owner: Owner  # whose restart this is
+    state: State
+    cpus: CPUSet
+
+    @property
+    def is_live(self) -> bool:
+        """Say whether it runs, or may start to run at any moment."""
+        return self.state is not State.EXITED
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One node at one moment."""
+
+    topology: Topology  # with what is online now, and what was known before
+    universe: CPUSet  # online, within the effective cpuset of the kubelet's pod root
+    pods: tuple[SeenPod, ...] = ()
+    containers: tuple[SeenContainer, ...] = ()
+    pods_complete: bool = True  # the API has listed every pod of the node
+    containers_complete: bool = True  # the runtime has listed every container
+
+    @cached_property
+    def live(self) -> tuple[SeenContainer, ...]:
+        """Containers that run or may start, in a total order."""
+        return tuple(
+            sorted((one for one in self.containers if one.is_live), key=lambda one: (*one.owner, one.id))
+        )
+
+    @cached_property
+    def live_uids(self) -> frozenset[str]:
+        """The pods that have a live container."""
+        return frozenset(one.owner.pod_uid for one in self.live)
+
+    @cached_property
+    def running(self) -> frozenset[Owner]:
+        """The containers that run."""
+        return frozenset(one.owner for one in self.live if one.state is State.RUNNING)
+
+    @cached_property
+    def by_age(self) -> tuple[SeenPod, ...]:
+        """The pods that are not over, oldest first, each uid once."""
+        pods = {pod.uid: pod for pod in sorted(self.pods, key=lambda pod: pod.age, reverse=True)}
+        return tuple(sorted((pod for pod in pods.values() if not pod.is_final), key=lambda pod: pod.age))
+
+    @cached_property
+    def known_uids(self) -> frozenset[str]:
+        """The pods that the API has, and that are not over."""
+        return frozenset(pod.uid for pod in self.by_age)
+
+    def is_gone(self, pod_uid: str) -> bool:
+        """Say whether nothing of a pod is left: not in the API or over, and nothing of it runs (design rule 3)."""
+        complete = self.pods_complete and self.containers_complete
+        return complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids
+
+
+def unknown_containers(observed: Observed) -> tuple[SeenContainer, ...]:
+    """Return live containers whose pod the API did not show: look each up by name, they may only be late."""
+    return tuple(one for one in observed.live if one.owner.pod_uid not in observed.known_uids)

@@ -1,0 +1,71 @@
+"""The plan of one node: what is seen and what was held go in; who holds what and what has to be written come out.
+
+Pure and level-triggered: nothing depends on how the node came to be as it is, and planning twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from pinning.planning.actions import Action, plan_actions
+from pinning.planning.assign import Settling
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Owner
+from pinning.planning.refusal import Reason, Refusal
+from pinning.pods.claims import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.node_config import NodeConfig
+    from pinning.planning.observed import Observed, SeenPod
+
+
+class Plan(NamedTuple):
+    """What a node is to become. Save the ledger before any action."""
+
+    ledger: Ledger
+    actions: tuple[Action, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
+    """Return who shall hold what, how to get there, and what cannot be."""
+    sets = node_sets(observed.topology, observed.universe, config)
+    settling = Settling(observed, ledger, config, sets)
+    if config.observe:
+        settling.drop_gone()
+        return Plan(settling.ledger, (), tuple(_observing(observed)))
+    settling.settle()
+    refusals = tuple(
+        refusal
+        for pod in observed.by_age
+        for refusal in (*_unreadable(pod), *_of_pod(pod, settling.refusals))
+    )
+    return Plan(settling.ledger, plan_actions(observed, ledger, settling.ledger, sets), refusals)
+
+
+def _unreadable(pod: SeenPod) -> Iterator[Refusal]:
+    for cause in pod.causes:
+        message = f"{cause.field}: {cause.message}"
+        yield Refusal(Owner(pod.uid, ""), pod.namespace, pod.name, Reason.INVALID, message)
+
+
+def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
+    for container in pod.places:
+        refusal = refusals.get(Owner(pod.uid, container))
+        if refusal:
+            yield refusal
+
+
+def _observing(observed: Observed) -> Iterator[Refusal]:
+    """Refuse every claim that is made to corepin; a launcher's is the kubelet's business then."""
+    told = (
+        "this node is only observed, the kubelet's static policy gives CPUs out: set cpuManagerPolicy to none"
+    )
+    for pod in observed.by_age:
+        for claim in pod.claims:
+            if claim.origin is not Origin.LAUNCHER:
+                owner = Owner(pod.uid, claim.container)
+                yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, told, claim.must_fit)

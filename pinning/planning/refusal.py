@@ -1,0 +1,39 @@
+"""Why a container did not get what it asked for: a value for events, the status annotation, metrics and people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pinning.planning.observed import Owner
+
+
+class Reason(StrEnum):
+    """Why, in one word; metrics count by it."""
+
+    INVALID = "Invalid"  # the pod's own words cannot be read
+    NOT_ENOUGH = "NotEnoughCPUs"
+    SHARED_EMPTY = "SharedSetWouldBeEmpty"
+    KEEPS_FEWER = "KeepsFewerCPUs"  # it has CPUs, not as many as it asks for
+    KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs, under the policy it had before
+    RUNNING_VM = "RunningVM"
+    OBSERVING = "ObserveMode"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One claim that is not fulfilled, or not wholly."""
+
+    owner: Owner  # container is "" when the whole pod is meant
+    namespace: str
+    pod: str
+    reason: Reason
+    message: str
+    blocks_start: bool = False  # the container may not start unpinned (design rule 6)
+
+    @property
+    def name(self) -> str:
+        """What people call the container: namespace/pod/container."""
+        return "/".join(filter(None, (self.namespace, self.pod, self.owner.container)))

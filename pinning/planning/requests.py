@@ -1,0 +1,140 @@
+"""What the pods of a node request, as the scheduler and the kubelet count it. Pure.
+
+Source: Kubernetes "Init containers", "Resource sharing within containers", and sidecar containers (KEP-753): main
+containers and sidecars add up; an ordinary init container runs beside the sidecars that start before it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.planning.observed import FINAL_PHASES
+from pinning.pods.identity import by_runtime_uid
+from pinning.pods.quantity import millicores, parse_quantity, rounded_up
+from pinning.pods.resources import Member, Role, is_quantity, members
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.observed import SeenPod
+    from pinning.pods.types import Pod
+
+Amount = tuple[str, str]  # of CPU and memory
+SIDECAR: Final[Amount] = ("200m", "64M")  # what the webhook gives to sidecars that state nothing, by default
+
+
+class Overcommit(NamedTuple):
+    """What the containers of the shared set request, against the CPUs of that set, in thousandths."""
+
+    requested: int
+    there: int
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether more is promised than there is."""
+        return self.requested > self.there
+
+
+class Sidecars(NamedTuple):
+    """What injected sidecars cost beside the containers that they serve."""
+
+    containers: int
+    millicores: int
+    bytes: int
+
+
+def is_final(pod: Pod) -> bool:
+    """Say whether a pod is over."""
+    return ((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES
+
+
+def requested(listed: Iterable[Member], resource: str) -> int:
+    """Return how much of an extended resource the containers of a pod take from its node."""
+    return rounded_up_fraction(_sum(listed, resource))
+
+
+def totals(pod: Pod) -> dict[str, str]:
+    """Return what the containers of a pod request together of everything that is counted, as exactly as the API can."""
+    listed = members(pod)
+    named = sorted({name for one in listed for name in one.requests})
+    return {name: f"{rounded_up_fraction(_sum(listed, name) * 10**9)}n" for name in named}
+
+
+def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
+    """Return how much of what they request the containers hold; what one holds beyond its request counts for nobody."""
+    return rounded_up_fraction(
+        _together(listed, lambda one: min(_amount(one, resource), Fraction(held.get(one.name, 0))))
+    )
+
+
+def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:
+    """Return what those containers of unfinished pods request that own no CPUs, against the shared set."""
+    names = {uid: (held[0].namespace, held[0].pod) for uid, held in ledger.pods.items() if held}
+    known = by_runtime_uid(pods, names).items()
+    total = sum((_shared_request(pod, uid, ledger) for uid, pod in known if not is_final(pod)), Fraction(0))
+    return Overcommit(rounded_up_fraction(total * 1000), shared_cpus * 1000)
+
+
+def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Sidecars:
+    """Return the cost of containers that got the amount of injected sidecars, in pods with CPUs of their own.
+
+    Nothing in a pod tells who gave a container its resources: exactly this amount is what gives it away.
+    """
+    wanted = {"cpu": parse_quantity(amount[0]), "memory": parse_quantity(amount[1])}
+    served = {one.uid: one for one in seen if one.claims and not one.is_final}
+    names = {uid: (one.namespace, one.name) for uid, one in served.items()}
+    count = 0
+    for uid, pod in by_runtime_uid(pods, names).items():
+        if one := served.get(uid):
+            claiming = {claim.container for claim in one.claims}
+            count += sum(member.name not in claiming and _has(member, wanted) for member in members(pod))
+    return Sidecars(count, count * millicores(amount[0]), count * rounded_up(amount[1]))
+
+
+def rounded_up_fraction(amount: Fraction) -> int:
+    """Return the amount, rounded up."""
+    return -(-amount.numerator // amount.denominator)
+
+
+def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
+    owners = {one.owner.container for one in ledger.pods.get(uid, ()) if one.is_exclusive}
+    listed = members(pod)
+    told = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
+    whole = told.get("cpu")  # of the pod: what its owners of CPUs leave is shared
+    if whole is not None and is_quantity(whole):
+        owned = _together([one for one in listed if one.name in owners], _cpu)
+        return max(Fraction(0), parse_quantity(whole) - owned)
+    return _together([one for one in listed if one.name not in owners], _cpu)
+
+
+def _together(listed: Iterable[Member], amount: Callable[[Member], Fraction]) -> Fraction:
+    """Return the most that containers take at one time."""
+    running = most = Fraction(0)
+    for one in listed:
+        if one.role is Role.INIT:
+            most = max(most, running + amount(one))
+        else:
+            running += amount(one)
+    return max(most, running)
+
+
+def _sum(listed: Iterable[Member], resource: str) -> Fraction:
+    return _together(listed, lambda one: _amount(one, resource))
+
+
+def _cpu(one: Member) -> Fraction:
+    return _amount(one, "cpu")
+
+
+def _amount(one: Member, resource: str) -> Fraction:
+    return parse_quantity(one.requests.get(resource, 0))
+
+
+def _has(one: Member, wanted: dict[str, Fraction]) -> bool:
+    return all(
+        name in given and parse_quantity(given[name]) == amount
+        for name, amount in wanted.items()
+        for given in (one.requests, one.limits)
+    )

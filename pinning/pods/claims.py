@@ -1,0 +1,379 @@
+"""Read a pod into claims: which container asks for which CPUs. The one place where that is decided.
+
+Both sides call it: the webhook before a pod exists, the agent while it runs. What a user got wrong comes back as
+causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the claims that are sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pinning.brief import few
+from pinning.contract import (
+    CPUMANAGER_LABELS,
+    KUBEVIRT_LABEL,
+    LAUNCHER_CONTAINER,
+    VIRT_LAUNCHER,
+    CPUPolicy,
+    NUMAPolicy,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.lazy import lazy
+from pinning.pods.annotations import NO_WISHES, Wishes, is_policy_key, read_wishes
+from pinning.pods.quantity import rounded_up, whole
+from pinning.pods.resources import (
+    CORE_RESOURCES,
+    MOST_CPUS,
+    Member,
+    Role,
+    is_quantity,
+    members,
+    shown,
+    stated,
+    unreadable,
+    whole_cpus,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.pods.types import Pod, ResourceRequirements
+
+MOST_CONTAINERS = 200  # of a pod that asks for CPUs: each costs its agent a kilobyte while it is there
+OWN_CORES = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
+ELIGIBLE = "a CPU limit that is a whole number >= 1 and equal to the request"
+
+
+class Origin(StrEnum):
+    """What made a container a claimant."""
+
+    CMK = "cmk"  # an extended resource of CMK's; the count is physical cores
+    LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
+    ANNOTATION = "annotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one container asks for; `count` is physical cores for a CMK resource, else CPUs."""
+
+    container: str
+    role: Role
+    origin: Origin
+    policy: CPUPolicy  # exclusive or share
+    count: int
+    resource: str | None = None  # which CMK resource, for Origin.CMK
+    smt: SMTPolicy | None = None  # None: the node's default
+    numa: NUMAPolicy | None = None  # None: the node's default
+
+    @property
+    def must_fit(self) -> bool:
+        """Say whether the container may not start unpinned when its CPUs are not there (design rule 6)."""
+        return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a pod asks for, and, when somebody wants to know, what is wrong with how it asks."""
+
+    claims: tuple[Claim, ...]
+    members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
+    wishes: Wishes
+    # Claims of more than any machine has: refused, and never acted on.
+    beyond: tuple[tuple[Member, Claim], ...] = ()
+    crowd: tuple[Cause, ...] = ()  # why nothing else of the pod was read
+
+    def claim_of(self, container: str) -> Claim | None:
+        """Return the claim of a container, if it has one."""
+        return self._claims_by_name.get(container) if self.claims else None
+
+    def member_of(self, claim: Claim) -> Member:
+        """Return the container of a claim."""
+        return self._members_by_name[claim.container]
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What refuses the pod, as much of it as is told."""
+        return few(self.every_cause())
+
+    @property
+    def warnings(self) -> tuple[Cause, ...]:
+        """What its owner should know, as much of it as is told."""
+        return few(self.every_warning())
+
+    def every_cause(self) -> Iterator[Cause]:
+        """Yield everything that refuses the pod."""
+        yield from self.crowd
+        yield from unreadable(self.members)
+        yield from self.wishes.causes
+        for member in self.members:
+            yield from _causes(member, self.wishes)
+        for member, claim in self.beyond:
+            yield _beyond_any_machine(member, claim)
+        yield from _nobody_eligible(self.members, self.wishes, self._asked)
+
+    def every_warning(self) -> Iterator[Cause]:
+        """Yield everything that its owner should know; of a wish that is refused, the refusal says enough."""
+        refused = {cause.field for cause in _nobody_eligible(self.members, self.wishes, self._asked)}
+        yield from self.wishes.warnings
+        for member in self.members:
+            yield from _uncounted(member)
+        yield from _neighbours(self.members, self.wishes, self._asked)
+        yield from (idle for idle in _idle_words(self.wishes, self._asked) if idle.field not in refused)
+
+    @lazy
+    def _claims_by_name(self: Any) -> Mapping[str, Claim]:
+        return {claim.container: claim for claim in reversed(self.claims)}
+
+    @lazy
+    def _members_by_name(self: Any) -> Mapping[str, Member]:
+        return {member.name: member for member in reversed(self.members)}
+
+    @property
+    def _asked(self) -> tuple[Claim, ...]:
+        return (*self.claims, *(claim for _, claim in self.beyond))
+
+
+def is_launcher(pod: Pod) -> bool:
+    """Say whether a pod runs a KubeVirt virtual machine."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER
+
+
+def is_dedicated_launcher(pod: Pod) -> bool:
+    """Say whether a pod runs a virtual machine that was promised dedicated CPUs."""
+    selector = (pod.get("spec") or {}).get("nodeSelector") or {}
+    return is_launcher(pod) and any(selector.get(label) == "true" for label in CPUMANAGER_LABELS)
+
+
+def count_containers(pod: Pod) -> int:
+    """Return how many containers a pod has, of those that may claim CPUs."""
+    spec = pod.get("spec") or {}
+    return len(spec.get("containers") or ()) + len(spec.get("initContainers") or ())
+
+
+def crowded(pod: Pod) -> tuple[Cause, ...]:
+    """Refuse a pod that asks for CPUs, in any way, and has too many containers."""
+    if count_containers(pod) <= MOST_CONTAINERS or not _asks(pod):
+        return ()
+    told = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
+    return (Cause("spec.containers", told),)
+
+
+def _asks(pod: Pod) -> bool:
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return (
+        any(map(is_policy_key, annotations))
+        or is_dedicated_launcher(pod)
+        or any(not CORE_RESOURCES.isdisjoint(one.requests) for one in members(pod))
+    )
+
+
+def read_pod(pod: Pod) -> Reading:
+    """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
+    if crowd := crowded(pod):
+        return Reading((), (), NO_WISHES, crowd=crowd)
+    listed = _as_allocated(pod)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    wishes = read_wishes(annotations, frozenset([member.name for member in listed]))
+    dedicated = is_dedicated_launcher(pod)
+    claims: list[Claim] = []
+    beyond: list[tuple[Member, Claim]] = []
+    for member in listed:
+        if wishes is NO_WISHES and not dedicated and not member.cores:
+            continue
+        claim = _claim_of(member, wishes, dedicated)
+        if claim and claim.count <= MOST_CPUS:
+            claims.append(claim)
+        elif claim:
+            beyond.append((member, claim))
+    return Reading(tuple(claims), listed, wishes, tuple(beyond))
+
+
+def _as_allocated(pod: Pod) -> tuple[Member, ...]:
+    """Return the members with the CPUs that the kubelet really gave (a resize may wait for a long time)."""
+    status = pod.get("status")
+    if not status:
+        return members(pod)
+    given = {
+        one.get("name"): (one.get("allocatedResources") or {}).get("cpu")
+        for one in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    }
+    return tuple(_with_cpu(member, given.get(member.name)) for member in members(pod))
+
+
+def _with_cpu(member: Member, cpu: str | float | None) -> Member:
+    fixed = member.limits.get("cpu") is not None and member.limits["cpu"] == member.requests["cpu"]
+    if cpu is None or not fixed or not is_quantity(cpu):
+        return member
+    resources = member.container.get("resources") or {}
+    given: ResourceRequirements = {
+        "limits": {**(resources.get("limits") or {}), "cpu": cpu},
+        "requests": {**(resources.get("requests") or {}), "cpu": cpu},
+    }
+    return member._replace(container={**member.container, "resources": given})
+
+
+def _claim_of(member: Member, wishes: Wishes, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
+    if member.cores:
+        return _cmk_claim(member, wishes)
+    launches = dedicated and member.name == LAUNCHER_CONTAINER
+    policy, _ = _policy_of(member.name, wishes)
+    if policy is None and launches:
+        policy = CPUPolicy.EXCLUSIVE
+    if policy is None or policy is CPUPolicy.NONE:
+        return None
+    cpus = whole_cpus(member)
+    if cpus is None:
+        return None
+    origin = Origin.LAUNCHER if launches and policy is CPUPolicy.EXCLUSIVE else Origin.ANNOTATION
+    return _claim(member, wishes, origin, policy, cpus)
+
+
+def _causes(member: Member, wishes: Wishes) -> Iterator[Cause]:
+    """Say what is wrong with how one container asks."""
+    if member.cores:
+        yield from _bad_count(member)
+        yield from _claimed_twice(member, wishes)
+        return
+    policy, field = _policy_of(member.name, wishes)
+    is_named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
+    if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
+        told = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
+        yield Cause(field, told, flaw=("ineligible", field, member.name, str(policy)))
+
+
+def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
+    """Refuse a count that no machine has, where its user wrote it."""
+    resource, what = (claim.resource, "cores") if claim.resource else ("cpu", "CPUs")
+    request, limit = member.requests[resource], member.limits.get(resource)
+    part, given = ("requests", request) if claim.resource and request != limit else ("limits", limit)
+    told = f"{shown(given)} {what} are more than any machine has"
+    field = f"{member.path}.resources.{part}[{resource}]"
+    flaw = ("beyond", member.path, resource)
+    return Cause(field, f"{told}: write a whole number from 1 to {MOST_CPUS}", flaw=flaw)
+
+
+def _policy_of(container: str, wishes: Wishes) -> tuple[CPUPolicy | None, str | None]:
+    """Return the policy that annotations give a container, and the annotation's field.
+
+    `require` or `isolate` alone mean `exclusive`.
+    """
+    wish = wishes.policy.of(container)
+    if wish:
+        return wish.value, wish.field
+    smt = wishes.smt.of(container)
+    if smt and smt.value in OWN_CORES:
+        return CPUPolicy.EXCLUSIVE, smt.field
+    return None, None
+
+
+def _claim(
+    member: Member, wishes: Wishes, origin: Origin, policy: CPUPolicy, count: int, resource: str | None = None
+) -> Claim:
+    smt, numa = wishes.smt.of(member.name), wishes.numa.of(member.name)
+    return Claim(
+        container=member.name,
+        role=member.role,
+        origin=origin,
+        policy=policy,
+        count=count,
+        resource=resource,
+        smt=smt.value if smt and policy is CPUPolicy.EXCLUSIVE else None,
+        numa=numa.value if numa else None,
+    )
+
+
+def _cmk_claim(member: Member, wishes: Wishes) -> Claim | None:
+    resource = member.cores[0]
+    count = whole(member.requests[resource])
+    if count is None or count < 1:
+        return None
+    return _claim(member, wishes, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
+
+
+def _uncounted(member: Member) -> Iterator[Cause]:
+    for other in member.cores[1:]:
+        told = f"is not counted beside {member.cores[0]}; remove one of the two"
+        yield Cause(f"{member.path}.resources.requests[{other}]", told)
+
+
+def _bad_count(member: Member) -> Iterator[Cause]:
+    resource = member.cores[0]
+    request, limit = member.requests[resource], member.limits.get(resource)
+    count = whole(request)
+    if count is None or count < 1:
+        where = "limits" if request == limit else "requests"
+        told = f"{shown(request)} is no number of cores: write a whole number of 1 or more"
+        yield Cause(
+            f"{member.path}.resources.{where}[{resource}]", told, flaw=("count", member.path, resource)
+        )
+    elif count <= MOST_CPUS and (limit is None or whole(limit) != count):
+        told = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
+        yield Cause(
+            f"{member.path}.resources.limits[{resource}]", told, flaw=("unequal", member.path, resource)
+        )
+
+
+def _claimed_twice(member: Member, wishes: Wishes) -> Iterator[Cause]:
+    wish = wishes.policy.of(member.name)
+    meant = wish and (wishes.policy.is_named(member.name) or whole_cpus(member))
+    if wish and meant and wish.value is not CPUPolicy.NONE:
+        claims = f"claims CPUs for container {member.called}, which claims cores by {member.cores[0]}"
+        flaw = ("twice", wish.key, member.name, wish.value)
+        yield Cause(wish.field, f"{wish.value} {claims}; remove one", flaw=flaw)
+
+
+def _advice(member: Member) -> str:
+    given = member.limits.get("cpu", member.requests.get("cpu"))
+    if given is None:
+        return ", e.g. limits.cpu: 2"
+    return f", e.g. {min(max(1, rounded_up(given)), MOST_CPUS)} for both"
+
+
+def _nobody_eligible(
+    listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]
+) -> Iterator[Cause]:
+    """Refuse a pod-wide wish for CPUs that no container can follow; where some are excepted, the rest is told."""
+    policy = wishes.policy.pod
+    smt = wishes.smt.pod
+    wish = policy if policy and policy.value is not CPUPolicy.NONE else None
+    alone = smt if smt and smt.value in OWN_CORES and not policy else None
+    field = wish.field if wish else alone.field if alone else None
+    excepted = wishes.policy.containers or (alone and wishes.smt.containers)
+    if field and not excepted and not any(whole_cpus(one) for one in listed) and not (alone and claims):
+        names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
+        word = wish.value if wish else alone.value if alone else ""
+        told = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
+        yield Cause(field, told + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
+
+
+def _neighbours(listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
+    """Tell which containers of a pod-wide wish run in the shared set."""
+    claiming = {claim.container for claim in claims}
+    wish = wishes.policy.pod
+    if not wish or wish.value is CPUPolicy.NONE or not (claiming or wishes.policy.containers):
+        return
+    for member in listed:
+        if member.name not in claiming and not wishes.policy.is_named(member.name):
+            told = f"container {member.called} ({stated(member)}) runs in the shared set"
+            yield Cause(wish.field, told, flaw=("shared", wish.key, member.name))
+
+
+def _idle_words(wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
+    """Tell which SMT and NUMA policies have nothing to act on."""
+    exclusive = {claim.container for claim in claims if claim.policy is CPUPolicy.EXCLUSIVE}
+    for scoped, acting, needs in (
+        (wishes.smt, exclusive, "it acts only while the CPU policy is exclusive"),
+        (wishes.numa, {claim.container for claim in claims}, "no container of it claims CPUs"),
+    ):
+        pod_acts = any(name not in scoped.containers for name in acting)
+        idle = [wish for name, wish in scoped.containers.items() if name not in acting]
+        if scoped.pod and not pod_acts:
+            idle.append(scoped.pod)
+        for wish in idle:
+            yield Cause(
+                wish.field, f"{wish.value} has no effect: {needs}", flaw=("idle", wish.key, wish.value)
+            )

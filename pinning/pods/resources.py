@@ -1,0 +1,204 @@
+"""What the containers of a pod state about CPU and memory: eligibility and QoS class.
+
+QoS source: Kubernetes "Pod Quality of Service Classes", KEP-2837 for pod-level resources.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.brief import NAME, VALUE, cut
+from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
+from pinning.errors import BadQuantity, Cause
+from pinning.lazy import lazy
+from pinning.machine.cpuset import MAX_CPU
+from pinning.pods.quantity import parse_quantity, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from fractions import Fraction
+
+    from pinning.pods.quantity import RawQuantity
+    from pinning.pods.types import Container, Pod, ResourceList, ResourceRequirements
+
+COMPUTE = ("cpu", "memory")
+CORE_RESOURCES = frozenset({*CMK_RESOURCES, ISOLATED_CORES})
+READ = CORE_RESOURCES | frozenset(COMPUTE)
+MOST_CPUS: Final = MAX_CPU + 1
+
+
+class Role(StrEnum):
+    """When a container of a pod runs."""
+
+    INIT = "init"  # runs to its end before the next one starts
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always: runs as long as the pod
+    MAIN = "main"
+
+
+class _Placed(NamedTuple):
+    name: str
+    role: Role
+    kind: str  # the list of the spec where it stands: "initContainers"
+    at: int
+    container: Container
+
+
+class Member(_Placed):
+    """One container of a pod, with its place in the document and what it states (read when it is asked for).
+
+    A tuple: one is made of each container in each review, and a frozen dataclass costs three times as much.
+    """
+
+    @lazy
+    def limits(self) -> ResourceList:
+        """Return the readable limits of READ."""
+        return _readable((self.container.get("resources") or {}).get("limits"))
+
+    @lazy
+    def requests(self) -> ResourceList:
+        """Return the readable requests of READ; an absent one counts as equal to the limit."""
+        resources = self.container.get("resources") or {}
+        requested = resources.get("requests")
+        if requested == resources.get("limits"):
+            return self.limits
+        return {**self.limits, **_readable(requested)}
+
+    @lazy
+    def cores(self) -> tuple[str, ...]:
+        """Return the CMK resources that the container asks for; the first one counts."""
+        resources = self.container.get("resources") or {}
+        requested, limited = resources.get("requests") or {}, resources.get("limits") or {}
+        if requested.keys().isdisjoint(CMK_RESOURCES) and limited.keys().isdisjoint(CMK_RESOURCES):
+            return ()
+        return tuple([resource for resource in CMK_RESOURCES if resource in self.requests])
+
+    @lazy
+    def called(self) -> str:
+        """Return the name as people are told it."""
+        return cut(self.name, NAME)
+
+    @property
+    def path(self) -> str:
+        """The place as field paths have it: "spec.initContainers[0]"."""
+        return f"spec.{self.kind}[{self.at}]"
+
+    @property
+    def pointer(self) -> str:
+        """The place as a JSON pointer: "/spec/initContainers/0"."""
+        return f"/spec/{self.kind}/{self.at}"
+
+
+def members(pod: Pod) -> tuple[Member, ...]:
+    """Return init containers and containers in the order in which they start; ephemeral ones never count."""
+    spec = pod.get("spec") or {}
+    first = [
+        Member(one.get("name") or "", _init_role(one), "initContainers", at, one)
+        for at, one in enumerate(spec.get("initContainers") or ())
+    ]
+    main = [
+        Member(one.get("name") or "", Role.MAIN, "containers", at, one)
+        for at, one in enumerate(spec.get("containers") or ())
+    ]
+    return (*first, *main)
+
+
+def _init_role(container: Container) -> Role:
+    return Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
+
+
+def _readable(given: ResourceList | None) -> ResourceList:
+    if not given:
+        return {}
+    return {name: value for name, value in given.items() if name in READ and is_quantity(value)}
+
+
+def is_quantity(value: RawQuantity) -> bool:
+    """Say whether a value is an amount that the API server would take."""
+    try:
+        parse_quantity(value)
+    except BadQuantity:
+        return False
+    return True
+
+
+def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
+    """Yield a cause for every amount of CPU, memory or cores that is no quantity."""
+    for member in listed:
+        resources = member.container.get("resources") or {}
+        for kind, given, read in (
+            ("limits", resources.get("limits"), member.limits),
+            ("requests", resources.get("requests"), member.requests),
+        ):
+            if given and given != read:  # equal is the rule: nothing was left out
+                yield from _unreadable(f"{member.path}.resources.{kind}", given)
+
+
+def _unreadable(field: str, given: ResourceList) -> Iterator[Cause]:
+    for name, value in given.items():
+        if name in READ and not is_quantity(value):
+            yield Cause(f"{field}[{name}]", f"{shown(value)!r} is not a quantity: write e.g. 2, 1500m or 64M")
+
+
+def whole_cpus(member: Member) -> int | None:
+    """Return the CPU count of a container that may own CPUs: limit whole, >= 1, equal to the request; else None."""
+    limit = member.limits.get("cpu")
+    if limit is None or parse_quantity(limit) != parse_quantity(member.requests["cpu"]):
+        return None
+    count = whole(limit)
+    return count if count is not None and count >= 1 else None
+
+
+def stated(member: Member) -> str:
+    """Say in words which CPU limit and request a container has, e.g. "limit 1500m, request 1"."""
+    return f"limit {shown(member.limits.get('cpu'))}, request {shown(member.requests.get('cpu'))}"
+
+
+def shown(value: RawQuantity | None) -> str:
+    """Return an amount as its user is told it."""
+    return "absent" if value is None else cut(str(value), VALUE)
+
+
+def states_compute(member: Member) -> bool:
+    """Say whether a container states any amount of CPU or memory, even zero."""
+    return any(name in member.requests for name in COMPUTE)
+
+
+def guarantee_gaps(member: Member) -> tuple[str, ...]:
+    """Return which of cpu and memory keep a container from QoS Guaranteed."""
+    return tuple(name for name in COMPUTE if not _is_fixed(name, member.requests, member.limits))
+
+
+def _is_fixed(name: str, requests: Mapping[str, RawQuantity], limits: Mapping[str, RawQuantity]) -> bool:
+    limit = _amount(limits.get(name))
+    return limit > 0 and _amount(requests.get(name)) == limit
+
+
+def _amount(value: RawQuantity | None) -> Fraction:
+    return parse_quantity(0 if value is None else value)
+
+
+def qos_class(pod: Pod) -> QoSClass:
+    """Return the QoS class that the API server would compute; pod-level resources decide alone where they exist."""
+    pod_level = (pod.get("spec") or {}).get("resources")
+    if pod_level and has_any(pod_level):
+        return _qos([_with_defaults(pod_level)])
+    return _qos([(one.requests, one.limits) for one in members(pod)])
+
+
+def has_any(resources: ResourceRequirements) -> bool:
+    """Say whether pod-level resources state anything at all."""
+    return bool(resources.get("requests") or resources.get("limits"))
+
+
+def _with_defaults(resources: ResourceRequirements) -> tuple[ResourceList, ResourceList]:
+    limits = _readable(resources.get("limits"))
+    return {**limits, **_readable(resources.get("requests"))}, limits
+
+
+def _qos(stated_by_all: Iterable[tuple[Mapping[str, RawQuantity], Mapping[str, RawQuantity]]]) -> QoSClass:
+    pairs = list(stated_by_all)
+    if pairs and all(_is_fixed(name, *pair) for pair in pairs for name in COMPUTE):
+        return QoSClass.GUARANTEED
+    nothing = all(_amount(requests.get(name)) == 0 for requests, _ in pairs for name in COMPUTE)
+    return QoSClass.BEST_EFFORT if nothing else QoSClass.BURSTABLE

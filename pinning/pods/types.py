@@ -1,0 +1,119 @@
+"""The parts of Kubernetes and KubeVirt objects that corepin reads, in the API's own spelling.
+
+Typed dictionaries: JSON and YAML documents are such values as they are; the edges check the types once while
+decoding. Every key may be absent or null, because people and controllers write both; unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from pinning.pods.quantity import RawQuantity
+
+ResourceList = dict[str, RawQuantity]
+
+
+class ResourceRequirements(TypedDict, total=False):
+    """Requests and limits of a container or, at pod level, of a pod."""
+
+    requests: ResourceList | None
+    limits: ResourceList | None
+
+
+class EnvVar(TypedDict, total=False):
+    """One environment variable; `value` is absent when it comes from elsewhere."""
+
+    name: str
+    value: str | None
+
+
+class VolumeMount(TypedDict, total=False):
+    """One mount of a container."""
+
+    name: str
+    mountPath: str
+    readOnly: bool | None
+
+
+class Container(TypedDict, total=False):
+    """One container of a pod."""
+
+    name: str
+    restartPolicy: str | None
+    resources: ResourceRequirements | None
+    env: list[EnvVar] | None
+    volumeMounts: list[VolumeMount] | None
+
+
+class Toleration(TypedDict, total=False):
+    """One toleration of a pod."""
+
+    key: str | None
+    operator: str | None
+    value: str | None
+    effect: str | None
+    tolerationSeconds: int | None
+
+
+class HostPath(TypedDict, total=False):
+    """A file or directory of the node."""
+
+    path: str | None
+    type: str | None
+
+
+class Volume(TypedDict, total=False):
+    """One volume of a pod; its source is read for host paths only."""
+
+    name: str
+    hostPath: HostPath | None
+
+
+class PodSpec(TypedDict, total=False):
+    """The specification of a pod."""
+
+    containers: list[Container] | None
+    initContainers: list[Container] | None
+    nodeSelector: dict[str, str] | None
+    resources: ResourceRequirements | None
+    serviceAccount: str | None
+    serviceAccountName: str | None
+    tolerations: list[Toleration] | None
+    volumes: list[Volume] | None
+
+
+class ObjectMeta(TypedDict, total=False):
+    """Metadata of any object."""
+
+    name: str | None
+    generateName: str | None
+    namespace: str | None
+    uid: str | None
+    resourceVersion: str | None
+    creationTimestamp: str | None
+    deletionTimestamp: str | None
+    labels: dict[str, str] | None
+    annotations: dict[str, str] | None
+
+
+class ContainerStatus(TypedDict, total=False):
+    """What the kubelet says of one container; `allocatedResources` is what the container was really given."""
+
+    name: str
+    allocatedResources: ResourceList | None
+
+
+class PodStatus(TypedDict, total=False):
+    """The status of a pod."""
+
+    phase: str | None
+    containerStatuses: list[ContainerStatus] | None
+    initContainerStatuses: list[ContainerStatus] | None
+
+
+class Pod(TypedDict, total=False):
+    """A pod, or the template of one (which has no status)."""
+
+    metadata: ObjectMeta | None
+    spec: PodSpec | None
+    status: PodStatus | None

@@ -1,0 +1,358 @@
+"""The agent's runtime and cgroups against real containers on a real kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cri_api.v1 import api_pb2
+
+from agent.cri.runtime import CRI
+from agent.errors import Gone, Refused, Unavailable
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.cpusets import KernelCgroups
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
+from tests.agent.containerd import CGROUP_ROOT, Containerd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from agent.interfaces import RuntimeContainer
+
+ONE, ALL = CPUSet.parse("0"), CPUSet(os.sched_getaffinity(0))
+FORKING = ("/bin/sh", "-c", "sleep 1000000 & wait")
+NARROW = ("/bin/sh", "-c", "taskset 1 sleep 1000000 & wait")  # a mask: CPU 0
+SECONDS = 60.0
+pytestmark = pytest.mark.skipif(len(ALL) == 1, reason="moving a container takes two CPUs")
+
+
+@asynccontextmanager
+async def connected(containerd: Containerd, **options: float) -> AsyncIterator[CRI]:
+    """Connect as the agent does."""
+    runtime = CRI(containerd.socket, **options)
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+@asynccontextmanager
+async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[Any]]:
+    """Run a `watch` of the seams, and put what it tells into the queue."""
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(watch(lambda *said: told.put_nowait(said)))
+    try:
+        yield told
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def listed(runtime: CRI) -> dict[str, RuntimeContainer]:
+    """Return the containers by name."""
+    return {one.name: one for one in await runtime.containers()}
+
+
+def containers(containerd: Containerd) -> dict[str, RuntimeContainer]:
+    """Return the containers by name over a connection of their own."""
+
+    async def ask() -> dict[str, RuntimeContainer]:
+        async with connected(containerd) as runtime:
+            return await listed(runtime)
+
+    return asyncio.run(ask())
+
+
+def update(containerd: Containerd, container_id: str, cpus: CPUSet) -> None:
+    """Move a container over CRI as the agent does."""
+
+    async def ask() -> None:
+        async with connected(containerd) as runtime:
+            await runtime.update_cpus(container_id, cpus)
+
+    asyncio.run(ask())
+
+
+def cgroup_of(container: RuntimeContainer) -> str:
+    """Return the cgroup, which the runtime must have told."""
+    assert container.cgroup is not None
+    return container.cgroup
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Return when a process has come to where nothing tells of it."""
+    deadline = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def tasks(container: RuntimeContainer) -> list[int]:
+    """Return the tasks of a container, as the kernel lists them."""
+    hierarchy = find_hierarchy(CGROUP_ROOT)
+    return [
+        int(task) for task in (hierarchy.folder(cgroup_of(container)) / hierarchy.tasks).read_text().split()
+    ]
+
+
+def commands(container: RuntimeContainer) -> list[str]:
+    """Return what the tasks of a container run; those of runc end when it becomes the container's command."""
+    found = []
+    for task in tasks(container):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.append(Path(f"/proc/{task}/comm").read_text().strip())
+    return sorted(found)
+
+
+def test_listing_tells_who_a_container_is(containerd: Containerd) -> None:
+    """Created, running and exited containers are told with pod, pid and cgroup; the sandbox is none of them."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.create("created")
+    pod.run("running")
+    pod.stop(pod.run("exited"))
+
+    found = containers(containerd)
+
+    assert {name: one.state for name, one in found.items()} == {
+        "created": State.CREATED,
+        "running": State.RUNNING,
+        "exited": State.EXITED,
+    }
+    running = found["running"]
+    assert (running.pod_uid, running.namespace, running.pod) == ("uid-1", "default", "web")
+    assert running.cgroup == found["created"].cgroup.replace(found["created"].id, running.id)  # type: ignore[union-attr]
+    assert f":{running.cgroup}\n" in Path(f"/proc/{running.pid}/cgroup").read_text()
+    assert found["created"].pid == found["exited"].pid == 0
+    assert not running.in_vm
+
+
+def test_name_tells_the_version(containerd: Containerd) -> None:
+    """The runtime's name and version are told as people write them."""
+
+    async def identify() -> str:
+        async with connected(containerd) as runtime:
+            return await runtime.identify()
+
+    assert asyncio.run(identify()).startswith(f"containerd {containerd.programs.version}")
+
+
+def test_listing_again_asks_for_no_status(containerd: Containerd) -> None:
+    """What does not change is asked once: a listing finds the pid of a container that started meanwhile."""
+    pod = containerd.run_pod("web", "uid-1")
+    created = pod.create("one")
+
+    async def twice() -> tuple[RuntimeContainer, RuntimeContainer]:
+        async with connected(containerd) as runtime:
+            before = (await listed(runtime))["one"]
+            pod.start(created)
+            return before, (await listed(runtime))["one"]
+
+    before, after = asyncio.run(twice())
+    assert (before.state, before.pid) == (State.CREATED, 0)
+    assert (after.state, after.cgroup) == (State.RUNNING, before.cgroup)
+    assert after.pid in tasks(after)
+
+
+def test_created_container_is_born_where_it_was_sent(containerd: Containerd) -> None:
+    """A set sent between creation and start is there at the first instruction."""
+    pod = containerd.run_pod("web", "uid-1")
+    created = pod.create("one")
+
+    update(containerd, created, ONE)
+    pod.start(created)
+
+    assert os.sched_getaffinity(containers(containerd)["one"].pid) == {0}
+
+
+def test_update_moves_every_process(containerd: Containerd) -> None:
+    """A running container's processes and cgroup are where CRI was asked to put them."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one", FORKING)
+    one = containers(containerd)["one"]
+    wait_until(lambda: commands(one) == ["sh", "sleep"])
+
+    update(containerd, one.id, ONE)
+
+    assert KernelCgroups().read(cgroup_of(one)) == ONE
+    assert [os.sched_getaffinity(task) for task in tasks(one)] == [{0}, {0}]
+
+
+def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
+    """A container is moved by its cgroup alone, there and back."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+    one, cgroups = containers(containerd)["one"], KernelCgroups()
+
+    for cpus in (ONE, ALL - ONE, ALL):
+        cgroups.write(cgroup_of(one), cpus)
+
+        assert cgroups.read(cgroup_of(one)) == cpus
+        assert os.sched_getaffinity(one.pid) == set(cpus)
+
+
+def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
+    """A cgroup that a container made below its own is in the way of no change, and is widened again."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    child = find_hierarchy(CGROUP_ROOT).folder(cgroup_of(one)) / "child"
+    child.mkdir()
+    try:
+        cgroups.write(f"{one.cgroup}/child", ALL)
+        for cpus in (ONE, ALL - ONE, ALL):
+            cgroups.write(cgroup_of(one), cpus)
+            assert cgroups.read(f"{one.cgroup}/child") == cpus
+    finally:
+        child.rmdir()
+
+
+def test_cpus_missing_above_are_given_first(containerd: Containerd) -> None:
+    """A CPU that neither the pod nor the root of the pods has is given to both, from the top."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    above = [str(path) for path in list(Path(cgroup_of(one)).parents)[:-1]]
+    cgroups.write(above[-1], ONE)
+    assert cgroups.read(cgroup_of(one)) == ONE
+
+    cgroups.write(cgroup_of(one), ALL)
+
+    assert cgroups.read(cgroup_of(one)) == ALL
+    if cgroups.version == 1:
+        assert [cgroups.read(cgroup) for cgroup in above] == [ALL] * len(above)
+
+
+def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
+    """A child outside the assignment and a child that narrowed itself are told, each with its task id."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("wide", FORKING)
+    pod.run("narrow", NARROW)
+    found, cgroups = containers(containerd), KernelCgroups()
+    wide, narrow = found["wide"], found["narrow"]
+    for one in (wide, narrow):
+        wait_until(lambda one=one: commands(one) == ["sh", "sleep"])  # type: ignore[misc]
+
+    strays = cgroups.stray_tasks(cgroup_of(wide), ONE)
+    assert (set(strays.outside), strays.narrowed) == (set(tasks(wide)), ())
+    strays = cgroups.stray_tasks(cgroup_of(narrow), ALL)
+    assert (strays.outside, strays.narrowed) == ((), tuple(set(tasks(narrow)) - {narrow.pid}))
+
+
+def test_foreign_update_is_seen(containerd: Containerd) -> None:
+    """A set that somebody else sends over CRI is told; our own writing of the same file is not."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    cgroup = cgroup_of(one)
+    linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(ALL - ONE))
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=one.id, linux=linux)
+
+    async def interfere() -> tuple[str]:
+        async with watched(cgroups.watch) as told:
+            cgroups.follow([cgroup])
+            cgroups.write(cgroup, ONE)
+            await asyncio.to_thread(
+                containerd.call, "UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse
+            )
+            said: tuple[str] = await asyncio.wait_for(told.get(), SECONDS)
+            cgroups.write(cgroup, ONE)
+            await asyncio.sleep(0)
+            assert told.empty()
+            return said
+
+    assert asyncio.run(interfere()) == (cgroup,)
+
+
+def test_quota_of_a_container(containerd: Containerd) -> None:
+    """The quota is read, how often it stopped the container is counted, and it can be taken away."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    cgroup = cgroup_of(one)
+    assert cgroups.quota(cgroup) == 50000
+    assert cgroups.times_throttled(cgroup) >= 0
+
+    cgroups.unset_quota(cgroup)
+
+    assert cgroups.quota(cgroup) is None
+
+
+def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
+    """What is not there is gone, CPUs that do not exist are refused, by both ways; an update after the end is no error."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    beyond = CPUSet.parse("4000")
+
+    with pytest.raises(Refused):
+        cgroups.write(cgroup_of(one), beyond)
+    with pytest.raises(Refused):
+        update(containerd, one.id, beyond)
+    with pytest.raises(Gone):
+        update(containerd, "f" * 64, ONE)
+    pod.stop(one.id)
+    update(containerd, one.id, ONE)
+    with pytest.raises(Gone):
+        cgroups.write(cgroup_of(one), ONE)
+    with pytest.raises(Gone):
+        cgroups.read(cgroup_of(one))
+
+
+def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:
+    """Created, started and stopped: each change is told, by events or by polling."""
+    pod = containerd.run_pod("web", "uid-1")
+
+    async def live() -> list[State]:
+        states: list[State] = []
+
+        async def until(state: State) -> None:
+            while (found := await listed(runtime)).get("one") is None or found["one"].state is not state:
+                await asyncio.wait_for(told.get(), SECONDS)
+            states.append(found["one"].state)
+
+        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as told:
+            await asyncio.wait_for(told.get(), SECONDS)
+            container = await asyncio.to_thread(pod.create, "one")
+            await until(State.CREATED)
+            await asyncio.to_thread(pod.start, container)
+            await until(State.RUNNING)
+            await asyncio.to_thread(pod.stop, container)
+            await until(State.EXITED)
+        return states
+
+    assert asyncio.run(live()) == [State.CREATED, State.RUNNING, State.EXITED]
+
+
+def test_kill_of_containerd_is_survived(containerd: Containerd) -> None:
+    """While the daemon is dead nothing is listed; afterwards the same container is there with its process and CPUs."""
+    pod = containerd.run_pod("web", "uid-1")
+    pod.run("one")
+
+    async def through() -> tuple[RuntimeContainer, RuntimeContainer]:
+        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as told:
+            await asyncio.wait_for(told.get(), SECONDS)
+            before = (await listed(runtime))["one"]
+            await runtime.update_cpus(before.id, ONE)
+            containerd.kill()
+            with pytest.raises(Unavailable):
+                await runtime.containers()
+            with pytest.raises(Unavailable):
+                await runtime.update_cpus(before.id, ALL)
+            containerd.start()
+            while not told.empty():
+                told.get_nowait()
+            await asyncio.to_thread(pod.create, "two")
+            await asyncio.wait_for(told.get(), SECONDS)
+            after = (await listed(runtime))["one"]
+            await runtime.update_cpus(after.id, ALL - ONE)
+            return before, after
+
+    before, after = asyncio.run(through())
+    assert before == after
+    assert os.sched_getaffinity(after.pid) == set(ALL - ONE)

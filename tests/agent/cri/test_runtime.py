@@ -1,0 +1,421 @@
+"""The client of the container runtime against a runtime that misbehaves at will; `test_containerd` has real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from cri_api.v1 import api_pb2
+
+from agent.cri.container_info import SOCKETS, Facts, cgroup_path, find_socket, is_vm_handler, read_facts
+from agent.cri.runtime import CRI
+from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.interfaces import RuntimeContainer
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.observed import Owner, State
+from tests.agent.fake_cri import FakeRuntime
+
+ONE = CPUSet.parse("1")
+INFO = {
+    "pid": 42,
+    "sandboxID": "s-one",
+    "runtimeSpec": {"linux": {"cgroupsPath": "kubepods-pod1.slice:crio:one"}},
+}
+SECONDS = 60.0
+Scenario = Callable[[FakeRuntime, CRI], Awaitable[None]]
+
+
+def play(
+    tmp_path: Path, scenario: Scenario, *, events: bool = False, poll_seconds: float = 0.02
+) -> FakeRuntime:
+    """Run a scenario against a runtime of its own, and return the runtime."""
+
+    async def run() -> FakeRuntime:
+        fake = FakeRuntime(tmp_path / "cri.sock")
+        if events:
+            fake.events = asyncio.Queue()
+        runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=2)
+        try:
+            async with fake.serving():
+                await scenario(fake, runtime)
+        finally:
+            await runtime.close()
+        return fake
+
+    return asyncio.run(run())
+
+
+@asynccontextmanager
+async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
+    """Watch the runtime; the semaphore is released at every change told."""
+    told = asyncio.Semaphore(0)
+    task = asyncio.create_task(runtime.watch(told.release))
+    await asyncio.wait_for(told.acquire(), SECONDS)  # connecting is a change
+    try:
+        yield told
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "path"),
+    [
+        ("/kubepods/burstable/pod1/ab12", "/kubepods/burstable/pod1/ab12"),
+        ("kubepods/pod1/ab12", "/kubepods/pod1/ab12"),
+        (
+            "kubepods-burstable-pod1_2.slice:cri-containerd:ab12",
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-ab12.scope",
+        ),
+        ("kubepods-pod1.slice:crio:ab12", "/kubepods.slice/kubepods-pod1.slice/crio-ab12.scope"),
+        ("kubepods-pod1.slice::ab12", "/kubepods.slice/kubepods-pod1.slice/ab12.scope"),
+        (":docker:ab12", "/system.slice/docker-ab12.scope"),
+        ("-.slice:docker:ab12", "/docker-ab12.scope"),
+        ("kubepods.slice:x:kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice"),
+        ("/odd:path:here/ab12", "/odd:path:here/ab12"),
+        ("", None),
+        ("/", None),
+    ],
+)
+def test_cgroup_path_of_both_drivers(told: str, path: str | None) -> None:
+    """What the runtime tells is translated into the path below the hierarchy."""
+    assert cgroup_path(told) == path
+
+
+@pytest.mark.parametrize(
+    ("info", "facts"),
+    [
+        pytest.param('{"pid":7,"runtimeType":"io.containerd.runc.v2"}', Facts(7), id="containerd-created"),
+        pytest.param('{"runtimeSpec":{"linux":null,"annotations":null}}', Facts(), id="nothing-told"),
+        pytest.param('{"runtimeType":"io.containerd.kata.v2"}', Facts(in_vm=True), id="kata-shim"),
+        pytest.param(
+            '{"runtimeSpec":{"annotations":{"io.katacontainers.pkg.oci.container_type":"pod_container"}}}',
+            Facts(in_vm=True),
+            id="kata-annotation",
+        ),
+        pytest.param('{"pid":"many"}', Facts(), id="another-shape"),
+        pytest.param("no JSON", Facts(), id="no-json"),
+    ],
+)
+def test_facts_of_every_shape(info: str, facts: Facts) -> None:
+    """The verbose status is read where it says something, and is otherwise unknown."""
+    assert read_facts({"info": info}) == facts
+    assert read_facts({}) == Facts()
+
+
+def test_usual_sockets_are_found_in_order() -> None:
+    """The first socket that is there is taken; none is no error."""
+    assert find_socket(lambda path: path in SOCKETS[1:3]) == SOCKETS[1]
+    assert find_socket(lambda _: False) is None
+
+
+@pytest.mark.parametrize(
+    ("handler", "in_vm"), [("kata-qemu", True), ("kata", True), ("", False), ("runc", False)]
+)
+def test_vm_handlers(handler: str, in_vm: bool) -> None:
+    """A handler that starts virtual machines is known by its name."""
+    assert is_vm_handler(handler) is in_vm
+
+
+def test_cri_o_listing(tmp_path: Path) -> None:
+    """CRI-O's containers are told with the cgroup of the systemd driver; a VM's cgroup is not the host's."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        fake.add("vm", INFO, handler="kata")
+        fake.add("lost", {}, state=api_pb2.CONTAINER_UNKNOWN)
+        one, vm, lost = await runtime.containers()
+        cgroup = "/kubepods.slice/kubepods-pod1.slice/crio-one.scope"
+        assert one == RuntimeContainer("one", "uid-one", "ns", "pod-one", "one", State.RUNNING, 42, cgroup)
+        assert (vm.in_vm, vm.cgroup, vm.pid) == (True, None, 42)
+        assert (lost.state, lost.pid, lost.cgroup) == (State.RUNNING, 0, None)
+
+    play(tmp_path, scenario)
+
+
+def test_status_is_asked_once_a_state(tmp_path: Path) -> None:
+    """A full listing costs two calls; a status is asked when a container is new, and when it starts to run."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO | {"pid": 0}, state=api_pb2.CONTAINER_CREATED)
+        fake.add("old", INFO, state=api_pb2.CONTAINER_EXITED)
+        for _ in range(3):
+            assert [one.pid for one in await runtime.containers()] == [0, 0]
+        assert fake.asked["ContainerStatus"] == 1
+        fake.containers[0].state, fake.infos["one"] = api_pb2.CONTAINER_RUNNING, INFO
+        for _ in range(3):
+            assert [one.pid for one in await runtime.containers()] == [42, 0]
+        fake.containers[0].state = api_pb2.CONTAINER_EXITED
+        assert [one.pid for one in await runtime.containers()] == [0, 0]
+
+    asked = play(tmp_path, scenario).asked
+    assert asked == {"ContainerStatus": 2, "ListContainers": 7, "ListPodSandbox": 7}
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        pytest.param(grpc.StatusCode.NOT_FOUND, [], id="removed-meanwhile"),
+        pytest.param(grpc.StatusCode.INTERNAL, ["one"], id="cannot-tell"),
+    ],
+)
+def test_one_odd_container_spoils_no_listing(
+    tmp_path: Path, error: grpc.StatusCode, names: list[str]
+) -> None:
+    """A container that is removed meanwhile is left out, one without a status is listed as far as it is known."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        fake.errors["ContainerStatus"] = (error, "broken")
+        assert [one.name for one in await runtime.containers()] == names
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("method", ["ListContainers", "ListPodSandbox", "ContainerStatus"])
+def test_no_listing_is_better_than_a_part(tmp_path: Path, method: str) -> None:
+    """A runtime that fails in the middle of a listing is out of reach."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        fake.errors[method] = (grpc.StatusCode.UNAVAILABLE, "starting")
+        with pytest.raises(Unavailable, match=f"{method}: UNAVAILABLE: starting"):
+            await runtime.containers()
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "no such container", Gone),
+        (grpc.StatusCode.UNKNOWN, "container is in CONTAINER_EXITED state", Gone),
+        (grpc.StatusCode.UNKNOWN, "container one is not running or created state: stopped", Gone),
+        (grpc.StatusCode.UNAVAILABLE, "", Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", Unavailable),
+        (grpc.StatusCode.UNKNOWN, "Requested CPUs are not available", Refused),
+        (grpc.StatusCode.PERMISSION_DENIED, "", Refused),
+        (grpc.StatusCode.UNIMPLEMENTED, "", Refused),
+    ],
+)
+def test_errors_of_an_update(
+    tmp_path: Path, code: grpc.StatusCode, details: str, kind: type[AgentError]
+) -> None:
+    """Each gRPC status becomes the agent's word for it, with the runtime's text."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.errors["UpdateContainerResources"] = (code, details)
+        with pytest.raises(kind, match=f"{code.name}: {details}"):
+            await runtime.update_cpus("one", ONE)
+
+    play(tmp_path, scenario)
+
+
+def test_at_most_two_updates_are_in_flight(tmp_path: Path) -> None:
+    """Ten updates at once reach the runtime two by two, with nothing but the CPUs."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.release.clear()
+        updates = asyncio.gather(*(runtime.update_cpus(f"c{number}", ONE) for number in range(10)))
+        while fake.in_flight < 2:
+            await asyncio.sleep(0.001)
+        fake.release.set()
+        await updates
+
+    fake = play(tmp_path, scenario)
+    assert fake.most_in_flight == 2
+    assert sorted(fake.updates) == [(f"c{number}", "1") for number in range(10)]
+
+
+def test_empty_set_is_never_sent(tmp_path: Path) -> None:
+    """An empty cpuset means "leave it" to CRI, so it is a bug of the caller."""
+
+    async def scenario(_: FakeRuntime, runtime: CRI) -> None:
+        with pytest.raises(ValueError, match="an empty set is no cpuset"):
+            await runtime.update_cpus("one", EMPTY)
+
+    assert play(tmp_path, scenario).asked == {}
+
+
+def test_slow_runtime_is_out_of_reach(tmp_path: Path) -> None:
+    """A call that is not answered in time ends."""
+
+    async def scenario(fake: FakeRuntime, _: CRI) -> None:
+        fake.release.clear()
+        impatient = CRI(fake.socket, timeout_seconds=0.1)
+        with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
+            await impatient.update_cpus("one", ONE)
+        await impatient.close()
+
+    play(tmp_path, scenario)
+
+
+async def polled(fake: FakeRuntime, times: int) -> None:
+    """Wait until the runtime has been listed so often again."""
+    wanted = fake.asked["ListContainers"] + times
+    while fake.asked["ListContainers"] < wanted:
+        await asyncio.sleep(0.001)
+
+
+def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
+    """A runtime without events is polled; polls that find what a listing showed tell nothing."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        async with watching(runtime) as told:
+            fake.add("one", INFO)
+            await asyncio.wait_for(told.acquire(), SECONDS)
+            fake.containers[0].state = api_pb2.CONTAINER_EXITED
+            await runtime.containers()
+            await polled(fake, 2)  # one may have been on its way before the listing, and have told
+            while not told.locked():
+                await told.acquire()
+            await polled(fake, 3)
+            assert told.locked()
+
+    assert play(tmp_path, scenario).asked["Version"] == 1
+
+
+def test_events_are_told_at_once(tmp_path: Path) -> None:
+    """Where the runtime has events, a change is told without waiting for the next poll."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        async with watching(runtime) as told:
+            assert fake.events is not None
+            for _ in range(2):
+                fake.events.put_nowait("one")
+                await asyncio.wait_for(told.acquire(), SECONDS)
+        assert fake.asked["ListContainers"] == 0
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
+def test_owner_is_known_from_the_last_listing(tmp_path: Path) -> None:
+    """Whose a listed container is, and that a listed sandbox is none, is answered without another call."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        await runtime.containers()
+        asked = dict(fake.asked)
+        assert await runtime.owner("one") == Owner("uid-one", "one")
+        with pytest.raises(Gone):
+            await runtime.owner("s-one")
+        assert fake.asked == asked
+
+    play(tmp_path, scenario)
+
+
+def test_owner_of_what_is_new_is_asked_for(tmp_path: Path) -> None:
+    """A container that no listing showed yet is asked for by its id; what the runtime does not have is gone."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO)
+        fake.add("two", INFO)
+        assert await runtime.owner("two") == Owner("uid-two", "two")
+        with pytest.raises(Gone):
+            await runtime.owner("s-two")
+        with pytest.raises(Gone):
+            await runtime.owner("three")
+
+    play(tmp_path, scenario)
+
+
+def test_container_in_a_vm_is_none_of_the_host(tmp_path: Path) -> None:
+    """Listed or not: whatever cgroup the runtime makes for it is not the agent's to write."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO, handler="kata-qemu")
+        with pytest.raises(Gone):
+            await runtime.owner("one")
+        await runtime.containers()
+        with pytest.raises(Gone):
+            await runtime.owner("one")
+
+    play(tmp_path, scenario)
+
+
+def test_owner_is_known_from_events(tmp_path: Path) -> None:
+    """What an event told of is known without a call, until a listing began after it."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        async with watching(runtime) as told:
+            assert fake.events is not None
+            fake.events.put_nowait("one")
+            await asyncio.wait_for(told.acquire(), SECONDS)
+            assert await runtime.owner("one") == Owner("uid-one", "one")
+        assert fake.asked["ListContainers"] == 0
+        await runtime.containers()
+        with pytest.raises(Gone):
+            await runtime.owner("one")
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
+def test_lost_stream_is_connected_again(tmp_path: Path) -> None:
+    """When the stream ends the runtime is asked anew, and the reconnection is told as a change."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        async with watching(runtime) as told:
+            assert fake.events is not None
+            fake.events.put_nowait("")
+            await asyncio.wait_for(told.acquire(), SECONDS)
+        assert fake.asked["Version"] == 2
+
+    play(tmp_path, scenario, events=True)
+
+
+def test_refused_events_mean_polling(tmp_path: Path) -> None:
+    """CRI-O without pod events refuses the stream; then it is polled at the full pace."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.errors["GetContainerEvents"] = (grpc.StatusCode.UNKNOWN, "pod events are disabled")
+        async with watching(runtime) as told:
+            fake.add("one", INFO)
+            await asyncio.wait_for(told.acquire(), SECONDS)
+        assert fake.asked["Version"] == fake.asked["GetContainerEvents"] == 1
+
+    play(tmp_path, scenario, events=True)
+
+
+def test_events_of_containerd_1_are_left_to_the_kubelet(tmp_path: Path) -> None:
+    """Each event of containerd 1.7 goes to one client only, so the agent takes none."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.name, fake.version = "containerd", "v1.7.27"
+        async with watching(runtime) as told:
+            fake.add("one", INFO)
+            await asyncio.wait_for(told.acquire(), SECONDS)
+        assert runtime.name == "containerd 1.7.27"
+        assert fake.asked["GetContainerEvents"] == 0
+
+    play(tmp_path, scenario, events=True)
+
+
+def test_watch_waits_for_a_runtime_that_is_not_there(tmp_path: Path) -> None:
+    """A watch that starts before the runtime connects when it comes, and again when it went."""
+
+    async def scenario() -> None:
+        fake = FakeRuntime(tmp_path / "cri.sock")
+        runtime = CRI(fake.socket, poll_seconds=0.02)
+        told = asyncio.Semaphore(0)
+        watch = asyncio.create_task(runtime.watch(told.release))
+        with pytest.raises(Unavailable):
+            await runtime.containers()
+        for _ in range(2):
+            async with fake.serving():
+                await asyncio.wait_for(told.acquire(), SECONDS)
+                while not fake.asked["ListContainers"]:
+                    await asyncio.sleep(0.005)
+            fake.asked.clear()
+            with pytest.raises(Unavailable):
+                await runtime.containers()
+            while not told.locked():
+                await told.acquire()
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await runtime.close()
+
+    asyncio.run(scenario())

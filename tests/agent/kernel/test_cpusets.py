@@ -1,0 +1,419 @@
+"""Cgroups of both versions as plain folders; `test_containerd` has the kernel's."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Gone, Refused
+from agent.interfaces import StrayTasks
+from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, translated
+from agent.kernel.cpusets import KernelCgroups
+from agent.kernel.inotify import Inotify
+from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
+from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.agent.cgroup_trees import make_cgroup, make_root, written
+
+POD = "/kubepods/burstable/pod1"
+ONE = f"{POD}/one"
+NEW_KERNEL = "6.2.0"
+HERE = frozenset(os.sched_getaffinity(0))
+MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+two_cpus = pytest.mark.skipif(len(HERE) == 1, reason="narrowing a task takes two CPUs")
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    """Return each version of cgroups."""
+    return int(request.param)
+
+
+@pytest.fixture
+def cpuset(tmp_path: Path, version: int) -> Path:
+    """Return the cpuset folder of a node with one pod of one container, all on CPUs 0-7."""
+    folder = make_root(tmp_path, version)
+    for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
+        make_cgroup(folder / cgroup[1:], version)
+    return folder
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[KernelCgroups]:
+    """Return the agent's view of the node."""
+    found = KernelCgroups(tmp_path, NEW_KERNEL)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., int]]:
+    """Return a starter of processes on some CPUs, and end them."""
+    started = []
+
+    def start(cpus: frozenset[int] = HERE, command: str = "sleep") -> int:
+        one = subprocess.Popen([command, "1000"])
+        started.append(one)
+        os.sched_setaffinity(one.pid, cpus)
+        return one.pid
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_hierarchy_is_found(tmp_path: Path, cpuset: Path, version: int) -> None:
+    """Version 1 is told by its cpuset mount, version 2 by its list of controllers."""
+    assert find_hierarchy(tmp_path).version == version
+    assert find_hierarchy(tmp_path).cpuset == cpuset
+
+
+def test_hybrid_host_has_its_controllers_in_version_1(tmp_path: Path) -> None:
+    """Where v1 has cpuset, an empty v2 beside it is passed over; cpu and cpuacct may be mounted together."""
+    make_root(tmp_path, 1)
+    (tmp_path / "unified").mkdir()
+    (tmp_path / "unified/cgroup.controllers").write_text("")
+    (tmp_path / "cpu,cpuacct").mkdir()
+
+    assert find_hierarchy(tmp_path) == Hierarchy(1, tmp_path / "cpuset", tmp_path / "cpu,cpuacct")
+
+
+def test_unified_beside_version_1_may_have_cpuset(tmp_path: Path) -> None:
+    """A host whose v1 lacks cpuset has it in the v2 mounted at `unified`."""
+    make_root(tmp_path / "unified", 2)
+
+    assert find_hierarchy(tmp_path) == Hierarchy(2, tmp_path / "unified", tmp_path / "unified")
+
+
+def test_no_cpuset_controller_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """An empty /sys/fs/cgroup is told as one that was not mounted."""
+    with pytest.raises(Refused, match=r"no cpuset controller: mount the host's /sys/fs/cgroup there"):
+        KernelCgroups(tmp_path)
+
+
+def test_write_changes_one_cgroup(cgroups: KernelCgroups, cpuset: Path) -> None:
+    """The container is written, the cgroups above stay."""
+    assert cgroups.writable
+
+    cgroups.write(ONE, CPUSet.parse("2,4-5"))
+
+    assert written(cpuset / ONE[1:]) == CPUSet.parse("2,4-5")
+    assert written(cpuset / POD[1:]) == CPUSet.parse("0-7")
+
+
+def test_read_tells_the_effective_cpus(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+    """What counts is what the kernel lets the tasks use."""
+    make_cgroup(cpuset / ONE[1:], version, "1-2")
+    (cpuset / ONE[1:] / "cpuset.cpus").write_text("")
+
+    assert cgroups.read(ONE) == CPUSet.parse("1-2")
+
+
+def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
+    """On v2 a cgroup without cpuset files runs where the one above does."""
+    make_cgroup(make_root(tmp_path, 2) / "pods", 2, "4-5")
+    (tmp_path / "pods/one").mkdir()
+    (tmp_path / "pods/one/cgroup.controllers").write_text("memory pids\n")
+    cgroups = KernelCgroups(tmp_path, NEW_KERNEL)
+
+    assert cgroups.read("/pods/one") == CPUSet.parse("4-5")
+    with pytest.raises(
+        Refused, match=r"the cpuset controller is off for this cgroup: the kubelet or the runtime"
+    ):
+        cgroups.write("/pods/one", CPUSet.parse("4"))
+
+
+def test_cgroup_whose_files_are_not_there_yet_is_gone(cgroups: KernelCgroups, cpuset: Path) -> None:
+    """The kernel makes the folder a moment before its files, and removes it a moment after them."""
+    (cpuset / f"{POD}/two"[1:]).mkdir()
+
+    with pytest.raises(Gone):
+        cgroups.write(f"{POD}/two", CPUSet.parse("1"))
+    if cgroups.version == 1:
+        with pytest.raises(Gone):
+            cgroups.read(f"{POD}/two")
+
+
+def test_gone_cgroup_is_told_as_gone(cgroups: KernelCgroups) -> None:
+    """Reading, writing and proving a cgroup that is not there say so."""
+    with pytest.raises(Gone):
+        cgroups.read(f"{POD}/two")
+    with pytest.raises(Gone):
+        cgroups.write(f"{POD}/two", CPUSet.parse("1"))
+    with pytest.raises(Gone):
+        cgroups.stray_tasks(f"{POD}/two", CPUSet.parse("1"))
+
+
+def test_empty_set_is_never_written(cgroups: KernelCgroups, cpuset: Path) -> None:
+    """An empty set is a bug of the caller and changes nothing."""
+    with pytest.raises(ValueError, match="an empty set is no cpuset"):
+        cgroups.write(ONE, EMPTY)
+    assert written(cpuset / ONE[1:]) == CPUSet.parse("0-7")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        pytest.param(errno.EACCES, Refused, "run the agent as root", id="no-right"),
+        pytest.param(errno.EROFS, Refused, "mounted read-only", id="read-only"),
+        pytest.param(errno.EPERM, Refused, "not permitted", id="no-capability"),
+        pytest.param(errno.ENOSPC, Refused, "without a CPU or a memory node", id="would-be-empty"),
+        pytest.param(errno.EINVAL, Refused, "a CPU is offline", id="offline"),
+        pytest.param(errno.EBUSY, Refused, "a cgroup below it", id="child-holds-it"),
+        pytest.param(errno.ERANGE, Refused, "no CPU of that number", id="beyond-the-kernel"),
+        pytest.param(errno.EIO, Refused, "Input/output error", id="anything-else"),
+        pytest.param(errno.ENOENT, Gone, "not there any more", id="gone"),
+        pytest.param(errno.ENODEV, Gone, "not there any more", id="gone-while-open"),
+    ],
+)
+def test_errors_are_told_in_words(tmp_path: Path, error: int, kind: type[Exception], words: str) -> None:
+    """Every error of the kernel says what was refused and what to do."""
+    told = translated(OSError(error, os.strerror(error)), tmp_path / "one/cpuset.cpus", "0-1")
+
+    assert type(told) is kind
+    assert words in str(told)
+
+
+def test_missing_cpus_are_given_top_down_on_version_1(
+    cgroups: KernelCgroups, cpuset: Path, version: int
+) -> None:
+    """Where the container's write is refused, the pod and the cgroups above it get what they lack; on v2 they do not."""
+    for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
+        make_cgroup(cpuset / cgroup[1:], version, "0-3")
+    (cpuset / ONE[1:] / "cpuset.cpus").unlink()
+    (cpuset / ONE[1:] / "cpuset.cpus").mkdir()  # refuses every write
+
+    with pytest.raises(Refused):
+        cgroups.write(ONE, CPUSet.parse("3-4"))
+
+    above = [written(cpuset / cgroup) for cgroup in ("kubepods", "kubepods/burstable", POD[1:])]
+    assert above == [CPUSet.parse("0-4" if version == 1 else "0-3")] * 3
+
+
+@pytest.mark.parametrize(
+    ("had", "expected"),
+    [
+        pytest.param("0-7", "4-6", id="all-of-it"),
+        pytest.param("5,7", "5", id="some-of-it"),
+        pytest.param("0-1", "4-6", id="nothing-left-of-its-choice"),
+        pytest.param("", "", id="not-set"),
+    ],
+)
+def test_cgroups_below_a_container_follow(
+    cgroups: KernelCgroups, cpuset: Path, version: int, had: str, expected: str
+) -> None:
+    """A child with all CPUs of the container gets all of the new ones, one with a choice keeps what is left of it."""
+    child = make_cgroup(cpuset / ONE[1:] / "child", version, had)
+    grandchild = make_cgroup(child / "grandchild", version, had)
+
+    cgroups.write(ONE, CPUSet.parse("4-6"))
+
+    assert (written(child), written(grandchild)) == (CPUSet.parse(expected), CPUSet.parse(expected))
+    assert written(cpuset / ONE[1:]) == CPUSet.parse("4-6")
+
+
+def test_every_task_of_the_subtree_is_compared(
+    cgroups: KernelCgroups, cpuset: Path, version: int, process: Callable[..., int]
+) -> None:
+    """Tasks of the container and of cgroups below it are found; one that ended and a zombie are no error."""
+    below, own = process(), process()
+    zombie = process(command="false")
+    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
+    here = str(CPUSet(HERE))
+    make_cgroup(cpuset / ONE[1:], version, here, (own, zombie, 4_000_000))
+    make_cgroup(cpuset / ONE[1:] / "a/b", version, here, (below,))
+    make_cgroup(cpuset / ONE[1:] / "a", version, here)
+
+    assert cgroups.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
+    elsewhere = cgroups.stray_tasks(ONE, CPUSet([max(HERE) + 1]))
+    assert (set(elsewhere.outside), elsewhere.narrowed) == ({own, below}, ())
+
+
+@two_cpus
+def test_narrower_task_is_no_drift(
+    cgroups: KernelCgroups, cpuset: Path, version: int, process: Callable[..., int]
+) -> None:
+    """A task on fewer CPUs than it has is told as narrowed, unless the others are offline."""
+    narrow = process(frozenset({min(HERE)}))
+    make_cgroup(cpuset / ONE[1:], version, str(CPUSet(HERE)), (process(), narrow))
+    assert cgroups.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks(narrowed=(narrow,))
+
+    make_cgroup(cpuset / ONE[1:], version, str(min(HERE)), (narrow,))
+    assert cgroups.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
+
+
+async def foreign_writes(cgroups: KernelCgroups, interfere: Callable[[], None]) -> list[str]:
+    """Return what the watch tells of what `interfere` does."""
+    told: list[str] = []
+    any_told = asyncio.Event()
+
+    def written_by_somebody(cgroup: str) -> None:
+        told.append(cgroup)
+        any_told.set()
+
+    watch = asyncio.create_task(cgroups.watch(written_by_somebody))
+    await asyncio.sleep(0)
+    interfere()
+    await asyncio.wait_for(any_told.wait(), 60)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    return told
+
+
+def test_only_foreign_writes_are_told(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+    """Neither our writes, nor those we asked the runtime for, nor cgroups that are not followed are told."""
+    for name in ("two", "three", "four"):
+        make_cgroup(cpuset / POD[1:] / name, version)
+    cgroups.follow([ONE, f"{POD}/two", f"{POD}/three", f"{POD}/five"])
+
+    def interfere() -> None:
+        cgroups.write(ONE, CPUSet.parse("1"))
+        cgroups.expect(f"{POD}/two", CPUSet.parse("2"))
+        for name, cpus in (("two", "2"), ("four", "4"), ("three", "3")):
+            (cpuset / POD[1:] / name / "cpuset.cpus").write_text(cpus)
+
+    assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
+
+
+def test_removed_cgroups_are_survived(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+    """A followed cgroup may go and come again, and is watched again when it is followed again."""
+    cgroups.follow([ONE, POD])
+    for file in (cpuset / ONE[1:]).iterdir():
+        file.unlink()
+    (cpuset / ONE[1:]).rmdir()
+    cgroups.follow([ONE, POD])
+    make_cgroup(cpuset / ONE[1:], version)
+    cgroups.follow([ONE])
+
+    def interfere() -> None:
+        (cpuset / POD[1:] / "cpuset.cpus").write_text("1")
+        (cpuset / ONE[1:] / "cpuset.cpus").write_text("1")
+
+    assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
+
+
+def test_writes_are_told_only_after_a_hold(cgroups: KernelCgroups, cpuset: Path) -> None:
+    """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
+    two = make_cgroup(cpuset / POD[1:] / "two", cgroups.version)
+    cgroups.follow([ONE, f"{POD}/two"])
+    told: list[str] = []
+
+    async def scenario() -> None:
+        watch = asyncio.create_task(cgroups.watch(told.append))
+        await asyncio.sleep(0)
+        cgroups.hold()
+        cgroups.write(ONE, CPUSet.parse("1"))
+        (two / "cpuset.cpus").write_text("2")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert told == []
+        cgroups.release()
+        async with asyncio.timeout(60):
+            while not told:
+                await asyncio.sleep(0)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        cgroups.release()  # of a pass that ends after the watch did
+
+    asyncio.run(scenario())
+    assert told == [f"{POD}/two"]
+
+
+def test_overflow_tells_of_every_other_value(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+    """When the kernel lost events every followed cgroup is compared with what we wrote."""
+    two, three = (make_cgroup(cpuset / POD[1:] / name, version) for name in ("two", "three"))
+    cgroups.follow([ONE, f"{POD}/two", f"{POD}/three"])
+    cgroups.write(ONE, CPUSet.parse("1"))
+
+    def interfere() -> None:
+        files = [(folder / "cpuset.cpus").open("w") for folder in (two, three)]
+        for number in range(MANY_EVENTS):  # in turn: equal events that follow each other are one
+            os.write(files[number % 2].fileno(), b"1")
+        for file in files:
+            file.truncate(1)
+            file.close()
+        (cpuset / ONE[1:] / "cpuset.cpus").write_text("5")  # lost
+
+    told = asyncio.run(foreign_writes(cgroups, interfere))
+    assert set(told) == {ONE, f"{POD}/two", f"{POD}/three"}
+
+
+def test_inotify_limits_are_told(cgroups: KernelCgroups) -> None:
+    """A queue that cannot watch says which limit to raise."""
+    cgroups.close()
+    with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
+        cgroups.follow([ONE])
+    cgroups._inotify = Inotify()
+
+
+@pytest.mark.parametrize(
+    ("release", "forgets"),
+    [
+        ("4.18.0-553.el8", True),
+        ("6.1.0-56-amd64", True),
+        ("6.2.0", False),
+        ("6.18.44", False),
+        ("7.0-rc1", False),
+    ],
+)
+def test_kernels_that_forget_pins(release: str, forgets: bool) -> None:
+    """Pins outlive a change of the cpuset since Linux 6.2."""
+    assert kernel_forgets_pins(release) is forgets
+
+
+def test_release_without_version_is_refused() -> None:
+    """A kernel release that cannot be read is not guessed."""
+    with pytest.raises(ValueError, match="does not start with a version"):
+        kernel_forgets_pins("linux")
+
+
+@two_cpus
+def test_pins_are_saved_and_restored(process: Callable[..., int]) -> None:
+    """A task that had pinned itself is pinned again where it still may be; the others are left alone."""
+    low, high = min(HERE), max(HERE)
+    pinned, outside, free = process(frozenset({low})), process(frozenset({high})), process()
+    pins = save_pins([pinned, outside, free, 4_000_000], CPUSet(HERE))
+    assert pins == {pinned: CPUSet([low]), outside: CPUSet([high])}
+    for task in (pinned, outside):
+        os.sched_setaffinity(task, HERE)  # as an old kernel does
+
+    assert restore_pins(pins, [pinned, outside, free], CPUSet([low])) == (pinned,)
+    assert [os.sched_getaffinity(task) for task in (pinned, outside, free)] == [{low}, HERE, HERE]
+
+
+@two_cpus
+def test_write_keeps_pins_on_old_kernels(
+    tmp_path: Path, cpuset: Path, version: int, process: Callable[..., int]
+) -> None:
+    """On a kernel before 6.2 a write sets the pins of the container's threads again."""
+    pinned = process(frozenset({min(HERE)}))
+    make_cgroup(cpuset / ONE[1:], version, str(CPUSet(HERE)), (pinned, process()))
+    cgroups = KernelCgroups(tmp_path, "6.1.0-56-amd64")
+
+    cgroups.write(ONE, CPUSet(HERE))
+
+    assert os.sched_getaffinity(pinned) == {min(HERE)}
+    assert written(cpuset / ONE[1:]) == CPUSet(HERE)
+    cgroups.close()
+
+
+def test_quota_is_read_and_unset(tmp_path: Path, cgroups: KernelCgroups, version: int) -> None:
+    """The quota stands in the cpu controller of either version, and so does the count of throttled periods."""
+    folder = tmp_path / ("cpu" if version == 1 else ".") / ONE[1:]
+    folder.mkdir(parents=True, exist_ok=True)
+    quota = folder / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")
+    quota.write_text("200000\n" if version == 1 else "200000 100000\n")
+    (folder / "cpu.stat").write_text("nr_periods 40\nnr_throttled 7\nthrottled_time 12\n")
+    assert cgroups.quota(ONE) == 200000
+    assert cgroups.times_throttled(ONE) == 7
+
+    cgroups.unset_quota(ONE)
+
+    assert quota.read_text() == ("-1" if version == 1 else "max")
+    assert cgroups.quota(ONE) is None

@@ -1,0 +1,164 @@
+"""The node's CPUs as they come and go, on machines captured before and after."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Refused
+from agent.kernel.cpusets import KernelCgroups
+from agent.kernel.machine import NodeMachine
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.agent.cgroup_trees import make_cgroup, make_root, written
+from tests.machines import materialise
+
+WHOLE, PART = "qemu-2s4c2t", "qemu-2s4c2t-offline"
+ONLINE, LEFT = CPUSet.parse("0-15"), CPUSet.parse("0-2,4-7,10-15")
+
+
+class Node:
+    """A machine in a folder, with its cgroups."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self.root = root
+        self.version = version
+        self.cgroup_root = root / "sys/fs/cgroup"
+        self.boot(WHOLE)
+        self.cpuset = make_root(self.cgroup_root, version)
+        self.show("", ONLINE)
+        self.cgroups = KernelCgroups(self.cgroup_root, "6.18.0")
+
+    def boot(self, name: str) -> None:
+        """Show the CPUs of another capture of the machine."""
+        shutil.rmtree(self.root / "sys/devices", ignore_errors=True)
+        materialise(name, self.root)
+
+    def show(self, cgroup: str, cpus: CPUSet) -> None:
+        """Show a cgroup with its CPUs."""
+        folder = make_cgroup(self.cpuset / cgroup, self.version, str(cpus))
+        if self.version == 1:  # without the file `cpuset.cpus` counts, so that what is written takes effect
+            (folder / "cpuset.effective_cpus").unlink()
+
+    def machine(self, pod_cpus: CPUSet = EMPTY) -> NodeMachine:
+        """Return the agent's view."""
+        return NodeMachine(self.root, self.cgroups, pod_cpus=pod_cpus)
+
+
+@pytest.fixture(params=[1, 2])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    """Return a node of each version of cgroups."""
+    return Node(tmp_path, request.param)
+
+
+def test_offline_cpus_keep_their_cores(node: Node) -> None:
+    """A CPU that goes offline is remembered with its core, within a run and across the agent's restart."""
+    machine = node.machine()
+    before = machine.topology()
+    node.boot(PART)
+    after = machine.topology()
+    restarted = NodeMachine(node.root, node.cgroups, known=before).topology()
+
+    assert after.online == LEFT == machine.online()
+    assert after.cpus == ONLINE
+    assert [core.cpus for core in after.cores] == [core.cpus for core in before.cores]
+    assert restarted == after
+
+
+def test_topology_is_read_again_only_when_cpus_change(node: Node) -> None:
+    """A poll that finds the same CPUs online costs one file."""
+    machine = node.machine()
+    first = machine.topology()
+    assert machine.topology() is first
+
+    node.boot(PART)
+    part = machine.topology()
+    node.boot(WHOLE)
+
+    assert part != first
+    assert machine.topology() == first == read_topology(node.root)
+
+
+def test_cpu_that_is_coming_is_read_again(node: Node) -> None:
+    """A CPU told online before its topology is there is found at the next look."""
+    (node.root / "sys/devices/system/cpu/cpu5/topology").rename(node.root / "topology")
+    machine = node.machine()
+    assert machine.topology().online == ONLINE - CPUSet([5])
+
+    (node.root / "topology").rename(node.root / "sys/devices/system/cpu/cpu5/topology")
+    assert machine.topology().online == ONLINE
+
+
+@pytest.mark.parametrize("pod_root", ["kubepods", "kubepods.slice"])
+def test_universe_is_what_pods_may_use(node: Node, pod_root: str) -> None:
+    """The universe is bounded by the kubelet's cgroup of either driver once it is there, and by what is online."""
+    machine = node.machine()
+    assert (machine.pod_root(), machine.universe()) == ("/", ONLINE)
+
+    node.show(pod_root, CPUSet.parse("2-9"))
+    assert (machine.pod_root(), machine.universe()) == (f"/{pod_root}", CPUSet.parse("2-9"))
+
+    node.boot(PART)
+    assert machine.universe() == CPUSet.parse("2,4-7")
+
+
+def test_pod_root_is_configurable(node: Node) -> None:
+    """A kubelet with a cgroup root of its own has its pods elsewhere."""
+    node.show("kubepods", CPUSet.parse("0-15"))
+    node.show("kubelet/kubepods", CPUSet.parse("4-7"))
+
+    machine = NodeMachine(node.root, node.cgroups, pod_roots=["/kubelet/kubepods"])
+
+    assert machine.universe() == CPUSet.parse("4-7")
+
+
+def test_cpu_that_came_back_is_given_to_pods_again(tmp_path: Path) -> None:
+    """On v1 a CPU leaves every cpuset with its going, and is written to the pod root when it comes."""
+    node = Node(tmp_path, 1)
+    node.show("kubepods", ONLINE)
+    node.show("kubepods/pod1", LEFT)
+    machine = node.machine()
+    machine.universe()
+    node.boot(PART)
+    node.show("kubepods", LEFT)
+    assert machine.universe() == LEFT
+
+    node.boot(WHOLE)
+
+    assert machine.universe() == ONLINE
+    assert written(node.cpuset / "kubepods/pod1") == LEFT
+
+
+def test_cpu_lost_while_the_agent_was_away_is_given_back(tmp_path: Path) -> None:
+    """On v1 a new agent knows from the checkpoint what pods may use."""
+    node = Node(tmp_path, 1)
+    node.show("kubepods", LEFT)
+
+    assert node.machine(pod_cpus=ONLINE).universe() == ONLINE
+
+
+def test_cpus_that_the_operator_took_stay_taken(node: Node) -> None:
+    """A pod root that is narrowed while its CPUs are online is the operator's wish."""
+    node.show("kubepods", ONLINE)
+    machine = node.machine()
+    machine.universe()
+
+    node.show("kubepods", LEFT)
+
+    assert [machine.universe(), machine.universe()] == [LEFT, LEFT]
+
+
+def test_ids_are_the_hosts(node: Node) -> None:
+    """Boot and machine are told by the files of the root; without one the message names where it was sought."""
+    machine = node.machine()
+    with pytest.raises(Refused, match=r"etc/machine-id or .*: mount the host's file"):
+        machine.machine_id()
+    for name, text in (("etc/machine-id", "m1\n"), ("proc/sys/kernel/random/boot_id", "b1\n")):
+        (node.root / name).parent.mkdir(parents=True)
+        (node.root / name).write_text(text)
+
+    assert (machine.machine_id(), machine.boot_id()) == ("m1", "b1")
+    (node.root / "etc/machine-id").unlink()
+    assert (machine.machine_id(), machine.boot_id()) == ("m1", "b1"), "they never change, and are read once"

@@ -1,0 +1,170 @@
+"""Cgroups of containers are told as soon as they are made, wherever the kubelet and the runtime make them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Gone, Refused
+from agent.interfaces import Newborn
+from agent.kernel.inotify import OVERFLOW, Event
+from agent.kernel.new_cgroups import CgroupNursery, container_id
+from pinning.planning.observed import Owner
+from tests.agent.cgroup_trees import make_root
+
+SECONDS = 60.0
+ID, OTHER, SANDBOX = "a" * 64, "b" * 64, "c" * 64
+PODS = ("/kubepods.slice", "/kubepods")
+POD = "/kubepods/burstable/pod1"
+
+
+class Runtime:
+    """Knows that every id but the sandbox's is the container of a pod."""
+
+    async def owner(self, container_id: str) -> Owner:
+        """Return whose it is."""
+        if container_id == SANDBOX:
+            raise Gone(container_id)
+        return Owner("uid", container_id[0])
+
+
+@pytest.fixture
+def cpuset(tmp_path: Path) -> Path:
+    """Return the root of a hierarchy."""
+    return make_root(tmp_path, 1)
+
+
+def told(cpuset: Path, happens: Callable[[CgroupNursery], Awaitable[None]], *expected: str) -> list[Newborn]:
+    """Watch while something happens, until as many containers as expected are told; return them."""
+    nursery = CgroupNursery(cpuset.parent, Runtime(), PODS)
+
+    async def run() -> list[Newborn]:
+        born: list[Newborn] = []
+        all_told = asyncio.Event()
+
+        def tell(newborn: Newborn) -> None:
+            if newborn not in born:  # one that is made while its pod begins to be watched may be told twice
+                born.append(newborn)
+            if len(born) == len(expected):
+                all_told.set()
+
+        watching = asyncio.create_task(nursery.watch(tell))
+        await asyncio.sleep(0)
+        await happens(nursery)
+        await asyncio.wait_for(all_told.wait(), SECONDS)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        return born
+
+    try:
+        born = asyncio.run(run())
+    finally:
+        nursery.close()
+    assert [one.cgroup for one in born] == list(expected)
+    return born
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        pytest.param(ID, ID, id="containerd, cgroupfs"),
+        pytest.param(f"cri-containerd-{ID}.scope", ID, id="containerd, systemd"),
+        pytest.param(f"crio-{ID}", ID, id="CRI-O, cgroupfs"),
+        pytest.param(f"crio-{ID}.scope", ID, id="CRI-O, systemd"),
+        pytest.param(f"crio-conmon-{ID}.scope", None, id="CRI-O's monitor"),
+        pytest.param("pod0e5b0b3c", None, id="a pod"),
+        pytest.param("kubepods-burstable-pod1.slice", None, id="a pod's slice"),
+        pytest.param(ID[1:], None, id="too short"),
+    ],
+)
+def test_container_is_known_by_the_name_of_its_cgroup(name: str, found: str | None) -> None:
+    """The id is at the end of the name, as the runtimes write it."""
+    assert container_id(name) == found
+
+
+def test_container_beside_a_known_one_is_told(cpuset: Path) -> None:
+    """In the pod of a known container, and in one that is made beside that pod later."""
+    (cpuset / POD[1:] / ID).mkdir(parents=True)
+
+    async def happens(nursery: CgroupNursery) -> None:
+        nursery.follow([f"{POD}/{ID}"])
+        (cpuset / POD[1:] / OTHER).mkdir()
+        (cpuset / "kubepods/burstable/pod2" / OTHER).mkdir(parents=True)
+
+    second = f"/kubepods/burstable/pod2/{OTHER}"
+    born = told(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}", second)
+    assert born[-1] == Newborn(OTHER, Owner("uid", "b"), second)
+
+
+def test_first_container_of_a_node_is_told(cpuset: Path) -> None:
+    """Below the kubelet's cgroup of all pods nothing has to be known before."""
+    (cpuset / "kubepods").mkdir()
+
+    async def happens(nursery: CgroupNursery) -> None:
+        nursery.follow([])
+        (cpuset / POD[1:]).mkdir(parents=True)
+        await asyncio.sleep(0)
+        (cpuset / POD[1:] / ID).mkdir()
+
+    told(cpuset, happens, f"{POD}/{ID}")
+
+
+def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
+    """Only containers are; what is below a container is its own."""
+    (cpuset / POD[1:]).mkdir(parents=True)
+
+    async def happens(nursery: CgroupNursery) -> None:
+        nursery.follow([])
+        (cpuset / POD[1:] / SANDBOX).mkdir()
+        (cpuset / POD[1:] / ID / OTHER).mkdir(parents=True)
+        await asyncio.sleep(0)
+        (cpuset / POD[1:] / OTHER).mkdir()
+
+    told(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}")
+
+
+def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:
+    """Their watches are given back, also when nobody ever knew a container of theirs."""
+    (cpuset / POD[1:] / ID).mkdir(parents=True)
+    nursery = CgroupNursery(cpuset.parent, Runtime(), PODS)
+
+    async def follow() -> None:
+        nursery.follow([f"{POD}/{ID}"])
+        (cpuset / "kubepods/burstable/pod2").mkdir()
+        nursery._tell()
+        assert "/kubepods/burstable/pod2" in nursery._watch_of
+        shutil.rmtree(cpuset / "kubepods/burstable/pod2")
+        shutil.rmtree(cpuset / POD[1:])
+        nursery.follow([])
+
+    asyncio.run(follow())
+    assert set(nursery._watch_of) == set(nursery._cgroup_of.values()) == {"/kubepods", "/kubepods/burstable"}
+    nursery.close()
+
+
+def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made while the queue ran over is found by the next pass."""
+    (cpuset / POD[1:]).mkdir(parents=True)
+
+    async def happens(nursery: CgroupNursery) -> None:
+        nursery.follow([])
+        monkeypatch.setattr(nursery._inotify, "news", lambda: [Event(OVERFLOW, "")])
+        (cpuset / POD[1:] / ID).mkdir()
+        nursery._tell()
+        monkeypatch.undo()
+        nursery.follow([])
+
+    told(cpuset, happens, f"{POD}/{ID}")
+
+
+def test_inotify_limits_are_told(cpuset: Path) -> None:
+    """A queue that cannot watch says which limit to raise."""
+    (cpuset / "kubepods").mkdir()
+    nursery = CgroupNursery(cpuset.parent, Runtime(), PODS)
+    nursery.close()
+    with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
+        nursery.follow([])

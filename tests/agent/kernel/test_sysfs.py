@@ -1,0 +1,219 @@
+"""The sysfs reader: real machines, agreement with lscpu, and files that are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.kernel.sysfs import read_topology
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.topology import BadTopology, Topology
+from tests.machines import NAMES, capture, lscpu_text, materialise
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def as_lscpu_tells(topology: Topology) -> Topology:
+    """Leave out what lscpu has no column for: the core type and isolcpus."""
+    cores = tuple(replace(core, core_type=None) for core in topology.cores)
+    return replace(topology, cores=cores, isolated=EMPTY)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Topology]:
+    """Return the name of each machine and what is read from its tree."""
+    return request.param, read_topology(materialise(request.param, tmp_path_factory.mktemp("machine")))
+
+
+def test_sysfs_and_lscpu_agree(machine: tuple[str, Topology]) -> None:
+    """Of every machine the two readers make the same value."""
+    name, read = machine
+
+    assert as_lscpu_tells(read) == Topology.from_lscpu(lscpu_text(name))
+
+
+# name: packages, NUMA nodes, last-level caches, L2 caches, cores, CPUs known, online, widest core
+SHAPES = {
+    "altra-q80-30": (1, [0], 1, 80, 80, 80, 80, 1),
+    "azure-f72s-v2": (2, [0, 1], 2, 36, 36, 72, 72, 2),
+    "core-i7-12700h": (1, [0], 1, 8, 14, 20, 20, 2),
+    "core-ultra-9-185h": (1, [0], 2, 9, 16, 22, 22, 2),
+    "epyc-7451": (2, list(range(8)), 16, 48, 48, 96, 96, 2),
+    "epyc-7742-nps1": (2, [0, 1], 32, 128, 128, 256, 256, 2),
+    "epyc-7742-nps4": (2, list(range(8)), 32, 128, 128, 256, 256, 2),
+    "epyc-9754": (2, [0, 1], 32, 256, 256, 512, 512, 2),
+    "kvm-xeon-2cpu": (1, [0], 1, 2, 2, 2, 2, 1),
+    "opteron-drachma": (4, [0, 1, 2, 33, 34, 45, 72, 73], 8, 48, 48, 48, 48, 1),
+    "power8-s822lc": (2, [0, 8], 20, 20, 20, 160, 160, 8),
+    "power8-s822lc-smt-off": (2, [0, 8], 20, 20, 20, 20, 20, 1),
+    "power9-ac922": (2, [0, 8], 20, 20, 40, 160, 160, 4),
+    "qemu-2s4c2t": (2, [0, 1], 2, 8, 8, 16, 16, 2),
+    "qemu-2s4c2t-offline": (2, [0, 1], 2, 7, 7, 13, 13, 2),
+    "t2-micro": (1, [0], 1, 1, 1, 1, 1, 1),
+    "thunderx2-cn9980": (2, [0, 1], 2, 64, 64, 256, 256, 4),
+    "xeon-6248-snc2": (2, [0, 1, 2, 3], 2, 40, 40, 80, 80, 2),
+    "xeon-8480-cxl": (2, [0, 1], 2, 112, 112, 224, 224, 2),
+    "xeon-d-1541": (1, [0], 1, 8, 8, 16, 16, 2),
+    "xeon-d-1541-offline": (1, [0], 1, 8, 8, 15, 15, 2),
+    "xeon-e5-2660v2": (2, [0, 1], 2, 20, 20, 40, 40, 2),
+}
+
+
+def test_machines_have_their_known_shape(machine: tuple[str, Topology]) -> None:
+    """Packages, nodes, caches and cores are as many as the machine's maker says."""
+    name, read = machine
+
+    shape = (
+        len(read.packages),
+        list(read.numa_nodes),
+        len(read.uncore_caches),
+        len(read.l2_caches),
+        len(read.cores),
+        len(read.cpus),
+        len(read.online),
+        read.smt,
+    )
+    assert shape == SHAPES[name]
+
+
+@pytest.mark.parametrize("name", ["xeon-d-1541-offline", "core-ultra-9-185h", "qemu-2s4c2t-offline"])
+def test_a_capture_keeps_the_tree(name: str, tmp_path: Path) -> None:
+    """Capturing a materialised machine and materialising the capture changes nothing that is read."""
+    root = materialise(name, tmp_path)
+
+    assert sorted(capture(root).splitlines()) == sorted(
+        capture(materialise(name, tmp_path / "again")).splitlines()
+    )
+
+
+def test_siblings_and_isolated_cpus_of_a_xeon_d(tmp_path: Path) -> None:
+    """Siblings are N and N+8, and isolcpus is read; without NUMA in the kernel all is node 0."""
+    read = read_topology(materialise("xeon-d-1541", tmp_path))
+
+    assert [str(core.cpus) for core in read.cores] == [f"{cpu},{cpu + 8}" for cpu in range(8)]
+    assert read.isolated == CPUSet.parse("0-3,8-11")
+    assert list(read.numa_nodes) == [0]
+
+
+def test_core_types_of_a_hybrid_part(tmp_path: Path) -> None:
+    """P-cores are performance, E-cores and low-power E-cores are efficiency."""
+    read = read_topology(materialise("core-ultra-9-185h", tmp_path))
+
+    assert read.cpus_of_type("performance") == CPUSet.parse("0-11")
+    assert read.cpus_of_type("efficiency") == CPUSet.parse("12-21")
+
+
+def test_an_offline_sibling_is_remembered(tmp_path: Path) -> None:
+    """CPU 9 offline: alone its core is {1}; with the reading from before it is {1, 9} with 9 offline."""
+    before = read_topology(materialise("xeon-d-1541", tmp_path / "before"))
+    now = read_topology(materialise("xeon-d-1541-offline", tmp_path / "now"))
+
+    remembered = now.remembering(before)
+
+    assert now.siblings(1) == CPUSet([1])
+    assert remembered.siblings(1) == CPUSet([1, 9])
+    assert 9 not in remembered.online
+
+
+def test_an_smt_mode_is_remembered(tmp_path: Path) -> None:
+    """POWER8 after `ppc64_cpu --smt=off`: 140 CPUs are gone from sysfs, none from the topology."""
+    before = read_topology(materialise("power8-s822lc", tmp_path / "before"))
+    now = read_topology(materialise("power8-s822lc-smt-off", tmp_path / "now"))
+
+    assert now.remembering(before) == before.with_online(now.online)
+
+
+def test_a_real_kernel_forgets_what_is_remembered(tmp_path: Path) -> None:
+    """Captured before and after: one sibling and one whole core, lowest of its package and cache, went offline."""
+    before = read_topology(materialise("qemu-2s4c2t", tmp_path / "before"))
+    now = read_topology(materialise("qemu-2s4c2t-offline", tmp_path / "now"))
+
+    assert now.cpus == before.cpus - CPUSet.parse("3,8-9")
+    assert now.remembering(before).cores == before.cores
+    assert now.isolated == CPUSet.parse("4-5,12-13")
+
+
+def test_the_lowest_cpu_offline_moves_no_name(tmp_path: Path) -> None:
+    """CPU 0 names its core, caches and package; they keep their names while it is offline."""
+    root = materialise("core-i7-12700h", tmp_path)
+    before = read_topology(root)
+    take_offline(root, 0)
+
+    assert read_topology(root).remembering(before).cores == before.cores
+
+
+def take_offline(root: Path, cpu: int) -> None:
+    """Do to the tree what the kernel does."""
+    cpu_dir = root / "sys/devices/system/cpu"
+    for name in ("topology", "cache"):
+        (cpu_dir / f"cpu{cpu}" / name).rename(cpu_dir / f"{name}-of-{cpu}")
+    for path in (root / "sys").rglob("*list"):
+        left = CPUSet.parse(path.read_text()) - CPUSet([cpu])
+        path.write_text(f"{left}\n")
+    online = cpu_dir / "online"
+    online.write_text(f"{CPUSet.parse(online.read_text()) - CPUSet([cpu])}\n")
+
+
+def test_older_and_poorer_kernels(tmp_path: Path) -> None:
+    """Old file names, no cache directory, no package id (-1) and only the node link are enough."""
+    cpu_dir = tmp_path / "sys/devices/system/cpu"
+    for cpu in (0, 1):
+        topology = cpu_dir / f"cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text("0-1\n")
+        (topology / "core_siblings_list").write_text("0-1\n")
+        (topology / "physical_package_id").write_text("-1\n")
+        (cpu_dir / f"cpu{cpu}/node3").mkdir()
+    (cpu_dir / "online").write_text("0-1\n")
+
+    read = read_topology(tmp_path)
+
+    assert [core.cpus for core in read.cores] == [CPUSet([0, 1])]
+    assert (list(read.packages), list(read.numa_nodes)) == ([0], [3])
+
+
+def test_half_a_cpu_is_no_cpu(tmp_path: Path) -> None:
+    """A CPU that loses an attribute while it is read is left out, as an offline one is."""
+    root = materialise("xeon-d-1541", tmp_path)
+    (root / "sys/devices/system/cpu/cpu3/topology/physical_package_id").unlink()
+
+    read = read_topology(root)
+
+    assert 3 not in read.cpus
+    assert 3 not in read.online
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        pytest.param("online", "0-", "online: .*'0-' .* expected a CPU list", id="list"),
+        pytest.param(
+            "cpu0/topology/physical_package_id", "x", "physical_package_id: 'x' is not a number", id="int"
+        ),
+        pytest.param("cpu0/cache/index3/level", "", "index3/level: '' is not a number", id="level"),
+    ],
+)
+def test_wrong_files_are_named(file: str, text: str, message: str, tmp_path: Path) -> None:
+    """A file with another content than the kernel writes is refused with its path and the text."""
+    root = materialise("xeon-d-1541", tmp_path)
+    (root / "sys/devices/system/cpu" / file).write_text(text)
+
+    with pytest.raises(BadTopology, match=message):
+        read_topology(root)
+
+
+def test_no_sysfs_is_named(tmp_path: Path) -> None:
+    """Without sysfs the message names the file and what to do."""
+    with pytest.raises(BadTopology, match=r"cpu/online: missing: mount sysfs below"):
+        read_topology(tmp_path)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    """A file that exists and cannot be read is refused, not taken for absent."""
+    (tmp_path / "sys/devices/system/cpu/online").mkdir(parents=True)
+
+    with pytest.raises(BadTopology, match=r"cpu/online: Is a directory: let the agent read it"):
+        read_topology(tmp_path)

@@ -1,0 +1,62 @@
+"""How far a container has come is read from its processes: who they are called, and how old they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from agent.kernel.tasks import life_of
+
+# Takes a name as runc's processes do, says so, and ends when its input does.
+NAMED = """
+import sys
+open("/proc/self/comm", "w").write(sys.argv[1])
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(name: str) -> Iterator[int]:
+    """Run a process of a name until the block ends."""
+    command = [sys.executable, "-c", NAMED, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout
+        running.stdout.readline()
+        yield running.pid
+        running.communicate()
+
+
+@pytest.mark.parametrize("name", ["runc", "exe", "6", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]"])
+def test_process_of_runc_is_no_command_yet(name: str) -> None:
+    """While all processes are runc's own, the container has not begun; with any other one it has."""
+    with process(name) as own:
+        assert not life_of([own]).has_begun
+        assert life_of([own]).seconds is not None
+        with process("sleep") as command:
+            assert life_of([own, command]).has_begun
+
+
+def test_age_is_that_of_the_oldest_process() -> None:
+    """It is at least the time since that process came, to a hundredth of a second."""
+    with process("sleep") as first:
+        since = time.monotonic()
+        with process("sleep") as second:
+            age = life_of([second, first]).seconds
+            passed = time.monotonic() - since
+    assert age is not None
+    assert age >= int(passed * 100) / 100 - 0.01
+
+
+def test_nobody_has_not_begun() -> None:
+    """An empty cgroup, and one whose processes are gone, are neither begun nor of any age."""
+    with process("sleep") as gone:
+        pass
+    assert life_of([]) == life_of([gone]) == (None, False)
+    assert life_of([os.getpid()]).has_begun

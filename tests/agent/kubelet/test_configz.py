@@ -1,0 +1,310 @@
+"""What the kubelet says of CPUs in its configz, and that nothing happens when it says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+from agent import main
+from agent.config import AgentConfig, ApiFlags, parse_configz
+from agent.errors import Refused
+from agent.kubelet.configz import TRIES, KubeletWord, adopt, ask_kubelet, read_configz
+from agent.kubelet.policy import KubeletPolicy
+from agent.reconcile.reconciler import Settings
+from apiserver.client import Access
+from pinning.errors import BadContract
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.node_config import NodeConfig
+from tests.agent.fakes import FakeNode
+from tests.pinning.machines import FLAT
+
+NONE, STATIC, UNKNOWN = KubeletPolicy.NONE, KubeletPolicy.STATIC, KubeletPolicy.UNKNOWN
+
+
+def document(**config: Any) -> bytes:
+    """Return a configz document."""
+    return json.dumps({"kubeletconfig": {"kind": "KubeletConfiguration", **config}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("config", "policy", "reserved"),
+    [
+        pytest.param({"cpuManagerPolicy": "none"}, NONE, "", id="nothing reserved"),
+        pytest.param({"cpuManagerPolicy": "static", "reservedSystemCPUs": "1,5"}, STATIC, "1,5", id="named"),
+        pytest.param({}, UNKNOWN, "", id="no policy"),
+        pytest.param({"cpuManagerPolicy": "other"}, UNKNOWN, "", id="another policy"),
+        pytest.param({"kubeReserved": {"cpu": "100m"}}, UNKNOWN, "0,4", id="part of a CPU is a core"),
+        pytest.param(
+            {"kubeReserved": {"cpu": "1500m"}, "systemReserved": {"cpu": "500m"}},
+            UNKNOWN,
+            "0,4",
+            id="both amounts make one core",
+        ),
+        pytest.param(
+            {"kubeReserved": {"cpu": "2"}, "systemReserved": {"cpu": "1m"}},
+            UNKNOWN,
+            "0-1,4-5",
+            id="a little more is another core",
+        ),
+        pytest.param({"kubeReserved": {"memory": "1Gi"}}, UNKNOWN, "", id="no CPU"),
+        pytest.param({"kubeReserved": None, "systemReserved": {}}, UNKNOWN, "", id="null"),
+        pytest.param(
+            {"reservedSystemCPUs": "3", "kubeReserved": {"cpu": "4"}}, UNKNOWN, "3", id="names beat amounts"
+        ),
+        pytest.param({"kubeReserved": {"cpu": "99"}}, UNKNOWN, "0-7", id="more than there is"),
+    ],
+)
+def test_configz_is_read(config: dict[str, Any], policy: KubeletPolicy, reserved: str) -> None:
+    """On cores 0,4 1,5 2,6 3,7: the named CPUs, else whole cores for the sum of the amounts."""
+    expected = CPUSet.parse(reserved) if reserved else EMPTY
+    assert read_configz(document(**config), FLAT) == KubeletWord(policy, expected)
+
+
+def test_amounts_are_taken_from_cores_that_run() -> None:
+    """A core that is offline holds nothing for the kubelet, and half a core holds half."""
+    machine = FLAT.with_online(CPUSet.parse("1-3,6-7"))
+
+    assert read_configz(document(kubeReserved={"cpu": "2"}), machine).reserved == CPUSet.parse("1-2,5-6")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b"{", id="no JSON"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b"{}", id="another document"),
+        pytest.param(document(reservedSystemCPUs="5-3"), id="no CPU list"),
+        pytest.param(document(kubeReserved={"cpu": "much"}), id="no quantity"),
+        pytest.param(document(kubeReserved=7), id="no amounts"),
+    ],
+)
+def test_odd_configz_is_refused(text: bytes) -> None:
+    """What cannot be understood is no answer."""
+    with pytest.raises(Refused, match="configz cannot be understood"):
+        read_configz(text, FLAT)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told", "reserved"),
+    [
+        pytest.param(None, "1,5", "1,5", id="the kubelet's"),
+        pytest.param("3", "1,5", "3", id="the operator's word first"),
+        pytest.param(None, "", None, id="the kubelet keeps none"),
+        pytest.param(None, "0-7", None, id="nothing would be left"),
+        pytest.param(None, "64", None, id="a CPU that is not there"),
+    ],
+)
+def test_reserved_cpus_are_adopted(chosen: str | None, told: str, reserved: str | None) -> None:
+    """Only where the operator named none, and where they leave something to give out."""
+    config = NodeConfig(reserved=CPUSet.parse(chosen) if chosen else None)
+    word = KubeletWord(NONE, CPUSet.parse(told) if told else EMPTY)
+
+    found = adopt(config, word, FLAT, FLAT.online).reserved
+    assert found == (CPUSet.parse(reserved) if reserved else None)
+
+
+def ask(*answers: int | bytes | Exception, **access: Any) -> tuple[KubeletWord | None, list[httpx.Request]]:
+    """Ask a kubelet that answers so; return what came of it and the requests."""
+    script, asked = iter(answers), []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        one = next(script)
+        if isinstance(one, Exception):
+            raise one
+        return httpx.Response(200, content=one) if isinstance(one, bytes) else httpx.Response(one)
+
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0)
+
+    server = Access("https://node-1:10250", **access)
+    return asyncio.run(ask_kubelet(server, FLAT, httpx.MockTransport(answer), sleep)), asked
+
+
+def test_kubelet_is_asked_with_the_agents_token(tmp_path: Path) -> None:
+    """One request to the node's own kubelet."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    word, asked = ask(document(cpuManagerPolicy="none", reservedSystemCPUs="0,4"), token_file=token)
+
+    assert word == KubeletWord(NONE, CPUSet.parse("0,4"))
+    assert [str(request.url) for request in asked] == ["https://node-1:10250/configz"]
+    assert asked[0].headers["authorization"] == "Bearer secret"
+
+
+def test_kubelet_that_starts_is_asked_again() -> None:
+    """It may come up just after the agent."""
+    word, asked = ask(httpx.ConnectError("refused"), 503, document(cpuManagerPolicy="static"))
+
+    assert word == KubeletWord(STATIC, EMPTY)
+    assert len(asked) == TRIES
+
+
+@pytest.mark.parametrize(
+    ("answers", "requests"),
+    [
+        pytest.param([httpx.ConnectError("certificate verify failed")] * TRIES, TRIES, id="out of reach"),
+        pytest.param([500] * TRIES, TRIES, id="fails"),
+        pytest.param([403], 1, id="no right"),
+        pytest.param([404], 1, id="no such page"),
+        pytest.param([b"<html>"], 1, id="not a kubelet"),
+    ],
+)
+def test_silent_kubelet_is_told_with_the_remedy(
+    answers: list[int | bytes | Exception], requests: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The default stays, and the log says why and what to do; a clear no is not asked for again."""
+    with caplog.at_level(logging.WARNING):
+        word, asked = ask(*answers)
+
+    assert (word, len(asked)) == (None, requests)
+    [record] = caplog.records
+    assert "nodes/configz" in record.__dict__["facts"]["remedy"]
+    assert record.__dict__["facts"]["reason"]
+
+
+def test_missing_ca_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is not there does not keep the agent from starting."""
+    word, asked = ask(ca_file=tmp_path / "none.crt")
+
+    assert (word, asked) == (None, [])
+    assert "none.crt" in caplog.records[0].__dict__["facts"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        pytest.param(None, None, id="not given"),
+        pytest.param("off", None, id="off"),
+        pytest.param("https://10.0.0.1:10250/configz", "https://10.0.0.1:10250", id="address"),
+        pytest.param("https://[fd00::1]:10250/configz", "https://[fd00::1]:10250", id="IPv6"),
+        pytest.param(
+            "https://fd00::1:10250/configz", "https://[fd00::1]:10250", id="IPv6 as pods are told it"
+        ),
+    ],
+)
+def test_address_is_read(url: str | None, server: str | None) -> None:
+    """The kubelet's own address, or nothing."""
+    assert parse_configz(url) == server
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param("http://node:10255/configz", id="token in the clear"),
+        pytest.param("https://api/api/v1/nodes/n/proxy/configz", id="nodes/proxy"),
+        pytest.param("https://node:10250", id="no path"),
+        pytest.param("node:10250", id="no URL"),
+        pytest.param("https:///configz", id="no host"),
+        pytest.param("https://node:70000/configz", id="no such port"),
+        pytest.param("https://fd00::1]:10250/configz", id="half of an IPv6 address"),
+    ],
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    """The flag and an example are named."""
+    with pytest.raises(BadContract, match=r"--kubelet-configz: .*https://NODE:10250/configz"):
+        parse_configz(url)
+
+
+@pytest.mark.parametrize(
+    ("file", "told", "policy"),
+    [
+        pytest.param(None, STATIC, STATIC, id="no file"),
+        pytest.param("none", STATIC, NONE, id="the file is newer"),
+        pytest.param("static", NONE, STATIC, id="the file is newer, static"),
+        pytest.param(None, UNKNOWN, UNKNOWN, id="nobody says"),
+    ],
+)
+def test_policy_of_configz_counts_where_the_file_says_nothing(
+    node: FakeNode, tmp_path: Path, file: str | None, told: KubeletPolicy, policy: KubeletPolicy
+) -> None:
+    """The file is read in every pass, the kubelet was asked once: static makes the agent observe either way."""
+    state = tmp_path / "cpu_manager_state"
+    if file:
+        state.write_text(json.dumps({"policyName": file}))
+    node.settings = Settings("node-1", node.config, state, told)
+    node.new_agent()
+
+    found = node.run()
+    assert found.kubelet is policy
+    assert found.observes is (policy is STATIC)
+
+
+@contextmanager
+def kubelet(authority: trustme.CA, document: bytes) -> Iterator[tuple[str, list[str | None]]]:
+    """Run an HTTPS server with a certificate of a CA; yield its address and the credentials it was sent."""
+    credentials: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """Answer."""
+            credentials.append(self.headers["authorization"])
+            self.send_response(200 if self.path == "/configz" else 404)
+            self.send_header("content-length", str(len(document)))
+            self.end_headers()
+            self.wfile.write(document)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_address[1]}", credentials
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def settings(node: FakeNode, folder: Path, url: str, trusted: trustme.CA) -> Settings:
+    """Return what an agent starts with that may ask a kubelet."""
+    trusted.cert_pem.write_to_path(folder / "ca.crt")
+    (folder / "token").write_text("secret")
+    api = ApiFlags("https://api.test", folder / "ca.crt", folder / "token")
+    config = AgentConfig("node-1", folder, kubelet_url=url, api=api)
+    return asyncio.run(main._settings(config, node.machine))
+
+
+def test_agent_starts_with_what_a_kubelet_says(node: FakeNode, tmp_path: Path) -> None:
+    """Over TLS, with the token and the CA of the agent's account: reserved CPUs and policy are the kubelet's."""
+    authority = trustme.CA()
+    with kubelet(authority, document(cpuManagerPolicy="none", reservedSystemCPUs="1,5")) as (
+        url,
+        credentials,
+    ):
+        found = settings(node, tmp_path, url, authority)
+
+    assert (found.config.reserved, found.kubelet_policy) == (CPUSet.parse("1,5"), NONE)
+    assert credentials == ["Bearer secret"]
+
+
+def test_token_is_sent_to_no_stranger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A kubelet whose certificate the CA did not sign gets nothing, and the default stays."""
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.crt")
+    (tmp_path / "token").write_text("secret")
+
+    async def at_once(_: float) -> None:
+        await asyncio.sleep(0)
+
+    with kubelet(trustme.CA(), document(reservedSystemCPUs="1,5")) as (url, credentials):
+        access = Access(url, tmp_path / "ca.crt", tmp_path / "token")
+        word = asyncio.run(ask_kubelet(access, FLAT, sleep=at_once))
+
+    assert (word, credentials) == (None, [])
+    assert "certificate" in caplog.records[-1].__dict__["facts"]["reason"]

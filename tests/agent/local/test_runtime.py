@@ -1,0 +1,420 @@
+"""The runtime `local` with real processes, in the kernel's cgroups and by affinity alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from agent.errors import Gone
+from agent.interfaces import RuntimeContainer
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.cpusets import DEFAULT_ROOT, KernelCgroups
+from agent.kernel.procfs import is_alive
+from agent.local.affinity import AffinityCgroups
+from agent.local.cgroups import KernelHomes
+from agent.local.finished_pods import write_finished
+from agent.local.manifest import uid_for
+from agent.local.pods_dir import PodsDir
+from agent.local.process import kill_all
+from agent.local.runtime import LocalRuntime, open_local
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
+from tests.agent.kernel_missing import cgroups_missing
+
+LAST = CPUSet([max(os.sched_getaffinity(0))])
+UID = uid_for("default/p")
+SECONDS = 60.0
+TELL = "grep Cpus_allowed_list /proc/self/status"
+
+
+class World:
+    """A folder of manifests, and the runtime as an agent uses it: list, send CPUs to what is created, wait."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.root = f"/corepin-test-{uuid4().hex[:8]}"
+        self.sent: CPUSet | None = LAST
+        self.changed = asyncio.Event()
+        self.watching: list[asyncio.Task[None]] = []
+        (folder / "pods").mkdir()
+        self.start()
+
+    def start(self) -> None:
+        """Be a new agent."""
+        self.source = PodsDir(self.folder / "pods", self.folder / "finished.json")
+        cgroups: KernelCgroups | AffinityCgroups
+        if self.kind == "affinity":
+            cgroups = AffinityCgroups(self.root)
+            homes: KernelHomes | AffinityCgroups = cgroups
+        else:
+            cgroups = KernelCgroups()
+            homes = KernelHomes(find_hierarchy(DEFAULT_ROOT), self.root)
+        self.cgroups, self.homes = cgroups, homes
+        self.runtime = LocalRuntime(self.source, cgroups, homes, root=self.root, logs=self.folder)
+
+    def put(self, *containers: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any) -> None:
+        """Write the pod `p`."""
+        spec = {"terminationGracePeriodSeconds": 5, **spec, "containers": list(containers)}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "p"},
+            "spec": spec | ({"initContainers": init} if init else {}),
+        }
+        (self.folder / "pods/p.yaml").write_text(yaml.safe_dump(pod))
+
+    def remove(self) -> None:
+        """Take the pod away."""
+        (self.folder / "pods/p.yaml").unlink()
+
+    async def until(
+        self, is_so: Callable[[dict[str, RuntimeContainer]], bool]
+    ) -> dict[str, RuntimeContainer]:
+        """List and send until something is so, waiting for the runtime's hints."""
+        if not self.watching:
+            seams = (self.source, self.runtime)
+            self.watching = [asyncio.create_task(seam.watch(self.changed.set)) for seam in seams]
+        async with asyncio.timeout(SECONDS):
+            while True:
+                self.changed.clear()
+                found = {one.name: one for one in await self.runtime.containers()}
+                if is_so(found):
+                    return found
+                await self._send(found)
+                await self.changed.wait()
+
+    async def until_seen(self, is_so: Callable[[], bool]) -> None:
+        """Wait for what no hint tells of: look again and again."""
+
+        async def nudge() -> None:
+            while True:
+                self.changed.set()
+                await asyncio.sleep(0.01)
+
+        nudging = asyncio.create_task(nudge())
+        await self.until(lambda _: is_so())
+        nudging.cancel()
+        await asyncio.wait([nudging])
+
+    async def stop(self) -> None:
+        """Be the agent no more."""
+        for task in self.watching:
+            task.cancel()
+        await asyncio.wait(self.watching)
+        self.watching = []
+
+    async def _send(self, found: dict[str, RuntimeContainer]) -> None:
+        for one in found.values():
+            if one.state is State.CREATED and self.sent:
+                await self.runtime.update_cpus(one.id, self.sent)
+
+    def log(self, container: str) -> str:
+        """Return what a container wrote."""
+        return (self.folder / f"default_p_{container}.log").read_text()
+
+    def home(self, container: str) -> str:
+        """Return the cgroup of a container."""
+        return f"{self.root}/{UID}/{container}"
+
+    def close(self) -> None:
+        """End whatever a test left running."""
+        for home in self.homes.found():
+            while self.homes.pids(home):
+                kill_all(lambda home=home: self.homes.pids(home))  # type: ignore[misc]
+                reap()
+            self.homes.remove(home)
+
+
+def reap() -> None:
+    """Take the ends of children that nobody waited for."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+@pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.runtime), "affinity"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Return a world of either kind."""
+    why = cgroups_missing() if request.param == "cgroup" else None
+    if why and os.environ.get("CI") == "true":
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+    made = World(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def run(world: World, steps: Coroutine[Any, Any, None]) -> None:
+    """Run the steps of a test as one agent."""
+
+    async def whole() -> None:
+        await steps
+        await world.stop()
+
+    asyncio.run(whole())
+
+
+def running(*names: str) -> Callable[[dict[str, RuntimeContainer]], bool]:
+    """Return the question whether these containers run, and no others."""
+    return lambda found: {name for name, one in found.items() if one.state is State.RUNNING} == set(names)
+
+
+def app(name: str = "app", command: str = "exec sleep 1000", **more: Any) -> dict[str, Any]:
+    """Return a container that runs a line of shell."""
+    return {"name": name, "command": ["sh", "-c", command], **more}
+
+
+def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
+    """A container that was sent CPUs while it was created never ran elsewhere."""
+    world.put(app(command=f"{TELL}; exec sleep 1000"))
+
+    async def steps() -> None:
+        found = await world.until(running("app"))
+        one = found["app"]
+        assert (one.pod_uid, one.namespace, one.pod, one.cgroup) == (UID, "default", "p", world.home("app"))
+        await world.until_seen(lambda: bool(world.log("app")))
+        assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
+        await world.until_seen(lambda: world.homes.pids(world.home("app")) == [one.pid])  # without its `grep`
+
+    run(world, steps())
+
+
+def test_container_without_sent_cpus_starts_too(world: World) -> None:
+    """What the agent has nothing to say about starts with the next listing."""
+    world.put(app())
+    world.sent = None
+    run(world, _check_runs(world))
+
+
+async def _check_runs(world: World) -> None:
+    found = await world.until(running("app"))
+    assert world.cgroups.read(str(found["app"].cgroup)) >= LAST
+
+
+def test_running_container_moves(world: World) -> None:
+    """New CPUs are the process's at once, and its children's."""
+    world.put(app(command="sleep 1000 & wait"))
+
+    async def steps() -> None:
+        one = (await world.until(running("app")))["app"]
+        await world.until_seen(lambda: len(world.homes.pids(world.home("app"))) == 2)
+        await world.runtime.update_cpus(one.id, CPUSet(os.sched_getaffinity(0)))
+        assert [os.sched_getaffinity(pid) for pid in world.homes.pids(world.home("app"))] == [
+            os.sched_getaffinity(0)
+        ] * 2
+        assert world.cgroups.stray_tasks(world.home("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
+        await world.runtime.update_cpus(one.id, LAST)
+        assert world.cgroups.stray_tasks(world.home("app"), LAST).outside == ()
+
+    run(world, steps())
+
+
+def test_init_containers_sidecars_and_main(world: World) -> None:
+    """They start in their order: the init container is over before anything else begins."""
+    init = [app("i", "sleep 0.05; echo i >> $OUT; exit 0"), app("s", restartPolicy="Always")]
+    out = [{"name": "OUT", "value": str(world.folder / "order")}]
+    init[0]["env"] = out
+    world.put(app(command="echo m >> $OUT; exec sleep 1000", env=out), init=init)
+
+    async def steps() -> None:
+        await world.until(running("s", "app"))
+        await world.until_seen(lambda: (world.folder / "order").read_text() == "i\nm\n")
+
+    run(world, steps())
+
+
+def test_removed_pod_leaves_nothing(world: World) -> None:
+    """Its processes end, what they left behind too, and its cgroups go."""
+    world.put(app(command="sleep 1000 & exec sleep 1000"), app("other"))
+
+    async def steps() -> None:
+        found = await world.until(running("app", "other"))
+        world.remove()
+        await world.until(lambda found: not found)
+        assert not any(is_alive(one.pid) for one in found.values())
+        assert world.homes.found() == []
+        with pytest.raises(Gone):
+            await world.runtime.update_cpus(found["app"].id, LAST)
+
+    run(world, steps())
+
+
+def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
+    """SIGTERM first, SIGKILL when the time is over."""
+    world.put(
+        app(command="trap 'echo asked' TERM; while :; do sleep 0.01; done"), terminationGracePeriodSeconds=0.2
+    )
+
+    async def steps() -> None:
+        await world.until(running("app"))
+        await world.until_seen(
+            lambda: len(world.homes.pids(world.home("app"))) == 2
+        )  # past its first command
+        world.remove()
+        await world.until(lambda found: not found)
+        assert world.log("app") == "asked\n"
+
+    run(world, steps())
+
+
+def test_pod_that_ends_is_told_its_phase(world: World) -> None:
+    """A pod that never restarts shows Succeeded, its sidecar is ended, and its cgroups go."""
+    world.put(app(command="exit 0"), init=[app("s", restartPolicy="Always")], restartPolicy="Never")
+
+    async def steps() -> None:
+        await world.until(lambda _: world.source.pods().get(UID, {}).get("status") == {"phase": "Succeeded"})
+        found = await world.until(lambda found: running()(found) and not world.homes.found())
+        assert {one.state for one in found.values()} == {State.EXITED}
+
+    run(world, steps())
+
+
+def test_container_of_another_name_starts_beside_the_old_one(world: World) -> None:
+    """An edited manifest that names as many containers as run still names one that does not."""
+
+    async def steps() -> None:
+        world.put(app("old"))
+        await world.until(running("old"))
+        world.put(app("new"))
+        await world.until(lambda found: "new" in found and found["new"].state is State.RUNNING)
+
+    run(world, steps())
+
+
+def test_container_that_ends_is_started_again(world: World) -> None:
+    """It is another one then, with an id of its own, in the same cgroup."""
+    world.put(app())
+
+    async def steps() -> None:
+        first = (await world.until(running("app")))["app"]
+        os.kill(first.pid, signal.SIGKILL)
+        second = (await world.until(lambda found: running("app")(found) and found["app"].id != first.id))[
+            "app"
+        ]
+        assert second.cgroup == first.cgroup
+        assert not is_alive(first.pid)
+
+    run(world, steps())
+
+
+def test_next_agent_takes_over(world: World) -> None:
+    """Another agent finds the same process, and starts neither it nor its init containers again."""
+    world.put(app(), init=[app("i", "echo once; exit 0")])
+
+    async def steps() -> None:
+        first = (await world.until(running("app")))["app"]
+        await world.stop()
+        world.start()
+        second = (await world.until(running("app")))["app"]
+        assert (second.pid, second.cgroup) == (first.pid, first.cgroup)
+        assert world.log("i") == "once\n"
+        assert world.cgroups.read(str(second.cgroup)) == LAST
+        world.remove()
+        await world.until(lambda found: not found)
+        reap()
+        assert not is_alive(first.pid)
+
+    run(world, steps())
+
+
+def test_finished_pod_is_not_run_again_by_the_next_agent(world: World) -> None:
+    """What is done stays done over a restart of the agent; only a manifest that was away is a new pod."""
+    world.put(app(command="echo ran; exit 3"), restartPolicy="Never")
+
+    def phase() -> object:
+        return (world.source.pods().get(UID) or {}).get("status")
+
+    async def steps() -> None:
+        await world.until(lambda _: phase() == {"phase": "Failed"})
+        await world.stop()
+        world.start()
+        assert await world.until(lambda _: world.source.complete) == {}
+        assert (phase(), world.log("app")) == ({"phase": "Failed"}, "ran\n")
+        world.remove()
+        await world.until(lambda _: not world.source.pods())
+        world.put(app(command="echo ran again; exec sleep 1000"), restartPolicy="Never")
+        await world.until(running("app"))
+
+    run(world, steps())
+
+
+def test_what_runs_of_a_finished_pod_is_ended(world: World) -> None:
+    """An agent that dies after a pod was over and before its last process was killed leaves that to the next."""
+    world.put(app())
+
+    async def steps() -> None:
+        one = (await world.until(running("app")))["app"]
+        await world.stop()
+        write_finished(world.folder / "finished.json", {UID: "Succeeded"})
+        world.start()
+        await world.until(lambda found: not found and world.source.complete)
+        reap()
+        assert not is_alive(one.pid)
+
+    run(world, steps())
+
+
+def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
+    """A manifest that is removed and written again begins a new process, after the old one ended."""
+    world.put(app())
+
+    async def steps() -> None:
+        first = (await world.until(running("app")))["app"]
+        world.remove()
+        await world.until(lambda _: not world.source.pods())
+        world.put(app())
+        found = await world.until(lambda found: running("app")(found) and found["app"].pid != first.pid)
+        assert not is_alive(first.pid)
+        home = world.home(
+            "app"
+        )  # between two commands a process has no environment, by which affinity knows it
+        await world.until(lambda _: world.homes.pids(home) == [found["app"].pid])
+
+    run(world, steps())
+
+
+@pytest.mark.parametrize("command", ["no-such-program", "/"])
+def test_command_that_cannot_run_is_a_container_that_ended(world: World, command: str) -> None:
+    """The pod fails and the log says why; the agent goes on."""
+    world.put({"name": "app", "command": [command]}, restartPolicy="Never")
+
+    async def steps() -> None:
+        await world.until(lambda _: world.source.pods().get(UID, {}).get("status") == {"phase": "Failed"})
+        assert "exec" in world.log("app") or command in world.log("app")
+
+    run(world, steps())
+
+
+def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
+    """The name hangs on the state directory, so that nobody ends the other's processes."""
+    roots = []
+    for name in ("a", "b", "a"):
+        runtime, cgroups = open_local(PodsDir(tmp_path), tmp_path / "no-cgroups", tmp_path / name)
+        assert isinstance(cgroups, AffinityCgroups)
+        assert "affinity only" in runtime.name
+        roots.append(runtime._root)
+
+    assert roots[0] == roots[2] != roots[1]
+
+
+def test_affinity_has_no_empty_set_and_no_unknown_home() -> None:
+    """The seam's errors are those of cgroups."""
+    affinity = AffinityCgroups("/corepin-test")
+
+    assert affinity.read("/") == CPUSet(os.sched_getaffinity(0))
+    with pytest.raises(Gone):
+        affinity.read("/corepin-test/a/b")
+    with pytest.raises(ValueError, match="empty set"):
+        affinity.write("/corepin-test/a/b", CPUSet())

@@ -1,0 +1,179 @@
+"""The ledger on disk: written whole, read whole or not at all, and one agent at a time."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.reconcile.checkpoint import AlreadyRunning, Saved, StateDir, Unusable, as_kept, read, write
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.ledger import Ledger
+from tests.pinning.machines import FLAT, WITHOUT_SMT
+from tests.pinning.world import Wish, World
+
+
+def saved(topology: Topology = FLAT, boot: str = "boot-1") -> Saved:
+    """Return a checkpoint with two assignments."""
+    world = World(topology)
+    world.add("a", [Wish("2", policy="exclusive")])
+    world.add("b", [Wish("1", policy="share")])
+    world.plan()
+    return Saved("machine-1", boot, topology, topology.online, world.ledger)
+
+
+def settled(folder: StateDir) -> None:
+    """Make what is saved the checkpoint."""
+    folder.save(saved())
+    folder.settle()
+
+
+def test_checkpoint_is_read_as_it_was_written() -> None:
+    """What is saved comes back equal."""
+    assert read(write(saved()), "machine-1") == saved()
+
+
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
+    """A checkpoint with any one bit changed is refused, or says the same."""
+    content = bytearray(write(saved()))
+    content[at % len(content)] ^= 1 << bit
+    with suppress(Unusable):
+        assert read(bytes(content), "machine-1") == saved()
+
+
+@given(length=st.integers(0, 10**6))
+def test_no_cut_goes_unnoticed(length: int) -> None:
+    """A checkpoint that ends too early is refused; only the last line break is not missed."""
+    content = write(saved())
+    short = content[: length % (len(content) - 1)]
+    with pytest.raises(Unusable):
+        read(short, "machine-1")
+
+
+@given(
+    content=st.binary(max_size=200)
+    | st.builds(
+        lambda value: json.dumps(value).encode(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        ),
+    )
+)
+def test_any_other_file_is_refused(content: bytes) -> None:
+    """Whatever else lies there is refused in words, never with a crash."""
+    with pytest.raises(Unusable):
+        read(content, "machine-1")
+
+
+def test_deep_nesting_is_refused() -> None:
+    """A file that would exhaust the parser is damaged like any other."""
+    with pytest.raises(Unusable, match="damaged"):
+        read(b"[" * 100000, "machine-1")
+
+
+def test_another_machine_is_told() -> None:
+    """The checkpoint of a cloned disk is refused, and both ids are named."""
+    with pytest.raises(Unusable, match=r"machine-1.*machine-2"):
+        read(write(saved()), "machine-2")
+
+
+def test_older_version_is_told() -> None:
+    """The version that was found and the one that is written are named."""
+    older = json.dumps({**json.loads(write(saved())), "version": 0}).encode()
+    with pytest.raises(Unusable, match=r"version 0.*writes 1"):
+        read(older, "machine-1")
+
+
+def test_nothing_saved_is_nothing(tmp_path: Path) -> None:
+    """A new node has no checkpoint, and that is no problem."""
+    folder = StateDir(tmp_path / "new")
+    assert folder.load("machine-1") is None
+    folder.close()
+
+
+def test_saved_is_loaded_and_damage_is_kept_aside(tmp_path: Path) -> None:
+    """A damaged file is refused once, and is then found under another name."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    assert folder.load("machine-1") == saved()
+    (tmp_path / "checkpoint.json").write_bytes(b"{")
+    with pytest.raises(Unusable):
+        folder.load("machine-1")
+    assert folder.load("machine-1") is None
+    assert (tmp_path / "checkpoint.json.damaged").read_bytes() == b"{"
+    folder.close()
+
+
+def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
+    """An agent that died while it wrote leaves the older checkpoint whole."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    (tmp_path / "checkpoint.new").write_bytes(b"{")
+    assert folder.load("machine-1") == saved()
+    folder.close()
+
+
+def test_what_was_saved_counts_before_it_is_settled(tmp_path: Path) -> None:
+    """An agent that died between its actions and the flush has left the ledger that it acted by."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    folder.save(saved(WITHOUT_SMT))
+    assert folder.load("machine-1") == saved(WITHOUT_SMT)
+    folder.settle()
+    assert folder.load("machine-1") == saved(WITHOUT_SMT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.json", "lock"]
+    folder.close()
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_power_cut_before_the_flush_leaves_the_one_before(tmp_path: Path, saves: int) -> None:
+    """What was not flushed may be torn; the last one that was is still there, however many followed it."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    for _ in range(saves):
+        folder.save(saved(WITHOUT_SMT))
+    (tmp_path / "checkpoint.json").write_bytes(b"")
+    assert folder.load("machine-1") == saved()
+    folder.close()
+
+
+def test_nothing_is_left_when_everything_is_forgotten(tmp_path: Path) -> None:
+    """What is saved and not settled goes with the checkpoint."""
+    folder = StateDir(tmp_path)
+    settled(folder)
+    folder.save(saved())
+    folder.remove()
+    assert folder.load("machine-1") is None
+    folder.close()
+
+
+def test_second_agent_is_kept_out(tmp_path: Path) -> None:
+    """Who holds the lock and what to do is told; when the first is gone the second comes in."""
+    first = StateDir(tmp_path)
+    with pytest.raises(AlreadyRunning, match=r"pid \d+.*stop it"):
+        StateDir(tmp_path)
+    first.close()
+    StateDir(tmp_path).close()
+
+
+def test_within_one_boot_assignments_are_taken_as_they_are() -> None:
+    """CPUs that are offline right now are the plan's business."""
+    now = FLAT.with_online(CPUSet.parse("0"))
+    assert as_kept(saved(), "boot-1", now) == saved().ledger
+
+
+def test_after_a_reboot_the_same_cores_are_kept() -> None:
+    """A machine that is the same keeps everybody's CPUs."""
+    assert as_kept(saved(), "boot-2", FLAT) == saved().ledger
+
+
+def test_after_a_reboot_other_cores_are_given_up() -> None:
+    """Where siblings are others (SMT switched off in the firmware) what rests on them is given anew."""
+    assert as_kept(saved(), "boot-2", WITHOUT_SMT) == Ledger()

@@ -1,0 +1,202 @@
+"""The agent's process is killed at random moments and started again: nothing is lost, doubled or moved for nothing.
+
+`COREPIN_KILLS` says how often (60 by default, over three sizes of machine).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger, problems
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Observed
+from pinning.planning.plan import plan
+from tests.agent.churn import AgentProcess, Churn, held_on_disk, settled
+from tests.machine.client import running_machine
+
+KILLS = int(os.environ.get("COREPIN_KILLS", "60"))
+LONGEST_WAIT = 0.04  # seconds from a change to the kill: a pass begins and ends within
+WRITING = 0.004  # seconds that the writes of a pass take
+
+
+@contextmanager
+def node(root: Path, cpus: int, seed: int) -> Iterator[tuple[AgentProcess, Churn]]:
+    """Run a machine with pods and an agent on it."""
+    with running_machine(root, cpus) as machine:
+        churn = Churn(machine, Random(seed), most_pods=max(6, cpus // 4))  # noqa: S311  chance is what is wanted
+        agent = AgentProcess(root)
+        agent.start()
+        try:
+            settled(agent, churn)
+            yield agent, churn
+        finally:
+            agent.kill()
+
+
+def check_rules(churn: Churn, ledger: Ledger) -> None:
+    """Check that no CPU is owned twice, that none belongs to somebody gone, and that containers run where they should."""
+    observed = churn.observe()
+    sets = node_sets(observed.topology, observed.universe, DEFAULT)
+    assert problems(ledger, sets) == ()
+    assert {one.owner.pod_uid for one in ledger} <= churn.pods.keys()
+    for one in observed.live:
+        held = ledger.of(one.owner)
+        assert one.cpus == (held.cpus if held else sets.shared(ledger))
+
+
+def moved(churn: Churn, before: Observed, since: int) -> list[str]:
+    """Return the containers that were at any time somewhere else than before and now: moved without need."""
+    started = {one.id: one.cpus for one in before.live}
+    ended = {one.id: one.cpus for one in churn.observe().live}
+    stayed = {key for key in started if started[key] == ended.get(key)}
+    events = churn.machine.call("events", since=since)
+    return [
+        one["id"] for one in events if one["id"] in stayed and CPUSet.parse(one["cpus"]) != started[one["id"]]
+    ]
+
+
+def wait_somewhere(agent: AgentProcess, last: int, random: Random) -> None:
+    """Wait for a random moment: anywhere in a pass, or right after it saved its checkpoint, while it writes."""
+    if random.random() < 0.5:
+        time.sleep(random.uniform(0, LONGEST_WAIT))
+        return
+    deadline = time.monotonic() + 2 * LONGEST_WAIT
+    while agent.checkpoint.stat().st_mtime_ns == last and time.monotonic() < deadline:
+        time.sleep(0)
+    time.sleep(random.uniform(0, WRITING))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "share"),
+    [pytest.param(16, 2, id="16"), pytest.param(64, 2, id="64"), pytest.param(256, 1, id="256")],
+)
+def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpus: int, share: int) -> None:
+    """After every kill the ledger is what the plan makes of the checkpoint, and who was right stays untouched."""
+    random = Random(cpus)  # noqa: S311
+    with node(tmp_path, cpus, seed=cpus) as (agent, churn):
+        for _ in range(KILLS * share // 5):
+            last = agent.checkpoint.stat().st_mtime_ns
+            for _ in range(random.randint(1, 4)):
+                churn.step()
+            wait_somewhere(agent, last, random)
+            agent.kill()
+            on_disk, before = held_on_disk(agent), churn.observe()
+            since = len(churn.machine.call("events"))
+            agent.start()
+            if random.random() < 0.3:
+                time.sleep(random.uniform(0.1, 0.4))  # killed while it starts
+                agent.kill()
+                agent.start()
+            ledger = settled(agent, churn)
+            assert ledger == plan(before, on_disk, DEFAULT).ledger
+            assert moved(churn, before, since) == []
+            check_rules(churn, ledger)
+
+
+def truncate(path: Path) -> None:
+    """Cut a file in half."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    """Leave an empty file."""
+    path.write_bytes(b"")
+
+
+def flip_bit(path: Path) -> None:
+    """Change one bit of the last CPU list in the ledger, or of the checksum if nobody holds any."""
+    content, mark = bytearray(path.read_bytes()), b'"cpus":"'
+    mark = mark if mark in content else b'"checksum":"'
+    content[content.rindex(mark) + len(mark)] ^= 1
+    path.write_bytes(content)
+
+
+def make_older(path: Path) -> None:
+    """Let the file be of an older version."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 0}))
+
+
+def move_machine(path: Path) -> None:
+    """Let the file be of another machine, as on a cloned disk."""
+    machine_id = path.parent.parent / "machine-id"
+    machine_id.write_text(f"{machine_id.read_text()}0")
+
+
+def remove(path: Path) -> None:
+    """Lose the file."""
+    path.unlink()
+
+
+DAMAGES = (truncate, empty, flip_bit, make_older, move_machine, remove)
+
+
+def test_killed_and_spoiled_at_any_moment_it_goes_on_from_what_runs(tmp_path: Path) -> None:
+    """Whatever was under way when the agent died and its checkpoint was lost: no CPU is owned twice, nobody runs around."""
+    random = Random(5)  # noqa: S311
+    with node(tmp_path, 32, seed=5) as (agent, churn):
+        for number in range(max(KILLS // 5, len(DAMAGES))):
+            last = agent.checkpoint.stat().st_mtime_ns
+            for _ in range(random.randint(1, 4)):
+                churn.step()
+            wait_somewhere(agent, last, random)
+            agent.kill()
+            DAMAGES[number % len(DAMAGES)](agent.checkpoint)
+            before, since = churn.observe(), len(churn.machine.call("events"))
+            agent.start()
+            ledger = settled(agent, churn)
+            assert moved(churn, before, since) == []
+            check_rules(churn, ledger)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """Without any manual step everyone keeps their CPUs, nobody is moved, and the bad file is kept for the curious."""
+    with node(tmp_path, 32, seed=7) as (agent, churn):
+        for _ in range(40):
+            churn.step()
+        held = settled(agent, churn)
+        assert len(held) > 2
+        agent.kill()
+        damage(agent.checkpoint)
+        before, since = churn.observe(), len(churn.machine.call("events"))
+        agent.start()
+        ledger = settled(agent, churn)
+        assert {one.owner: one.footprint for one in ledger} == {one.owner: one.footprint for one in held}
+        assert moved(churn, before, since) == []
+        check_rules(churn, ledger)
+        assert agent.checkpoint.with_suffix(".json.damaged").exists() == (damage is not remove)
+
+
+def test_termination_leaves_containers_as_they_are(tmp_path: Path) -> None:
+    """SIGTERM ends the agent with 0 and touches no container; the next one has nothing to write."""
+    with node(tmp_path, 16, seed=3) as (agent, churn):
+        for _ in range(8):
+            churn.step()
+        settled(agent, churn)
+        before = churn.observe()
+        assert agent.stop() == 0
+        assert churn.observe().containers == before.containers
+        agent.start()
+        settled(agent, churn)
+        assert churn.observe().containers == before.containers
+
+
+def test_second_agent_is_refused(tmp_path: Path) -> None:
+    """While one agent works on a node another one ends with the reason, and the first goes on."""
+    with node(tmp_path, 16, seed=3) as (agent, churn):
+        second = AgentProcess(tmp_path)
+        second.start()
+        assert second._process
+        assert second._process.wait(60) != 0
+        assert "another corepin agent (pid" in (tmp_path / "agent.log").read_text()
+        settled(agent, churn)

@@ -1,0 +1,89 @@
+"""Containers that begin to run between two passes, or before the runtime tells of it, over a node in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agent.interfaces import Newborn
+from agent.reconcile.reconciler import Settings
+from pinning.planning.observed import Owner, State
+from tests.pinning.world import Wish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent.fakes import FakeNode
+
+TWO = Wish("2", policy="exclusive")  # on FLAT, reserved 0,4: the core 1,5
+
+
+def test_container_that_runs_before_the_runtime_says_so_is_moved_by_its_cgroup(node: FakeNode) -> None:
+    """A runtime that is killed between the start of a container and its word leaves nobody where they are."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a", state=State.CREATED)
+    node.cpusets[node.cgroup(number)] = node.topology.online
+    node.cgroups.begun.add(node.cgroup(number))
+    node.runtime.down = True
+    node.run()
+    node.runtime.down = False
+
+    state = node.run()
+    assert node.cpus(number) == "1,5"
+    assert state.pods[0].containers[0].is_pinned
+
+
+def test_newborn_container_is_written_without_a_pass(node: FakeNode) -> None:
+    """As soon as its cgroup is made it has what the last plan says: its own CPUs, or the shared set."""
+    node.add("a", TWO)
+    node.run()
+    owned, stranger = node.start("a", state=State.CREATED), node.start("b", state=State.CREATED)
+    node.run()
+    born = [(owned, Owner("a", "c0"), "1,5"), (stranger, Owner("b", "c0"), "0,2-4,6-7")]
+
+    async def be_born() -> None:
+        for number, owner, _ in born:
+            node.cpusets[node.cgroup(number)] = node.topology.online
+            node.agent.reconciler.born(Newborn(number, owner, node.cgroup(number)))
+        await asyncio.sleep(0)
+
+    node.runner.run(be_born())
+    assert [node.cpus(number) for number, _, _ in born] == [cpus for _, _, cpus in born]
+
+
+def test_newborn_container_is_left_to_the_kubelet_where_the_agent_observes(
+    node: FakeNode, tmp_path: Path
+) -> None:
+    """Beside the static policy nothing is written, newborn or not."""
+    state_file = tmp_path / "cpu_manager_state"
+    state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
+    node.settings = Settings("node-1", node.config, state_file)
+    node.new_agent()
+    node.run()
+    number = node.start("b", state=State.CREATED)
+    node.cpusets[node.cgroup(number)] = node.topology.online
+
+    async def be_born() -> None:
+        node.agent.reconciler.born(Newborn(number, Owner("b", "c0"), node.cgroup(number)))
+        await asyncio.sleep(0)
+
+    node.runner.run(be_born())
+    assert node.cgroups.writes == []
+
+
+def test_window_waits_for_a_pod_that_is_not_known_yet(node: FakeNode) -> None:
+    """A container of which no plan says where it belongs is in the shared set, and its window stays open."""
+    node.run()
+    number = node.start("late")
+    node.cgroups.ages[node.cgroup(number)] = 0.5
+    node.run()
+    assert node.agent.reconciler.observer.tracks[number].is_awaited
+    node.cgroups.ages[node.cgroup(number)] = 2.0
+    node.add("late", TWO)
+
+    state = node.run()
+    assert node.cpus(number) == "1,5"
+    proof = state.pods[0].containers[0].proof
+    assert proof is not None
+    assert proof.window_seconds == 2.0

@@ -1,0 +1,299 @@
+"""The loop: hints make passes, reports come from passes, and nothing ends it but being told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.errors import Unavailable
+from agent.interfaces import Nursery
+from agent.node_state import NodeState
+from agent.process import Agent, Listeners
+from agent.reconcile.reconciler import PODS_SECONDS
+from pinning.machine.cpuset import CPUSet
+from tests.agent.fakes import FakeNode
+from tests.pinning.world import Wish
+
+PATIENCE_SECONDS = 60
+TWO = Wish("2", policy="exclusive")
+
+
+@dataclass
+class Reports:
+    """A reporter that tells the test; it fails as often as it is told to."""
+
+    failures: list[Exception] = field(default_factory=list)
+    states: list[NodeState] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    resets: int = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Take a state."""
+        if self.failures:
+            raise self.failures.pop()
+        self.states.append(state)
+        self.news.set()
+
+    async def reset(self) -> None:
+        """Count."""
+        self.resets += 1
+
+    async def until(self, is_there: Callable[[NodeState], bool]) -> None:
+        """Wait until a state says so."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (self.states and is_there(self.states[-1])):
+                await self.news.wait()
+                self.news.clear()
+
+
+def serving(
+    node: FakeNode, scenario: Callable[[Agent, Reports], Coroutine[Any, Any, None]], **more: Any
+) -> None:
+    """Run a scenario beside an agent that serves."""
+
+    async def run() -> None:
+        reports = Reports(**more)
+        agent = node.new_agent(reports)
+        task = asyncio.create_task(agent.serve(Listeners()))
+        try:
+            await scenario(agent, reports)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    node.runner.run(run())
+
+
+def pinned(state: NodeState) -> int:
+    """Return how many containers are pinned."""
+    return sum(one.is_pinned for pod in state.pods for one in pod.containers)
+
+
+def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
+    """An edited annotation is in the kernel, and told, without any timer."""
+    node.add("a", Wish("2", policy="none"))
+    number = node.start("a")
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        node.add("a", TWO)
+        node.pods.changed()
+        await reports.until(lambda state: pinned(state) == 1)
+        assert node.cpus(number) == "1,5"
+
+    serving(node, scenario)
+
+
+def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
+    """A container that starts is pinned."""
+    node.add("a", TWO)
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        node.start("a")
+        node.runtime.changed()
+        await reports.until(lambda state: pinned(state) == 1)
+
+    serving(node, scenario)
+
+
+def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
+    """What inotify tells is repaired at once."""
+    node.add("a", TWO)
+    number = node.start("a")
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: pinned(state) == 1)
+        node.cpusets[node.cgroup(number)] = CPUSet.parse("0-7")
+        node.cgroups.written(node.cgroup(number))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while node.cpus(number) != "1,5":
+                await asyncio.sleep(0)
+
+    serving(node, scenario)
+
+
+def test_what_runs_is_followed(node: FakeNode) -> None:
+    """The cgroups of running containers are watched, and no others."""
+    node.add("a", TWO)
+    number, ended = node.start("a"), node.start("a")
+    node.stop(ended)
+    node.run()
+    assert node.cgroups.followed == {node.cgroup(number)}
+
+
+def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeNode) -> None:
+    """A pass that finds the same containers asks the kernel for no watch; the proof looks who has their places."""
+    node.start("a")
+    node.run()
+    asked: list[object] = []
+    node.cgroups.follow = asked.append  # type: ignore[assignment]
+
+    node.run()
+    assert asked == []
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+    assert len(asked) == 1
+    node.start("b")
+    node.run()
+    assert len(asked) == 2
+
+
+def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
+    """The nursery may have lost its watches, so it is told of all cgroups by every pass."""
+    asked: list[list[str]] = []
+    nursery = SimpleNamespace(follow=lambda cgroups: asked.append(list(cgroups)))
+    parts = node.parts()
+    node.agent = Agent(replace(parts, seams=replace(parts.seams, nursery=cast("Nursery", nursery))))
+    number = node.start("a")
+
+    node.run(rounds=2)
+
+    assert asked == [[node.cgroup(number)]] * 2
+
+
+@pytest.mark.parametrize("error", [Unavailable("503"), RuntimeError("a bug")])
+def test_failed_report_is_told_again(node: FakeNode, error: Exception) -> None:
+    """A report that fails, or crashes, ends nothing and is tried again with the newest state."""
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+
+    serving(node, scenario, failures=[error])
+
+
+def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
+    """What was to be told waits until the kernel has what the pass brings, and the newest state is told then."""
+    node.add("a", TWO)
+    node.start("a")
+    listed = node.runtime.containers
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> Any:
+        begun.set()
+        await go_on.wait()
+        return await listed()
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: pinned(state) == 1)
+        count = len(reports.states)
+        node.runtime.containers = slowly  # type: ignore[method-assign]
+        agent.hints.give()
+        await begun.wait()
+        agent.publisher.tell(replace(reports.states[-1], runtime="new"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(reports.states) == count
+        go_on.set()
+        await reports.until(lambda _: len(reports.states) > count)
+
+    serving(node, scenario)
+
+
+def test_pass_that_fails_is_done_again(node: FakeNode) -> None:
+    """An error of the outside is waited out, and counted."""
+    node.add("a", TWO)
+    node.start("a")
+    universe = node.machine.universe
+
+    def fail() -> CPUSet:
+        node.machine.universe = universe  # type: ignore[method-assign]
+        raise Unavailable("no cpuset")
+
+    node.machine.universe = fail  # type: ignore[method-assign]
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: pinned(state) == 1)
+
+    serving(node, scenario)
+
+
+def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNode) -> None:
+    """Who holds what cannot be guessed: no cpuset is touched until pods and containers are listed."""
+    node.add("a", TWO)
+    node.start("a")
+    node.pods.complete = False
+
+    assert node.runner.run(node.agent.reconciler.round()) is None
+    assert node.cgroups.writes == []
+
+
+def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode) -> None:
+    """What was held is held on, and after a moment new containers are kept off it, without any pod being known."""
+    node.add("a", TWO)
+    owner = node.start("a")
+    node.run()
+    node.documents.clear()
+    node.pods.complete = False
+    node.new_agent()
+    late = node.start("late")
+    assert node.runner.run(node.agent.reconciler.round()) is None
+
+    node.time.now += PODS_SECONDS
+    node.run()
+    assert (node.cpus(owner), node.cpus(late)) == ("1,5", "0,2-4,6-7")
+
+
+def test_checkpoint_is_on_disk_before_the_first_write(node: FakeNode) -> None:
+    """At the moment of every write the file already holds what it is for."""
+    node.add("a", TWO)
+    node.start("a")
+    checkpoint = node.folder / "checkpoint.json"
+    write = node.cgroups.write
+
+    def checked(cgroup: str, cpus: CPUSet) -> None:
+        assert '"cpus":"1,5"' in checkpoint.read_text()
+        write(cgroup, cpus)
+
+    node.cgroups.write = checked  # type: ignore[method-assign]
+    node.run()
+    assert node.cgroups.writes
+
+
+def test_checkpoint_is_written_only_when_the_ledger_changes(node: FakeNode) -> None:
+    """Containers that come and go do not wear the disk."""
+    node.add("a", TWO)
+    node.run()
+    before = (node.folder / "checkpoint.json").stat().st_mtime_ns
+    node.start("a")
+    node.run(rounds=2)
+    assert (node.folder / "checkpoint.json").stat().st_mtime_ns == before
+
+
+def test_full_disk_stops_every_write(node: FakeNode) -> None:
+    """What cannot be saved is not done."""
+    node.add("a", TWO)
+    number = node.start("a")
+    (node.folder / "checkpoint.new").mkdir()
+
+    with pytest.raises(OSError, match="directory"):
+        node.runner.run(node.agent.reconciler.round())
+    assert node.cpus(number) == "0-7"
+
+
+def test_ledger_that_could_not_be_flushed_is_written_anew(node: FakeNode) -> None:
+    """The kernel has it by then, and the next agent would find it; the next pass does not rely on it."""
+    node.add("a", TWO)
+    number = node.start("a")
+    (node.folder / "checkpoint.old").mkdir()
+
+    with pytest.raises(OSError, match="directory"):
+        node.runner.run(node.agent.reconciler.round())
+    assert node.cpus(number) != "0-7"
+    first = (node.folder / "checkpoint.json").stat().st_ino
+
+    (node.folder / "checkpoint.old").rmdir()
+    node.run()
+    assert (node.folder / "checkpoint.json").stat().st_ino != first
+
+
+def test_reset_is_told_to_the_reporters(node: FakeNode) -> None:
+    """Uninstalling removes what was told, too."""
+    reports = Reports()
+    agent = node.new_agent(reports)
+    node.runner.run(agent.reset())
+    assert reports.resets == 1

@@ -1,0 +1,264 @@
+"""Containers of pods that the watch did not show: their pods are asked for by name, once, and nothing is freed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.reconcile.missing_pods import PAUSE_SECONDS, Lookups
+from pinning.planning.requests import is_final
+from tests.agent.fakes import FakeNode
+from tests.pinning.world import Wish, pod_document
+
+TWO = Wish("2", policy="exclusive")
+
+
+def answer(node: FakeNode) -> list[float]:
+    """Let every question that is open be answered; return the waits between them."""
+    waits: list[float] = []
+    lookups = node.agent.reconciler.observer.lookups
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await asyncio.sleep(0)
+
+    async def run() -> None:
+        lookups._sleep = sleep
+        task = asyncio.create_task(lookups.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    node.runner.run(run())
+    return waits
+
+
+def miss(node: FakeNode, uid: str, *, known_as: str = "") -> None:
+    """Have a pod at the API that the watch does not show."""
+    node.pods.missed[f"test/pod-{uid}"] = pod_document(known_as or uid, [TWO], created=1)
+
+
+def test_missed_pod_is_found_and_counts_as_seen(node: FakeNode) -> None:
+    """The watch is late: the pod's claim holds as if it had been shown, and another pass is asked for."""
+    miss(node, "a")
+    number = node.start("a")
+    node.run()
+    assert node.cpus(number) == "0-7"
+    node.agent.hints.clear()
+    answer(node)
+
+    assert node.agent.hints.is_given
+    state = node.run()
+    assert node.cpus(number) == "1,5"
+    assert [pod.name for pod in state.pods] == ["pod-a"]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(None, id="no such pod"),
+        pytest.param(Gone("404"), id="no such namespace"),
+        pytest.param(Refused("400: no such name is possible"), id="no possible name"),
+    ],
+)
+def test_pod_that_is_not_there_is_asked_for_once(node: FakeNode, failure: AgentError | None) -> None:
+    """Its container is put into the shared set, and nobody asks again while the runtime has it."""
+    node.pods.failures = [failure] if failure else []
+    node.add("b", TWO)
+    owner, number = node.start("b"), node.start("a")
+    node.run()
+    answer(node)
+    node.run(rounds=2)
+    answer(node)
+
+    assert node.pods.asked == ["test/pod-a"]
+    assert (node.cpus(owner), node.cpus(number)) == ("1,5", "0,2-4,6-7")
+
+
+def test_pod_of_the_same_name_with_another_uid_is_not_taken(node: FakeNode) -> None:
+    """A namesake that was made later is no reason to pin the container of the earlier one."""
+    miss(node, "a", known_as="later")
+    number = node.start("a")
+    node.run()
+    answer(node)
+    node.run()
+
+    assert node.pods.asked == ["test/pod-a"]
+    assert node.cpus(number) == "0-7"
+
+
+def test_pod_that_comes_again_is_asked_for_again(node: FakeNode) -> None:
+    """When the runtime has nothing of it any more it is forgotten: an answer holds for one appearance."""
+    number = node.start("a")
+    node.run()
+    answer(node)
+    node.stop(number)
+    del node.containers[number]
+    node.run()
+    node.start("a")
+    node.run()
+    answer(node)
+
+    assert node.pods.asked == ["test/pod-a"] * 2
+
+
+def test_nobody_asks_before_the_source_is_complete(node: FakeNode) -> None:
+    """What a list in progress will show needs no question."""
+    node.add("a", TWO)
+    node.run()
+    node.pods.complete = False
+    node.start("b")
+    node.run()
+    answer(node)
+
+    assert node.pods.asked == []
+
+
+def test_server_that_does_not_answer_is_asked_again_later(node: FakeNode) -> None:
+    """An outage is no answer: the question stays, and waits grow."""
+    miss(node, "a")
+    node.pods.failures = [Unavailable("503") for _ in range(4)]
+    number = node.start("a")
+    node.run()
+    waits = answer(node)
+    node.run()
+
+    assert len(node.pods.asked) == 5
+    assert waits[3] > waits[0]
+    assert node.cpus(number) == "1,5"
+
+
+def test_many_unknown_pods_are_asked_for_one_after_the_other(node: FakeNode) -> None:
+    """Each with a pause, so that the API server is not hammered."""
+    for uid in "abcde":
+        node.start(uid)
+    node.run()
+
+    assert answer(node) == [PAUSE_SECONDS] * 5
+    assert sorted(node.pods.asked) == [f"test/pod-{uid}" for uid in "abcde"]
+
+
+def test_found_pod_keeps_its_cpus_between_two_of_its_containers(node: FakeNode) -> None:
+    """While the runtime still has an ended container of it, a restart finds its CPUs again."""
+    miss(node, "a")
+    number = node.start("a")
+    node.run()
+    answer(node)
+    node.run()
+    node.stop(number)
+    node.run()
+    again = node.start("a")
+    node.run()
+
+    assert node.cpus(again) == "1,5"
+
+
+def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
+    """What the watch never shows cannot be told gone by it: the runtime does."""
+    miss(node, "a")
+    node.add("b", Wish())
+    number, other = node.start("a"), node.start("b")
+    node.run()
+    answer(node)
+    node.run()
+    assert node.cpus(other) == "0,2-4,6-7"
+    node.stop(number)
+    del node.containers[number]
+    node.run(rounds=2)
+
+    assert node.cpus(other) == "0-7"
+
+
+def test_shown_pod_is_the_sources_own() -> None:
+    """As soon as the source shows what was found, its word counts, also when it takes it back."""
+    lookups = Lookups(Answers({"u": 1}), lambda: None)
+    lookups.want({"u": ("n", "p")}, {"u"})
+    asyncio.run(ask_all(lookups))
+    newer: Any = {"u": {"metadata": {"uid": "u"}, "spec": {"nodeName": "shown"}}}
+    assert lookups.completed({}).keys() == {"u"}
+
+    assert lookups.completed(newer) == newer
+    assert lookups.completed({}) == {}
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed", None])
+def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str | None) -> None:
+    """It may be over before the source, which shows no finished pods, gets to it: so it is asked for again."""
+    source = Ending(end)
+
+    async def act() -> None:
+        lookups = Lookups(source, lambda: None, again_seconds=0)
+        lookups.want({"u": ("n", "p")}, {"u"})
+        asking = asyncio.create_task(lookups.run())
+        async with asyncio.timeout(60):
+            await source.asked_twice.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        running = [one for one in lookups.completed({}).values() if not is_final(one)]
+        assert running == []
+
+    asyncio.run(act())
+
+
+class Ending:
+    """A source that finds a pod once, and the next time finds it over, or not at all."""
+
+    complete = True
+
+    def __init__(self, end: str | None) -> None:
+        self._end = end
+        self._asked = 0
+        self.asked_twice = asyncio.Event()
+
+    def pods(self) -> Any:
+        """Show nothing."""
+        return {}
+
+    async def watch(self, changed: object) -> None:
+        """Nothing ever changes."""
+
+    async def look_up(self, namespace: str, name: str) -> Any:
+        """Find the pod as it is by now."""
+        self._asked += 1
+        if self._asked == 1:
+            return self._pod("Running")
+        asyncio.get_running_loop().call_soon(self.asked_twice.set)
+        return self._pod(self._end) if self._end else None
+
+    @staticmethod
+    def _pod(phase: str) -> Any:
+        return {"metadata": {"uid": "u", "namespace": "n", "name": "p"}, "status": {"phase": phase}}
+
+
+class Answers:
+    """A source that finds whatever it is asked for."""
+
+    complete = True
+
+    def __init__(self, uids: Any) -> None:
+        self._uids: Iterator[str] = iter(uids)
+
+    def pods(self) -> Any:
+        """Show nothing."""
+        return {}
+
+    async def watch(self, changed: object) -> None:
+        """Nothing ever changes."""
+
+    async def look_up(self, namespace: str, name: str) -> Any:
+        """Find the next pod."""
+        return {"metadata": {"uid": next(self._uids), "namespace": namespace, "name": name}}
+
+
+async def ask_all(lookups: Lookups) -> None:
+    """Let every question be answered."""
+    task = asyncio.create_task(lookups.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,156 @@
+"""What a pass costs, counted: an edit that moves every container of a node opens one file for each, and no other."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kernel.cgroupfs import Hierarchy, find_hierarchy
+from agent.kernel.cpusets import KernelCgroups
+from agent.process import Agent
+from pinning.machine.cpuset import CPUSet
+from tests.agent.cgroup_trees import make_cgroup, make_root
+from tests.agent.fakes import FakeNode
+from tests.pinning.world import Wish
+
+CONTAINERS = 110
+NEW_KERNEL = "6.2.0"
+ONE_CPU, SHARED = Wish("1", policy="exclusive"), Wish("1", policy="none")
+
+_listeners: list[Counter[Path]] = []
+
+
+def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and isinstance(arguments[0], str | Path):
+        for listener in _listeners:
+            listener[Path(arguments[0])] += 1
+
+
+sys.addaudithook(_heard)  # for good: the interpreter lets none of them go
+
+
+@contextmanager
+def opened() -> Iterator[Counter[Path]]:
+    """Count how often each file is opened meanwhile."""
+    counted: Counter[Path] = Counter()
+    _listeners.append(counted)
+    try:
+        yield counted
+    finally:
+        _listeners.remove(counted)
+
+
+class Node:
+    """A node of many containers whose cgroups are plain folders; as in the kernel, what is written is effective."""
+
+    def __init__(self, fake: FakeNode, root: Path, version: int) -> None:
+        self.fake = fake
+        self.folder = make_root(root, version)
+        self.hierarchy: Hierarchy = find_hierarchy(root)
+        for number in range(CONTAINERS):
+            fake.add(f"p{number}", SHARED)
+            self._make(version, fake.cgroup(fake.start(f"p{number}")))
+        self.cgroups = KernelCgroups(root, NEW_KERNEL)
+        parts = fake.parts()
+        fake.agent = Agent(replace(parts, seams=replace(parts.seams, cgroups=self.cgroups)))
+        fake.run(rounds=2)
+
+    def _make(self, version: int, cgroup: str) -> None:
+        make_cgroup(self.folder / cgroup[1:].partition("/")[0], version)
+        make_cgroup((self.folder / cgroup[1:]).parent, version)
+        folder = make_cgroup(self.folder / cgroup[1:], version)
+        (folder / self.hierarchy.effective[0]).unlink()
+        (folder / self.hierarchy.effective[0]).symlink_to("cpuset.cpus")
+
+    @property
+    def cpuset_files(self) -> list[Path]:
+        """The file of each container that is written."""
+        cgroups = [self.fake.cgroup(number) for number in self.fake.containers]
+        return [self.folder / cgroup[1:] / "cpuset.cpus" for cgroup in cgroups]
+
+    async def opened(self) -> Counter[Path]:
+        """Return the files of cgroups and of the agent's state that one pass opens."""
+        with opened() as counted:
+            await self.fake.agent.reconciler.round()
+        return Counter(
+            {path: times for path, times in counted.items() if path.is_relative_to(self.fake.folder.parent)}
+        )
+
+
+@pytest.fixture(params=[1, 2])
+def many(node: FakeNode, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """Return a node with each version of cgroups."""
+    made = Node(node, tmp_path / "cgroup", int(request.param))
+    yield made
+    made.cgroups.close()
+
+
+def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else(many: Node) -> None:
+    """Reading before and after the write opens no file, the cgroups above are let be, and the ledger is saved once."""
+    many.fake.add("p0", ONE_CPU)
+
+    files = many.fake.runner.run(many.opened())
+
+    written = Counter(dict.fromkeys(many.cpuset_files, 1))
+    assert files == written + Counter([many.fake.folder / f"checkpoint.{end}" for end in ("new", "json")])
+    assert {CPUSet.parse(path.read_text()) for path in many.cpuset_files[1:]} == {CPUSet.parse("0,2-7")}
+
+
+def test_pass_without_news_opens_no_file(many: Node) -> None:
+    """Looking at every container again reads files that are open already."""
+    assert many.fake.runner.run(many.opened()) == Counter()
+
+
+def test_proof_opens_the_list_of_tasks_of_each_container_and_nothing_else(many: Node) -> None:
+    """What the tasks may use is asked of the kernel; what their cgroup has is read from a file that is open already."""
+    reconciler = many.fake.agent.reconciler
+
+    with opened() as counted:
+        many.fake.runner.run(reconciler.sweep(lambda: False))
+
+    lists = [path.with_name(many.hierarchy.tasks) for path in many.cpuset_files]
+    assert counted == Counter(dict.fromkeys(lists, 1))
+
+
+def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
+    """The runtime lists once, each cpuset is read before and after its one write, and nothing is watched anew."""
+    for number in range(CONTAINERS):
+        node.add(f"p{number}", SHARED)
+        node.start(f"p{number}")
+    node.run(rounds=2)
+    node.add("p0", ONE_CPU)
+    node.cgroups.writes.clear()
+    calls: Counter[str] = Counter()
+    seams: list[tuple[Any, str]] = [
+        (node.runtime, "containers"),
+        (node.cgroups, "read"),
+        (node.cgroups, "follow"),
+        (node.agent.reconciler, "_plan"),
+    ]
+    for seam, name in seams:
+        setattr(seam, name, counting(getattr(seam, name), name, calls))
+
+    node.runner.run(node.agent.reconciler.round())
+
+    reads_by_the_fake = CONTAINERS  # its write looks whether the cgroup is there
+    assert calls == {"containers": 1, "_plan": 1, "read": 2 * CONTAINERS + reads_by_the_fake}
+    assert Counter(cgroup for cgroup, _ in node.cgroups.writes) == Counter(
+        one.cgroup for one in node.containers.values()
+    )
+
+
+def counting(call: Any, name: str, calls: Counter[str]) -> Any:
+    """Return a call that is counted."""
+
+    def counted(*arguments: Any) -> Any:
+        calls[name] += 1
+        return call(*arguments)
+
+    return counted

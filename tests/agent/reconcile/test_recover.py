@@ -1,0 +1,88 @@
+"""A ledger from what runs: adopted is what cannot be mistaken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.reconcile.recover import rebuild
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger, problems
+from tests.pinning.machines import FLAT
+from tests.pinning.wishes import WISHES
+from tests.pinning.world import Wish, World
+from tests.strategies import topologies
+
+TWO = Wish("2", policy="exclusive")
+
+
+def rebuilt(world: World) -> Ledger:
+    """Return the ledger that a world's containers show."""
+    return rebuild(world.observe(), world.config, world.sets)
+
+
+def world_of(*pods: tuple[str, Wish]) -> World:
+    """Return a node where these pods run where they belong."""
+    world = World(FLAT)
+    for uid, wish in pods:
+        world.add(uid, [wish])
+        world.start(uid, "c0")
+    world.run_all()
+    return world
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        pytest.param(TWO, id="exclusive"),
+        pytest.param(Wish("1", policy="share"), id="share"),
+        pytest.param(Wish("1", smt="require"), id="odd count of whole cores"),
+        pytest.param(Wish("2", smt="isolate"), id="idle siblings"),
+        pytest.param(Wish(cores=2), id="CMK cores"),
+    ],
+)
+def test_what_runs_is_held_again(wish: Wish) -> None:
+    """CPUs, idle siblings and policies come back as they were."""
+    world = world_of(("a", wish), ("b", Wish()))
+    assert len(world.ledger) == 1
+    assert rebuilt(world) == world.ledger
+
+
+def test_refused_claim_is_not_taken_for_pinned() -> None:
+    """Two containers that were refused run in the shared set together: neither owns it."""
+    world = world_of(("a", Wish("6", policy="exclusive")), ("b", TWO), ("c", TWO))
+    assert rebuilt(world) == world.ledger
+
+
+def test_bystander_without_cpuset_hides_nobody() -> None:
+    """A container that was born while there was no agent runs everywhere, and takes nothing from the owners."""
+    world = world_of(("a", TWO), ("b", Wish()))
+    world.add("late", [Wish()])
+    world.start("late", "c0")
+    assert rebuilt(world) == world.ledger
+
+
+def test_reserved_cpus_are_never_adopted() -> None:
+    """A foreign cpuset on reserved CPUs is given anew by the plan, not taken over."""
+    world = world_of(("a", TWO), ("b", Wish()))
+    number = next(key for key, one in world.containers.items() if one.owner.pod_uid == "a")
+    world.containers[number] = replace(world.containers[number], cpus=CPUSet.parse("0,4"))
+    assert rebuilt(world) == Ledger()
+
+
+@given(topology=topologies(max_cores_per_cache=3), wishes=st.lists(WISHES, max_size=5))
+def test_rebuilt_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None:  # type: ignore[no-untyped-def]
+    """Whatever runs, what is rebuilt breaks no rule, and the plan accepts it."""
+    world = World(topology)
+    for number, wish in enumerate(wishes):
+        world.add(f"u{number}", [wish])
+        world.start(f"u{number}", "c0")
+    world.run_all()
+    ledger = rebuilt(world)
+    assert problems(ledger, world.sets) == ()
+    world.ledger = ledger
+    world.run_all()
+    assert problems(world.ledger, world.sets) == ()

@@ -1,0 +1,45 @@
+"""An API server that takes the annotations of pods, and a reporter that writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+
+from apiserver.client import METADATA, METADATA_LIST, Access, Api
+from pinning.pods.types import Pod
+
+
+class Server:
+    """Keeps the annotations that are patched, and answers as it is told to."""
+
+    def __init__(self, *failures: int) -> None:
+        self.failures = list(failures)
+        self.patches: list[tuple[str, Any]] = []
+        self.listed: list[Pod] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Take one patch, or list pods."""
+        if request.method == "GET":
+            assert request.url.params["fieldSelector"] == "spec.nodeName=node-1"
+            assert request.headers["accept"] == METADATA_LIST
+            return httpx.Response(200, json={"metadata": {}, "items": self.listed})
+        assert request.headers["accept"] == METADATA
+        self.patches.append((request.url.path, json.loads(request.content)))
+        if self.failures and (code := self.failures.pop(0)) != 200:
+            return httpx.Response(code, json={"message": "no"})
+        return httpx.Response(200, json={"metadata": {"resourceVersion": str(100 + len(self.patches))}})
+
+
+def run(act: Callable[[Api], Awaitable[None]], server: Server) -> None:
+    """Run a coroutine with a client of the server."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        await act(api)
+        await api.close()
+
+    asyncio.run(main())

@@ -1,0 +1,67 @@
+"""The examples of docs/agent-reports.md are what the program writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from agent.node_state import Path as Way
+from agent.node_state import Proof
+from agent.report import desired_node, events
+from agent.report.cmk_config_map import cmk_pools, cmk_yaml
+from agent.report.desired_node import NodeOptions
+from agent.report.extended_resources import RESOURCES
+from agent.report.pod_status import pod_status
+from pinning import contract
+from pinning.machine.cpuset import CPUSet
+from tests.agent.states import ISOLATE, WHEN, bound, owner, state_of
+from tests.pods import container
+
+DOCUMENT = Path("docs/agent-reports.md").read_text(encoding="utf-8")
+WEB = bound("web", container("main", 1), container("big", 64), annotations=ISOLATE)
+PROOF = Proof(CPUSet([1]), WHEN, Way.CGROUP, window_seconds=0.0)
+STATE = state_of(WEB, proofs={owner(WEB): PROOF})
+
+
+def examples(language: str) -> list[str]:
+    """Return the code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+def test_the_json_examples_are_written_so() -> None:
+    """The annotation of the pod, and both annotations of the node."""
+    pod, topology, pools = map(json.loads, examples("json"))
+    text = pod_status(STATE.pods[0], None)
+    assert text
+    assert json.loads(text) == pod
+    assert json.loads(desired_node.topology_text(STATE)) == topology
+    assert json.loads(desired_node.pools_text(STATE, [WEB], NodeOptions())) == pools
+
+
+def test_the_config_map_is_written_so() -> None:
+    """To the letter, and a YAML reader understands it."""
+    [text] = examples("yaml")
+    assert cmk_yaml(cmk_pools(STATE)) == text
+    assert yaml.safe_load(text) == cmk_pools(STATE)
+
+
+def test_every_name_is_in_the_reference() -> None:
+    """Annotations, labels, taints, conditions, resources and events: none is missing."""
+    names = [
+        contract.STATUS_CPUS,
+        contract.STATUS_TOPOLOGY,
+        contract.STATUS_POOLS,
+        contract.CMK_NODE_LABEL,
+        *contract.CPUMANAGER_LABELS,
+        contract.NOT_READY_TAINT_KEY,
+        contract.OVERCOMMIT_TAINT_KEY,
+        contract.KUBELET_CONDITION,
+        contract.OVERCOMMIT_CONDITION,
+        contract.CMK_CONFIG_MAP_PREFIX,
+        *RESOURCES,
+        *events.Reason,
+    ]
+    assert [name for name in names if name not in DOCUMENT] == []

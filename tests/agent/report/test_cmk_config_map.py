@@ -1,0 +1,160 @@
+"""The mirror of CMK's ConfigMap: its shape, who holds what, and how often it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from agent.report.cmk_config_map import PoolReport, cmk_pools, cmk_yaml
+from apiserver.client import Access, Api
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.pods.types import Pod
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.pods import CORES, OTHER_CORES, container
+
+STATIC = NodeConfig(pools=StaticPools(exclusive_cores=1, shared_cores=1, exclusive_non_isolcpus=CPUSet([3])))
+CLAIM = bound("a", container("main", {CORES: 1}))
+OTHER = bound("a", container("main", {OTHER_CORES: 1}))
+HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "config", "pools"),
+    [
+        pytest.param(
+            [],
+            NodeConfig(),
+            {
+                "exclusive": {0: {"1,5": []}, 1: {"2,6": [], "3,7": []}},
+                "exclusive-non-isolcpus": {0: {}, 1: {}},
+                "infra": {0: {"0,4,1,5": []}, 1: {"2,6,3,7": []}},
+                "shared": {0: {"0,4,1,5": []}, 1: {"2,6,3,7": []}},
+            },
+            id="free",
+        ),
+        pytest.param(
+            [CLAIM],
+            STATIC,
+            {
+                "exclusive": {0: {"1,5": ["default/a/main"]}, 1: {}},
+                "exclusive-non-isolcpus": {0: {}, 1: {"3,7": []}},
+                "infra": {0: {"0,4": []}, 1: {"3,7": []}},
+                "shared": {0: {}, 1: {"2,6": []}},
+            },
+            id="CMK's own pools",
+        ),
+        pytest.param(
+            [OTHER],
+            NodeConfig(),
+            {
+                "exclusive": {0: {}, 1: {"2,6": [], "3,7": []}},
+                "exclusive-non-isolcpus": {0: {"1,5": ["default/a/main"]}, 1: {}},
+                "infra": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
+                "shared": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
+            },
+            id="held outside of isolcpus",
+        ),
+        pytest.param(
+            HALVES,
+            NodeConfig(),
+            {
+                "exclusive": {0: {"1,5": ["default/a/main", "default/b/main"]}, 1: {"2,6": [], "3,7": []}},
+                "exclusive-non-isolcpus": {0: {}, 1: {}},
+                "infra": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
+                "shared": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
+            },
+            id="two on one core",
+        ),
+    ],
+)
+def test_pools(pods: list[Pod], config: NodeConfig, pools: dict[str, Any]) -> None:
+    """Pool, socket, CPU list, holders; and a YAML reader gets exactly that, sockets as numbers."""
+    made = cmk_pools(state_of(*pods, config=config))
+    assert made == pools
+    assert yaml.safe_load(cmk_yaml(made)) == pools
+
+
+def test_every_cpu_list_is_quoted() -> None:
+    """One CPU without siblings would be a number to YAML."""
+    assert cmk_yaml({"shared": {0: {"7": []}, 1: {}}}) == "shared:\n  0:\n    '7': []\n  1: {}\n"
+
+
+class Server:
+    """Has no ConfigMap until one is created; somebody else may be faster."""
+
+    def __init__(self, *, is_raced: bool = False) -> None:
+        self.is_raced = is_raced
+        self.data: dict[str, Any] | None = None
+        self.methods: list[str] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Create or patch."""
+        self.methods.append(request.method)
+        body = json.loads(request.content)
+        if request.method == "POST":
+            raced, self.data = self.is_raced, {} if self.is_raced else body["data"]
+            return httpx.Response(409 if raced else 201, json={"message": "exists"})
+        if self.data is None:
+            return httpx.Response(404, json={"message": "not found"})
+        self.data |= body["data"]
+        return httpx.Response(200, json={})
+
+
+@pytest.mark.parametrize(
+    ("is_raced", "methods"),
+    [(False, ["PATCH", "POST", "PATCH"]), (True, ["PATCH", "POST", "PATCH", "PATCH"])],
+)
+def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool, methods: list[str]) -> None:
+    """No state that leaves the pools alone costs a request, and none is written before everything is known."""
+    server = Server(is_raced=is_raced)
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        report = PoolReport(api, "node-1", "here", interval_seconds=0)
+        await report.publish(state_of(complete=False))
+        for state in (state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM)):
+            await report.publish(state)
+        await api.close()
+
+    asyncio.run(main())
+    assert server.methods == methods
+    assert server.data
+    assert "default/a/main" in server.data["config"]
+
+
+def test_after_a_write_comes_a_rest() -> None:
+    """The writer is busy for the interval, so that changes meanwhile become one write; silence costs no rest."""
+    server = Server()
+
+    async def main() -> tuple[float, float]:
+        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        report = PoolReport(api, "node-1", "here", interval_seconds=0.2)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        await report.publish(state_of())
+        written = clock()
+        await report.publish(state_of())
+        silent = clock()
+        await api.close()
+        return written - start, silent - written
+
+    busy, idle = asyncio.run(main())
+    assert busy >= 0.2
+    assert idle < 0.2
+
+
+def test_reset_of_a_config_map_that_is_gone_is_done() -> None:
+    """There is nothing to empty."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), httpx.MockTransport(Server()))
+        await PoolReport(api, "node-1", "here").reset()
+        await api.close()
+
+    asyncio.run(main())

@@ -1,0 +1,334 @@
+"""What is said of nodes: numbers of cores, load of the shared set, hidden cost, and patches that spare others' words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.report.desired_node import (
+    CMK_TAINT,
+    Condition,
+    Node,
+    NodeOptions,
+    Taint,
+    nothing,
+    pools_text,
+    wanted,
+)
+from agent.report.extended_resources import node_resources
+from agent.report.node_patch import differences
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.planning.requests import Overcommit, overcommit, requested, sidecars
+from pinning.pods.resources import members
+from pinning.pods.types import Pod
+from tests.agent.states import EXCLUSIVE, ISOLATE, MACHINE, bound, state_of
+from tests.pods import CORES, OTHER_CORES, container
+
+NOW = "2026-11-20T12:00:00Z"
+ISOLATED = "corepin.io/isolated-cores"
+OPTIONS = NodeOptions()
+
+
+def cores(name: str, number: int, resource: str = CORES, **more: Any) -> Pod:
+    """Return a pod that claims whole cores."""
+    return bound(name, container("main", {resource: number}), **more)
+
+
+def isolated(name: str, number: int) -> Pod:
+    """Return a pod whose count of isolated cores the webhook has added."""
+    return bound(name, container("main", {"cpu": number, ISOLATED: number}), annotations=ISOLATE)
+
+
+def over(one: Pod) -> Pod:
+    """Return the pod with its work done."""
+    return {**one, "status": {"phase": "Succeeded"}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "numbers"),
+    [
+        pytest.param([], (3, 3, 3), id="all free cores, the reserved one is none"),
+        pytest.param([bound("a", annotations=EXCLUSIVE)], (2, 2, 2), id="CPUs of others take a core away"),
+        pytest.param([cores("a", 2)], (3, 1, 1), id="held by such claims, and free"),
+        pytest.param([cores("a", 1), isolated("b", 1)], (2, 1, 2), id="each counts its own"),
+        pytest.param([cores("a", 9)], (9, 3, 3), id="never below what bound pods claim"),
+        pytest.param([over(cores("a", 9))], (3, 3, 3), id="pods that are over claim nothing"),
+        pytest.param([bound("a", container("main", 1), annotations=EXCLUSIVE)], (2, 2, 2), id="half a core"),
+    ],
+)
+def test_resources(pods: list[Pod], numbers: tuple[int, int, int]) -> None:
+    """Exclusive, non-isolcpus and isolated cores are counted from the same free cores."""
+    made = node_resources(state_of(*pods), pods)
+    assert made == dict(zip((CORES, OTHER_CORES, ISOLATED), numbers, strict=True))
+
+
+def test_cores_of_a_pod_that_the_api_forgot_are_not_published() -> None:
+    """The container still runs: the scheduler no longer counts its claim, so its cores must not look free."""
+    one = cores("a", 2)
+    state = state_of(one)
+    gone = replace(state, seen_pods=())
+    made = node_resources(gone, [])
+    assert made is not None
+    assert made[CORES] == 1
+
+
+def test_nothing_is_published_before_everything_is_known() -> None:
+    """A number made of a part of the pods could kill the others."""
+    state = state_of(complete=False)
+    assert node_resources(state, []) is None
+    assert wanted(state, [], OPTIONS) is None
+
+
+def test_static_pools_bound_the_numbers() -> None:
+    """With CMK's pools only their cores count, each for its own resource."""
+    pools = StaticPools(exclusive_cores=1, exclusive_non_isolcpus=CPUSet([3]))
+    made = node_resources(state_of(config=NodeConfig(pools=pools)), [])
+    assert made == {CORES: 1, OTHER_CORES: 1, ISOLATED: 1}
+
+
+def test_an_offline_sibling_leaves_a_core() -> None:
+    """A core counts by its online CPUs; one that is wholly offline is none."""
+    machine = MACHINE.with_online(CPUSet([0, 1, 2, 4, 6]))
+    made = node_resources(state_of(machine=machine), [])
+    assert made is not None
+    assert made[CORES] == 2
+
+
+def test_numbers_never_rise_while_observing() -> None:
+    """Only what bound pods claim is published, and never more than before."""
+    pods = [cores("a", 2)]
+    state = state_of(*pods, config=NodeConfig(observe=True))
+    assert node_resources(state, pods) == {CORES: 2, OTHER_CORES: 0, ISOLATED: 0}
+    assert node_resources(state, pods, {CORES: 1}) == {CORES: 1, OTHER_CORES: 0, ISOLATED: 0}
+    assert node_resources(state, [], {CORES: 2}) == {CORES: 0, OTHER_CORES: 0, ISOLATED: 0}
+
+
+@pytest.mark.parametrize(
+    ("init", "main", "total"),
+    [
+        pytest.param([], [1, 2], 3, id="containers add up"),
+        pytest.param([(5, None)], [1], 5, id="an init container runs alone"),
+        pytest.param([(1, "Always"), (5, None)], [1], 6, id="but beside sidecars before it"),
+        pytest.param([(5, None), (1, "Always")], [3], 5, id="and not beside those after it"),
+    ],
+)
+def test_a_pod_requests_what_it_takes_at_one_time(
+    init: list[tuple[int, str | None]], main: list[int], total: int
+) -> None:
+    """Requests of extended resources are counted as scheduler and kubelet count them."""
+    one = bound("a", *(container(f"m{at}", {CORES: number}) for at, number in enumerate(main)))
+    first = [
+        container(f"i{at}", {CORES: number}, restartPolicy=when) for at, (number, when) in enumerate(init)
+    ]
+    spec = {**(one["spec"] or {}), "initContainers": first}
+    assert requested(members({**one, "spec": spec}), CORES) == total  # type: ignore[typeddict-item]
+
+
+def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> None:
+    """Owners of CPUs do not count, pods that are over do not, and thousandths are exact."""
+    owner = bound("a", container("main", 2), container("side", requests="500m"), annotations=EXCLUSIVE)
+    pods = [owner, bound("b", container("x", requests="2500m")), over(bound("c", container("x", requests=9)))]
+    state = state_of(*pods)
+    assert overcommit(pods, state.ledger, 2) == Overcommit(3000, 2000)
+    assert Overcommit(3000, 2000).is_over
+    assert not Overcommit(2000, 2000).is_over
+
+
+def test_requests_of_a_pod_as_a_whole_count() -> None:
+    """What pod-level resources leave beside the owners of CPUs is shared."""
+    one = bound("a", container("main", 2), container("side"), annotations=EXCLUSIVE)
+    spec = {**(one["spec"] or {}), "resources": {"requests": {"cpu": "3"}}}
+    pods: list[Pod] = [{**one, "spec": spec}]  # type: ignore[typeddict-item]
+    assert overcommit(pods, state_of(*pods).ledger, 4) == Overcommit(1000, 4000)
+    assert overcommit(pods, Ledger(), 4) == Overcommit(3000, 4000)
+
+
+def test_injected_sidecars_are_hidden_cost() -> None:
+    """Containers of exactly the injected amount count, in pods with claims only."""
+    amount = {"cpu": "200m", "memory": "64M"}
+    pods = [
+        bound(
+            "a", container("main", 1), container("s1", amount), container("s2", amount), annotations=EXCLUSIVE
+        ),
+        bound("b", container("s", amount)),
+        bound("c", container("main", 1), container("own", "1500m"), annotations=EXCLUSIVE),
+    ]
+    assert sidecars(pods, state_of(*pods).seen_pods, ("200m", "64M")) == (2, 400, 128_000_000)
+
+
+def test_the_pools_annotation_names_every_set_and_owner() -> None:
+    """`corepin map` draws the node from this alone."""
+    pods = [
+        isolated("a", 1),
+        bound("b", container("main", 1), annotations={"cpu-manager.corepin.io/pod": "share"}),
+    ]
+    made = json.loads(pools_text(state_of(*pods), pods, OPTIONS))
+    assert made == {
+        "version": 1,
+        "observes": False,
+        "universe": "0-7",
+        "reserved": "0,4",
+        "shared": "0,2-4,6-7",
+        "setAside": "",
+        "isolated": "",
+        "free": "3,6-7",
+        "owners": {
+            "default/a/main": {"policy": "exclusive", "cpus": "1", "smtPolicy": "isolate", "idle": "5"},
+            "default/b/main": {"policy": "share", "cpus": "2"},
+        },
+        "hidden": {"idleCPUs": 1, "sidecars": {"containers": 0, "cpu": "0m", "memory": "0"}},
+    }
+
+
+def node(**parts: Any) -> Node:
+    """Return a node of the API."""
+    metadata = {"name": "node-1", "resourceVersion": "5", **parts.pop("metadata", {})}
+    return msgspec.convert({"metadata": metadata, **parts}, Node)
+
+
+def applied(status: Mapping[str, Any] | None, spec: Mapping[str, Any] | None) -> Node:
+    """Return the node that the patches make of an empty one."""
+    made = dict(status or {})
+    taints = (spec or {}).get("spec", {})
+    return node(metadata=made.get("metadata", {}), status=made.get("status", {}), spec=taints)
+
+
+def test_patching_is_idempotent() -> None:
+    """A node that has what is wanted needs no patch, whatever else it has."""
+    pods = [cores("a", 2)]
+    want = wanted(state_of(*pods), pods, NodeOptions(frozenset({"CPUManager"}), cmk_taint=True))
+    assert want
+    need = differences(node(), want, NOW)
+    there = applied(need.status, need.spec)
+    again = differences(there, want, "2027-01-01T00:00:00Z")
+    assert (again.status, again.spec) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("there", "after"),
+    [
+        pytest.param([], ["cmk=true:NoSchedule"], id="added"),
+        pytest.param(["cmk=true:NoSchedule"], None, id="there"),
+        pytest.param(["a=b:NoExecute"], ["a=b:NoExecute", "cmk=true:NoSchedule"], id="beside others"),
+        pytest.param(["cmk=old:NoSchedule"], ["cmk=true:NoSchedule"], id="in its place"),
+        pytest.param(
+            [
+                "cmk=old:NoExecute",
+                "corepin.io/agent-not-ready=:NoSchedule",
+                "corepin.io/agent-not-ready=:NoExecute",
+            ],
+            ["cmk=old:NoExecute", "cmk=true:NoSchedule"],
+            id="ready",
+        ),
+        pytest.param(
+            ["corepin.io/shared-overcommitted=true:NoSchedule", "cmk=true:NoSchedule"],
+            ["cmk=true:NoSchedule"],
+            id="not over any more",
+        ),
+    ],
+)
+def test_taints(there: list[str], after: list[str] | None) -> None:
+    """The list is written as a whole, for one version of the node, with everybody else's taints as they were."""
+    want = wanted(state_of(), [], NodeOptions(cmk_taint=True))
+    assert want
+    made = differences(
+        node(spec={"taints": msgspec.to_builtins([taint(one) for one in there])}), want, NOW
+    ).spec
+    if after is None:
+        assert made is None
+        return
+    assert made
+    assert made["metadata"] == {"resourceVersion": "5"}
+    assert msgspec.convert(made["spec"]["taints"], list[Taint]) == [taint(one) for one in after]
+
+
+def taint(text: str) -> Taint:
+    """Read key=value:effect."""
+    key, _, rest = text.partition("=")
+    value, _, effect = rest.partition(":")
+    return Taint(key, effect, value)
+
+
+def test_the_taint_of_too_much_is_a_choice() -> None:
+    """It is put on the node only when the operator wants it, and shared requests exceed the shared CPUs."""
+    pods = [bound("a", container("x", requests=9))]
+    for chosen, keys in ((False, []), (True, ["corepin.io/shared-overcommitted"])):
+        want = wanted(state_of(*pods), pods, NodeOptions(overcommit_taint=chosen))
+        assert want
+        assert [one.key for one in want.taints] == keys
+
+
+def test_a_taint_of_cmk_set_by_hand_stays() -> None:
+    """Where the option is off, the taint is not ours, neither while the agent works nor when it leaves."""
+    there = node(spec={"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]})
+    want = wanted(state_of(), [], OPTIONS)
+    assert want
+    assert differences(there, want, NOW).spec is None
+    assert differences(there, nothing(OPTIONS), NOW).spec is None
+    assert differences(there, nothing(NodeOptions(cmk_taint=True)), NOW).spec
+    assert CMK_TAINT.place == ("cmk", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "reason"),
+    [
+        pytest.param(NodeConfig(), "False", "CorepinGivesCPUs", id="none"),
+        pytest.param(NodeConfig(observe=True), "True", "KubeletStaticPolicy", id="static"),
+    ],
+)
+def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, reason: str) -> None:
+    """Who gives the CPUs out can be seen at the node, with the remedy."""
+    want = wanted(state_of(config=config), [], OPTIONS)
+    assert want
+    kubelet, _ = want.conditions
+    assert (kubelet.status, kubelet.reason) == (status, reason)
+    assert ("cpuManagerPolicy" in kubelet.message) == config.observe
+
+
+def test_a_condition_keeps_its_time_until_it_turns() -> None:
+    """The time of transition is that of the status, not of the message; an equal condition is not written."""
+    old = "2026-01-01T00:00:00Z"
+    pods = [bound("a", container("x", requests=9))]
+    want = wanted(state_of(*pods), pods, OPTIONS)
+    assert want
+    _, load = want.conditions
+    assert "9000m CPU, and it has 8000m" in load.message
+    for message, status, since in (("other", "True", old), (load.message, "False", NOW)):
+        before = {
+            **msgspec.to_builtins(load),
+            "message": message,
+            "status": status,
+            "lastTransitionTime": old,
+        }
+        there = node(status={"conditions": [before]})
+        made = differences(there, want, NOW).status
+        assert made
+        [turned] = [one for one in made["status"]["conditions"] if one["type"] == load.type]
+        assert turned["lastTransitionTime"] == since
+    same = Condition(load.type, load.status, load.reason, load.message, old)
+    made = differences(node(status={"conditions": [msgspec.to_builtins(same)]}), want, NOW).status
+    assert made
+    assert [one["type"] for one in made["status"]["conditions"]] == ["CorepinKubeletPolicy"]
+
+
+def test_capacity_and_allocatable_go_together() -> None:
+    """When one of the two differs, both are written."""
+    want = wanted(state_of(), [], OPTIONS)
+    assert want
+    full = {CORES: "3", OTHER_CORES: "3", ISOLATED: "3"}
+    made = differences(node(status={"capacity": full, "allocatable": {**full, CORES: "0"}}), want, NOW).status
+    assert made
+    assert made["status"]["capacity"] == made["status"]["allocatable"] == {CORES: "3"}
+
+
+def test_leaving_a_node_that_has_nothing_of_ours_costs_nothing() -> None:
+    """Reset is idempotent."""
+    need = differences(node(metadata={"labels": {"x": "y"}}), nothing(OPTIONS), NOW)
+    assert (need.status, need.spec) == (None, None)

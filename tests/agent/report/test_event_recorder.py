@@ -1,0 +1,287 @@
+"""What is told as events, once, and never too often."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.clock import Clock
+from agent.errors import Unavailable
+from agent.node_state import Fight, NodeState, Path, Proof
+from agent.report.event_recorder import BURST, PENDING, EventReport
+from agent.report.events import LONGEST_NAME, Reason, event_document, events_between
+from agent.report.publisher import Later
+from apiserver.client import Api
+from pinning.machine.cpuset import CPUSet
+from tests.agent.report.event_server import Server, run
+from tests.agent.states import EXCLUSIVE, WHEN, bound, owner, source, state_of
+from tests.pods import container
+
+ONE = bound("a", annotations=EXCLUSIVE)
+REFUSED = bound("a", container("main", 99), annotations=EXCLUSIVE)
+REQUIRED = bound("a", annotations={**EXCLUSIVE, "smt-policy.corepin.io/pod": "require"})
+DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        pytest.param(None, state_of(ONE), ["Pinned"], id="pinned by this agent"),
+        pytest.param(None, state_of(ONE, path=Path.FOUND), [], id="found pinned by a new agent"),
+        pytest.param(state_of(ONE), state_of(ONE, when="2027-01-01T00:00:00Z"), [], id="no change"),
+        pytest.param(state_of(ONE, proven=False), state_of(ONE), ["Pinned"], id="pinned later"),
+        pytest.param(state_of(), state_of(bound("a")), [], id="no claims"),
+        pytest.param(state_of(), state_of(REFUSED), ["Unpinnable"], id="refused"),
+        pytest.param(state_of(REFUSED), state_of(REFUSED), [], id="refused still"),
+        pytest.param(
+            state_of(REFUSED),
+            state_of(bound("z", annotations=EXCLUSIVE), REFUSED, proven=False),
+            [],
+            id="refused still, with less free",
+        ),
+        pytest.param(state_of(REFUSED), state_of(ONE), ["Pinned"], id="fits now"),
+        pytest.param(
+            None,
+            state_of(bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})),
+            ["Unpinnable"],
+            id="cannot be read",
+        ),
+        pytest.param(
+            state_of(ONE), state_of(REQUIRED), ["PolicyChanged"], id="another policy, the same CPUs"
+        ),
+        pytest.param(state_of(ONE), state_of(bound("a")), ["PolicyChanged"], id="no policy any more"),
+        pytest.param(
+            state_of(ONE),
+            state_of(bound("a", container("main", 4), annotations=EXCLUSIVE)),
+            ["Pinned"],
+            id="other CPUs",
+        ),
+        pytest.param(state_of(ONE), state_of(ONE, proofs=DRIFTING), ["Drift"], id="drift"),
+        pytest.param(state_of(ONE, proofs=DRIFTING), state_of(ONE, proofs=DRIFTING), [], id="drift still"),
+        pytest.param(
+            state_of(ONE),
+            state_of(ONE, fights=(Fight("default/a/main", owner(ONE), 3),)),
+            ["Conflict"],
+            id="fight",
+        ),
+    ],
+)
+def test_events_are_what_changed(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
+    """Each change is told once; what stays is not told again."""
+    assert [one.reason for one in events_between(before, after)] == reasons
+
+
+def test_an_intruder_is_named() -> None:
+    """Drift by another container says which, and on which CPUs."""
+    state = state_of(ONE)
+    [pod] = state.pods
+    [main] = pod.containers
+    meant = replace(state, pods=(replace(pod, containers=(replace(main, intruders=("x/y/z",)),)),))
+    [event] = events_between(state, meant)
+    assert event.message == "container main: x/y/z may run on its CPUs 1,5"
+
+
+def test_an_event_names_its_container() -> None:
+    """`kubectl describe` shows it at the pod; the message is cut where the API server would refuse it."""
+    [event] = events_between(None, state_of(ONE))
+    made = event_document(replace(event, message="x" * 5000), ONE, "node-1", WHEN)
+    assert made["involvedObject"]["fieldPath"] == "spec.containers{main}"
+    assert len(made["message"]) == 1024
+    assert made["metadata"]["name"].startswith("a.")
+
+
+@pytest.mark.parametrize("letter", ["-", "."])
+def test_name_of_an_event_is_one(letter: str) -> None:
+    """However long the pod's name is, and wherever it is cut, the API server takes what comes of it."""
+    name = f"{'a' * (LONGEST_NAME - 1)}{letter}{'b' * 50}"
+    pod = bound(name, annotations=EXCLUSIVE)
+    [event] = events_between(None, state_of(pod))
+    made = event_document(event, pod, "node-1", WHEN)["metadata"]["name"]
+    assert re.fullmatch(r"a{199}\.[0-9a-f]{16}", made)
+
+
+def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
+    """Refused, pinned, refused again: the second refusal is the first event with a count of two."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE))
+        for state in (state_of(REFUSED), state_of(ONE), state_of(REFUSED)):
+            await report.publish(state)
+        await EventReport(api, "node-1", source(ONE)).publish(state_of(REFUSED))
+        assert report.writes == 3
+
+    run(server, act)
+    assert sorted((one["reason"], one["count"]) for one in server.kept.values()) == [
+        ("Pinned", 1),
+        ("Unpinnable", 2),
+    ]
+
+
+def test_an_event_that_the_server_forgot_is_told_anew() -> None:
+    """Events live for an hour: what repeats later is created again."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE))
+        await report.publish(state_of(REFUSED))
+        server.kept.clear()
+        for state in (state_of(ONE), state_of(REFUSED), state_of(ONE), state_of(REFUSED)):
+            await report.publish(state)
+
+    run(server, act)
+    assert {one["reason"] for one in server.kept.values()} == {Reason.PINNED, Reason.UNPINNABLE}
+
+
+def test_a_pod_that_changes_all_the_time_is_told_a_few_times() -> None:
+    """The burst is bounded, then one more comes with time; other pods are not held back by it."""
+    server = Server()
+    now = [0.0]
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE, bound("b")), Clock(monotonic=lambda: now[0]))
+        for _ in range(40):
+            await report.publish(state_of(ONE))
+            await report.publish(state_of(bound("a")))
+        assert report.writes == BURST
+        assert report.held_back == 80 - BURST
+        await report.publish(state_of(bound("b", annotations=EXCLUSIVE)))
+        assert report.writes == BURST + 1
+        now[0] = 31.0
+        await report.publish(state_of(ONE))
+        assert report.writes == BURST + 2
+
+    run(server, act)
+
+
+def test_events_wait_for_the_server() -> None:
+    """While it fails nothing is lost or doubled; a refused event is not tried again."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(ONE))
+        server.failures = [503, 503]
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await report.publish(state_of(ONE))
+        await report.publish(state_of(ONE))
+        server.failures = [422]
+        await report.publish(state_of(REFUSED))
+        await report.publish(state_of(REFUSED))
+
+    run(server, act)
+    assert [one["reason"] for one in server.kept.values()] == ["Pinned"]
+    assert len(server.requests) == 4
+    assert PENDING >= 250
+
+
+class Flooded(Server):
+    """Takes no events in some namespaces."""
+
+    def __init__(self, answer: httpx.Response, *namespaces: str) -> None:
+        super().__init__()
+        self.answer = answer
+        self.namespaces = set(namespaces)
+        self.asked: list[str] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Create or patch an event, or refuse to."""
+        namespace = request.url.path.split("/")[4]
+        self.asked.append(namespace)
+        return self.answer if namespace in self.namespaces else await super().__call__(request)
+
+
+def spread(*namespaces: str) -> list[Any]:
+    """Return one pod that is refused CPUs in each namespace."""
+    return [
+        bound(f"{at:02}", container("main", 99), annotations=EXCLUSIVE, namespace=namespace)
+        for at, namespace in enumerate(namespaces)
+    ]
+
+
+FULL = httpx.Response(429, json={"message": "limit reached on type Namespace"})
+
+
+@pytest.mark.parametrize("answer", [FULL, httpx.Response(500, json={"message": "failed calling webhook"})])
+def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
+    """Where a tenant has used up the events of his namespace, or its webhook fails, those of others are told."""
+    pods = spread("bad", "bad", "fine", "bad", "good")
+    server, now = Flooded(answer, "bad"), [0.0]
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
+        for second in range(20):
+            now[0] = float(second)
+            with pytest.raises(Later):
+                await report.publish(state_of(*pods))
+        assert server.asked[:3] == ["bad", "fine", "good"]
+        assert len(server.asked) <= 3 + 20 / 5
+        server.namespaces, now[0] = set(), 60.0
+        await report.publish(state_of(*pods))
+
+    run(server, act)
+    assert sorted(one["involvedObject"]["name"] for one in server.kept.values()) == [
+        "00",
+        "01",
+        "02",
+        "03",
+        "04",
+    ]
+
+
+def test_server_that_takes_no_events_is_let_be() -> None:
+    """Two namespaces in a row fail, and no more are tried; one that asks for patience gets it at once."""
+    pods = spread("a", "b", "c", "d")
+
+    async def act(api: Api) -> None:
+        with pytest.raises(Unavailable):
+            await EventReport(api, "node-1", source(*pods)).publish(state_of(*pods))
+
+    server = Flooded(httpx.Response(500), *"abcd")
+    run(server, act)
+    assert server.asked == ["a", "b"]
+    server = Flooded(httpx.Response(429, headers={"retry-after": "1"}), *"abcd")
+    run(server, act)
+    assert server.asked == ["a"]
+
+
+def test_who_the_api_does_not_know_is_not_told() -> None:
+    """Of a pod that is gone there is nothing to attach an event to; reset forgets what waits."""
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = EventReport(api, "node-1", source())
+        state = state_of(ONE)
+        gone = tuple(replace(pod, is_known=False) for pod in state.pods)
+        await report.publish(replace(state, pods=gone))
+        await report.reset()
+
+    run(server, act)
+    assert server.requests == []
+
+
+def test_event_of_a_pod_that_is_shown_late_waits() -> None:
+    """A pod that was found by its name is told when the watch shows it; others need not wait for it."""
+    server = Server()
+    other = bound("b", container("main", 1), annotations=EXCLUSIVE)
+    state = state_of(ONE, other)
+
+    async def act(api: Api) -> None:
+        pods = source(other)
+        report = EventReport(api, "node-1", pods)
+        for _ in range(2):
+            with pytest.raises(Later):
+                await report.publish(state)
+        assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b"]
+        pods.shown = source(ONE, other).shown
+        server.failures = [503]
+        with pytest.raises(Unavailable):
+            await report.publish(state)
+        await report.publish(state)
+
+    run(server, act)
+    assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b", "a"]

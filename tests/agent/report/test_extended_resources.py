@@ -1,0 +1,211 @@
+"""What the scheduler may count on: whatever is created, resized, edited and deleted, no core that is gone is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from agent.node_state import NodeState
+from agent.report.extended_resources import RESOURCES, node_resources
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.planning.requests import is_final, requested
+from pinning.pods.resources import members
+from pinning.pods.types import Pod
+from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
+from tests.pinning.nodes import smt_machine
+from tests.pods import CORES, OTHER_CORES, container
+
+ISOLATED = "corepin.io/isolated-cores"
+SMALL = smt_machine(4)  # core 0 is reserved
+ISOLCPUS = smt_machine(8, isolated="5-7,13-15")
+NODES = (
+    (ISOLCPUS, None),
+    (ISOLCPUS, StaticPools(exclusive_cores=2, exclusive_non_isolcpus=CPUSet([2]))),
+    (smt_machine(4, isolated="0-1,4-5"), None),  # the reserved core is not shared
+    (smt_machine(6, sockets=2, threads=1), None),
+    (smt_machine(6, sockets=2, threads=1), StaticPools(exclusive_cores=3, shared_cores=1)),
+)
+WORDS = ("isolate", "require", "prefer")
+COUNTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
+
+
+def isolated(name: str, *cpus: int, charged: int = 2, **more: Any) -> Pod:
+    """Return a pod of containers of so many CPUs each, for which the scheduler counts `charged` cores each."""
+    listed = [container(f"c{at}", {"cpu": count, ISOLATED: charged}) for at, count in enumerate(cpus)]
+    return bound(name, *listed, annotations=ISOLATE, **more)
+
+
+def claimed(pods: list[Pod], resource: str) -> int:
+    """Return what the scheduler counts for the pods."""
+    return sum(requested(members(one), resource) for one in pods if not is_final(one))
+
+
+def free_cores(state: NodeState, resource: str) -> int:
+    """Return the cores of a resource's pool that nobody holds any CPU of, counted one by one."""
+    free = 0
+    for core in state.sets.topology.cores:
+        cpus = core.cpus & state.sets.topology.online
+        pools = state.sets.pools
+        inside = pools.non_isolcpus if resource == OTHER_CORES else pools.exclusive
+        free += bool(cpus) and not cpus - inside and not cpus & state.ledger.held
+    return free
+
+
+def offered(state: NodeState, pods: list[Pod]) -> Mapping[str, int]:
+    """Return the cores on which the scheduler would place another pod."""
+    published = node_resources(state, pods)
+    assert published
+    return {name: number - claimed(pods, name) for name, number in published.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "numbers"),
+    [
+        pytest.param([2], [3], (2, 0), id="a core more than the scheduler counts"),
+        pytest.param([2], [2], (3, 1), id="as many"),
+        pytest.param([2], [1], (3, 1), id="a core less: it stays counted for the pod"),
+        pytest.param([2], [4], (3, 1), id="more than there is: it keeps what it has"),
+        pytest.param(
+            [1, 2], [2, 1], (4, 0), id="what one holds more does not make up for what another holds less"
+        ),
+    ],
+)
+def test_resized_isolated_pods(before: list[int], after: list[int], numbers: tuple[int, int]) -> None:
+    """Three cores are there: what is published, and what of it the scheduler may still place."""
+    first = state_of(isolated("a", *before), machine=SMALL)
+    pods = [isolated("a", *after)]
+    state = state_of(*pods, machine=SMALL, ledger=first.ledger)
+    published = node_resources(state, pods)
+    assert published
+    assert (published[ISOLATED], offered(state, pods)[ISOLATED]) == numbers
+
+
+def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
+    """An init container and a main one hold the same two cores, which the scheduler counts once."""
+    one = bound("a", container("main", {CORES: 2}))
+    spec = {**(one["spec"] or {}), "initContainers": [container("init", {CORES: 2})]}
+    pods: list[Pod] = [{**one, "spec": spec}]  # type: ignore[typeddict-item]
+    state = state_of(*pods, machine=SMALL)
+    assert node_resources(state, pods) == {CORES: 3, OTHER_CORES: 1, ISOLATED: 1}
+
+
+def test_a_pod_that_the_last_pass_has_not_seen_is_taken_from_what_is_free() -> None:
+    """Between binding and pinning the scheduler sees no more than will be free then."""
+    pods = [isolated("a", 2)]
+    assert offered(state_of(machine=SMALL), pods)[ISOLATED] == 1
+
+
+def test_the_last_shared_core_is_not_offered() -> None:
+    """Where isolcpus has the reserved core, the others need one of the free ones, and the agent gives it to nobody."""
+    machine = smt_machine(4, isolated="0,4")
+    state = state_of(machine=machine)
+    assert offered(state, []) == dict.fromkeys(RESOURCES, 2)
+    for count, refused in ((2, False), (3, True)):
+        assert bool(state_of(isolated("a", count), machine=machine).refusals) == refused
+    pods = [isolated("a", 2)]
+    assert offered(state_of(*pods, machine=machine), pods)[ISOLATED] == 0
+
+
+class Cluster(RuleBasedStateMachine):
+    """A scheduler that believes one node, users who resize and edit what runs, and pods that nobody scheduled."""
+
+    @initialize(node=st.integers(0, len(NODES) - 1), spread=st.booleans())
+    def boot(self, node: int, spread: bool) -> None:
+        """Start with an empty node."""
+        self.machine, pools = NODES[node]
+        self.config = NodeConfig(sort="spread" if spread else "packed", pools=pools)
+        self.pods: dict[str, Pod] = {}
+        self.count = 0
+        self.state = state_of(machine=self.machine, config=self.config, ledger=Ledger())
+
+    def settle(self) -> None:
+        """Let the agent follow, from what it held before."""
+        self.state = state_of(
+            *self.pods.values(), machine=self.machine, config=self.config, ledger=self.state.ledger
+        )
+
+    def add(self, made: Pod) -> None:
+        """Bind a pod: before the agent saw it, no more is offered than what it will leave."""
+        before = offered(self.state, [*self.pods.values()])
+        self.pods[(made["metadata"] or {})["name"] or ""] = made
+        pods = [*self.pods.values()]
+        for name, rest in offered(self.state, pods).items():
+            assert rest <= max(0, before[name] - requested(members(made), name))
+        self.settle()
+
+    def one(self, at: int) -> list[str]:
+        """Return the name of one of the pods, if there is any."""
+        names = sorted(self.pods)
+        return [names[at % len(names)]] if names else []
+
+    def name(self) -> str:
+        """Return a new name, in the order of the pods' age."""
+        self.count += 1
+        return f"p{self.count:03}"
+
+    @rule(counts=COUNTS, resource=st.sampled_from(RESOURCES), init=st.booleans(), scheduled=st.booleans())
+    def create(self, counts: list[int], resource: str, init: bool, scheduled: bool) -> None:
+        """Create a pod of whole cores; one that the scheduler placed gets all of them."""
+        amounts = [{"cpu": one, resource: one} if resource == ISOLATED else {resource: one} for one in counts]
+        listed = [container(f"c{at}", one) for at, one in enumerate(amounts)]
+        made = bound(self.name(), *listed[init and len(listed) > 1 :], annotations=ISOLATE)
+        spec = {**(made["spec"] or {}), "initContainers": listed[: init and len(listed) > 1]}
+        made = {**made, "spec": spec}  # type: ignore[typeddict-item]
+        fits = requested(members(made), resource) <= offered(self.state, [*self.pods.values()])[resource]
+        if scheduled and not fits:
+            return
+        self.add(made)
+        if fits:
+            assert not [one for one in self.state.refusals if one.owner.pod_uid == f"p{self.count:03}"]
+
+    @rule(cpus=st.integers(1, 5))
+    def create_uncounted(self, cpus: int) -> None:
+        """Create a pod with CPUs that the scheduler does not count as cores."""
+        self.add(bound(self.name(), container("c0", cpus), annotations=EXCLUSIVE))
+
+    @rule(at=st.integers(0, 9), cpus=st.integers(1, 6), word=st.sampled_from(WORDS))
+    def change(self, at: int, cpus: int, word: str) -> None:
+        """Resize all containers of a pod, and edit its policy."""
+        for name in self.one(at):
+            one: Any = self.pods[name]
+            listed = [
+                {**each, "resources": {"limits": {**each["resources"]["limits"], "cpu": cpus}}}
+                for each in one["spec"]["containers"]
+            ]
+            words = {"cpu-manager.corepin.io/pod": "exclusive"} if cpus % 2 and word == "prefer" else {}
+            metadata = {**one["metadata"], "annotations": {"smt-policy.corepin.io/pod": word, **words}}
+            spec = {**one["spec"], "containers": listed}
+            changed: Any = {**one, "metadata": metadata, "spec": spec}
+            self.pods[name] = changed
+        self.settle()
+
+    @rule(at=st.integers(0, 9), phase=st.sampled_from(["", "Succeeded"]))
+    def end(self, at: int, phase: str) -> None:
+        """Delete a pod, or let it end."""
+        for name in self.one(at):
+            if phase:
+                self.pods[name] = {**self.pods[name], "status": {"phase": phase}}
+            else:
+                del self.pods[name]
+        self.settle()
+
+    @invariant()
+    def no_core_that_is_gone_is_offered(self) -> None:
+        """Bound pods stay covered, and the rest is free; all of it while everybody holds what the scheduler counts."""
+        pods = [*self.pods.values()]
+        for name, rest in offered(self.state, pods).items():
+            free = free_cores(self.state, name)
+            assert 0 <= rest <= free
+            if not claimed(pods, name):
+                assert rest >= free - (self.state.sets.reserved <= self.state.topology.isolated)
+
+
+Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+TestCluster = Cluster.TestCase

@@ -1,0 +1,57 @@
+"""The gauges that the reports add to the agent's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from agent.errors import AgentError
+from agent.report.desired_node import NodeOptions
+from agent.report.load_metrics import MetricsReport
+from apiserver.client import Access, Api
+from tests.agent.states import ISOLATE, bound, source, state_of
+from tests.pods import container
+
+AMOUNT = {"cpu": "100m", "memory": "32M"}
+PODS = (
+    bound("a", container("main", 1), container("side", AMOUNT), annotations=ISOLATE),
+    bound("b", container("x", requests="9")),
+)
+
+
+async def answer(_: httpx.Request) -> httpx.Response:
+    """Refuse everything."""
+    return httpx.Response(403, json={"message": "no"})
+
+
+def test_load_hidden_cost_and_requests_are_shown() -> None:
+    """What is requested against what is there, idle siblings, sidecars, and the requests with their errors."""
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), httpx.MockTransport(answer))
+        report = MetricsReport(registry, api, source(*PODS), NodeOptions(sidecar=("100m", "32M")))
+        await report.publish(state_of(*PODS))
+        with contextlib.suppress(AgentError):
+            await api.get("/x")
+        await report.reset()
+        await api.close()
+
+    asyncio.run(main())
+    shown = {
+        (sample.name.removeprefix("corepin_agent_"), *sample.labels.values()): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+    assert shown == {
+        ("shared_millicores", "requested"): 9100,
+        ("shared_millicores", "there"): 6000,
+        ("hidden_cost", "idle_cpus"): 1,
+        ("hidden_cost", "sidecar_millicores"): 100,
+        ("hidden_cost", "sidecar_bytes"): 32_000_000,
+        ("api_requests_total",): 1,
+        ("api_errors_total", "403"): 1,
+    }

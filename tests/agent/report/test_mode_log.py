@@ -1,0 +1,65 @@
+"""What the agent's log says of the node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
+from agent.kubelet.policy import KubeletPolicy
+from agent.node_state import NodeState
+from agent.report.mode_log import LogReport, RefusalLog
+from pinning.planning.node_config import NodeConfig
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.pods import container
+
+GIVING = state_of()
+STATIC = state_of(config=NodeConfig(observe=True))
+CONFIGURED = replace(STATIC, kubelet=KubeletPolicy.NONE)
+
+
+@pytest.mark.parametrize(
+    ("observing", "remedy"),
+    [
+        pytest.param(STATIC, "cpuManagerPolicy", id="kubelet"),
+        pytest.param(CONFIGURED, "observe to false", id="configured"),
+    ],
+)
+def test_mode_is_told_when_it_changes(
+    caplog: pytest.LogCaptureFixture, observing: NodeState, remedy: str
+) -> None:
+    """Observing is a warning with its remedy, once; giving CPUs out is told only after it."""
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        report = LogReport()
+        for state in (GIVING, observing, observing, GIVING, GIVING):
+            await report.publish(state)
+        await report.reset()
+
+    asyncio.run(main())
+    warning, end = caplog.records
+    assert (warning.levelno, end.levelno) == (logging.WARNING, logging.INFO)
+    assert remedy in warning.__dict__["facts"]["remedy"]
+
+
+def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without events the log tells an unknown word and CPUs that are missing, each once until it is another."""
+    wrong = bound("a", annotations={"qos.gocrane.io/cpu-manager": "exlusive"})
+    large = bound("b", container("main", 99), annotations=EXCLUSIVE)
+    states = (state_of(wrong), state_of(wrong), state_of(wrong, large), state_of(), state_of(wrong))
+
+    async def main() -> None:
+        report = RefusalLog()
+        for state in states:
+            await report.publish(state)
+        await report.reset()
+
+    asyncio.run(main())
+    told = [(record.levelno, record.__dict__["facts"]) for record in caplog.records]
+    assert [facts["reason"] for _, facts in told] == ["Invalid", "NotEnoughCPUs", "Invalid"]
+    assert {level for level, _ in told} == {logging.WARNING}
+    assert "'exlusive' is no policy: write one of none, exclusive, share" in told[0][1]["message"]
+    assert told[1][1]["claim"].endswith("/b/main")

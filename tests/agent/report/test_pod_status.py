@@ -1,0 +1,387 @@
+"""The annotation of pods: what it says, when it is written, and when it is not."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.clock import Clock
+from agent.errors import Unavailable
+from agent.node_state import NodeState, Path, PodState, Proof
+from agent.report.pod_status import PodReport, pod_status
+from agent.report.publisher import Later
+from apiserver.client import Api
+from pinning.contract import STATUS_CPUS
+from pinning.machine.cpuset import CPUSet
+from pinning.pods.types import Pod
+from tests.agent.report.pod_server import Server, run
+from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
+from tests.pods import container
+
+LATER = "2026-11-20T11:00:00Z"
+
+
+def told(state: NodeState, name: str = "a", before: str | None = None) -> Any:
+    """Return the annotation of a pod, read."""
+    text = pod_status(of(state, name), before)
+    return text and json.loads(text)
+
+
+def of(state: NodeState, name: str) -> PodState:
+    """Return what the state says of a pod."""
+    return next(one for one in state.pods if one.name == name)
+
+
+def test_a_pinned_container_is_told_with_its_proof() -> None:
+    """Policies, CPUs, idle siblings, NUMA nodes, and what the kernel was read to have, when and by which path."""
+    one = bound("a", container("main", 1), container("side"), annotations=ISOLATE)
+    assert told(state_of(one)) == {
+        "version": 1,
+        "containers": {
+            "main": {
+                "policy": "exclusive",
+                "smtPolicy": "isolate",
+                "numaPolicy": "packed",
+                "cpus": "1",
+                "idle": "5",
+                "numaNodes": [0],
+                "pinned": True,
+                "applied": {"cpus": "1", "time": WHEN, "path": "cgroup"},
+            }
+        },
+    }
+
+
+def test_a_refused_container_is_told_as_not_pinned() -> None:
+    """The reason and the remedy are told, and never CPUs that it does not hold."""
+    main = told(state_of(bound("a", container("main", 99), annotations=EXCLUSIVE)))["containers"]["main"]
+    assert main["pinned"] is False
+    assert main["refusal"]["reason"] == "NotEnoughCPUs"
+    assert "wanted 99" in main["refusal"]["message"]
+    assert main.keys() == {"pinned", "refusal"}
+
+
+def test_what_cannot_be_read_is_told_of_the_pod() -> None:
+    """A pod whose own words are wrong learns why."""
+    one = bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})
+    assert told(state_of(one))["refusal"]["reason"] == "Invalid"
+
+
+def test_a_pod_without_claims_is_told_nothing() -> None:
+    """No annotation is put on pods that never asked."""
+    assert told(state_of(bound("a"))) is None
+
+
+def test_what_is_not_yet_proven_is_not_called_pinned() -> None:
+    """Without a reading of the kernel there is no `applied`, whatever was told before."""
+    main = told(state_of(bound("a", annotations=EXCLUSIVE), proven=False), before="{}")["containers"]["main"]
+    assert main["pinned"] is False
+    assert "applied" not in main
+
+
+def test_nothing_is_told_before_a_container_runs() -> None:
+    """What is held by containers that do not run yet is told with the first that does; a refusal is told at once."""
+    assert told(state_of(bound("a", annotations=EXCLUSIVE), proven=False)) is None
+    two = bound("a", container("main", 2), container("big", 99), annotations=EXCLUSIVE)
+    assert told(state_of(two, proven=False))["containers"].keys() == {"main", "big"}
+
+
+def test_drift_and_the_window_are_told() -> None:
+    """Tasks outside, and how long the container may have run elsewhere, are part of the report."""
+    one = bound("a", annotations=EXCLUSIVE)
+    proof = Proof(CPUSet([1, 5]), WHEN, Path.RUNTIME, outside=2, window_seconds=0.004)
+    main = told(state_of(one, proofs={owner(one): proof}))["containers"]["main"]
+    assert main["drift"] is True
+    assert main["applied"]["windowSeconds"] == 0.004
+
+
+def test_window_that_is_known_later_is_told_later() -> None:
+    """It is added to what was told of the same CPUs, and is what it was from then on."""
+    one = bound("a", annotations=EXCLUSIVE)
+    text = pod_status(of(state_of(one), "a"), None)
+    for seconds in (0.004, 9.0):
+        proofs = {owner(one): Proof(CPUSet([1, 5]), LATER, Path.FOUND, window_seconds=seconds)}
+        text = pod_status(of(state_of(one, proofs=proofs), "a"), text)
+    applied = json.loads(text or "")["containers"]["main"]["applied"]
+    assert applied == {"cpus": "1,5", "time": WHEN, "path": "cgroup", "windowSeconds": 0.004}
+
+
+@pytest.mark.parametrize(
+    "before", [None, "", "no json", "[]", '{"containers": 7}', '{"containers": {"main": 7}}']
+)
+def test_a_damaged_annotation_is_replaced(before: str | None) -> None:
+    """Whatever stood there before, the new words are those of the state."""
+    state = state_of(bound("a", annotations=EXCLUSIVE))
+    assert pod_status(of(state, "a"), before) == pod_status(of(state, "a"), None)
+
+
+def test_times_change_only_with_content() -> None:
+    """The same CPUs found later by another path are the same report; other CPUs bring their own time."""
+    one = bound("a", annotations=EXCLUSIVE)
+    first = pod_status(of(state_of(one), "a"), None)
+    same = state_of(one, when=LATER, path=Path.FOUND)
+    assert pod_status(of(same, "a"), first) == first
+    grown = bound("a", container("main", 4), annotations=EXCLUSIVE)
+    moved = told(state_of(grown, when=LATER), before=first)
+    assert moved["containers"]["main"]["applied"]["time"] == LATER
+
+
+def test_what_is_free_beside_a_refused_claim_is_not_told_again() -> None:
+    """A neighbour that comes or goes changes nothing for who waits; asking for another number does."""
+    waiting = bound("a", container("main", 99), annotations=EXCLUSIVE)
+    first = pod_status(of(state_of(waiting), "a"), None)
+    assert pod_status(of(state_of(bound("b", annotations=EXCLUSIVE), waiting), "a"), first) == first
+    less = bound("a", container("main", 98), annotations=EXCLUSIVE)
+    assert "wanted 98" in told(state_of(less), before=first)["containers"]["main"]["refusal"]["message"]
+
+
+def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
+    """The same state told again, and the watch being late, cost no request; the uid is a precondition."""
+    one = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
+    server = Server()
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, "node-1", source(one, bound("b")))
+        for _ in range(3):
+            await report.publish(state_of(one, bound("b")))
+        assert report.writes == api.requests == 1
+
+    run(act, server)
+    [(path, body)] = server.patches
+    assert path == "/api/v1/namespaces/default/pods/a"
+    assert body["metadata"]["uid"] == "a"
+    assert body["metadata"]["annotations"].keys() == {STATUS_CPUS}
+
+
+def test_the_watch_wins_over_what_was_written() -> None:
+    """When the pod of the API is newer than our write, what it shows counts: an annotation taken away comes back."""
+    one = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
+    server = Server()
+
+    async def act(api: Api) -> None:
+        pods = source(one)
+        report = PodReport(api, "node-1", pods)
+        await report.publish(state_of(one))
+        pods.shown = source(bound("a", annotations=EXCLUSIVE, resourceVersion="900")).shown
+        await report.publish(state_of(one))
+        assert report.writes == 2
+
+    run(act, server)
+
+
+def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
+    """It is removed with the policy, and from pods that are over; a pod younger than the state is left alone."""
+    told_before = {STATUS_CPUS: "{}"}
+    plain, over = bound("a", annotations=told_before), bound("b", annotations=told_before)
+    over["status"] = {"phase": "Succeeded"}
+    young = bound("c", annotations=told_before)
+    server = Server()
+
+    async def act(api: Api) -> None:
+        await PodReport(api, "node-1", source(plain, over, young)).publish(state_of(plain, over))
+
+    run(act, server)
+    assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
+        ("a", {STATUS_CPUS: None}),
+        ("b", {STATUS_CPUS: None}),
+    ]
+
+
+def test_a_static_pod_is_told_at_its_mirror() -> None:
+    """The runtime knows it by the hash of its manifest, the API by a uid of its own."""
+    mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123", **EXCLUSIVE}
+    one = bound("a", annotations=mirror, uid="api-uid")
+    server = Server()
+
+    async def act(api: Api) -> None:
+        await PodReport(api, "node-1", source(one)).publish(state_of(one))
+
+    run(act, server)
+    assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
+
+
+@pytest.mark.parametrize(
+    ("code", "tried", "error"),
+    [
+        pytest.param(422, 2, Later, id="refused"),
+        pytest.param(413, 2, Later, id="too large"),
+        pytest.param(403, 2, Later, id="forbidden"),
+        pytest.param(409, 2, Later, id="another pod of that name"),
+        pytest.param(500, 2, Later, id="its webhook fails"),
+        pytest.param(503, 1, Unavailable, id="out of reach"),
+        pytest.param(401, 1, Unavailable, id="no valid token"),
+        pytest.param(404, 2, None, id="gone"),
+    ],
+)
+def test_one_pod_that_fails_costs_the_others_nothing(
+    code: int, tried: int, error: type[Exception] | None
+) -> None:
+    """Others are told though one is refused; a server out of reach is not asked for each pod; a later try mends it."""
+    pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
+    server = Server(code)
+    now = [0.0]
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
+        if error is None:
+            await report.publish(state_of(*pods))
+        else:
+            with pytest.raises(error):
+                await report.publish(state_of(*pods))
+        assert api.requests == tried
+        now[0] = 10.0
+        await report.publish(state_of(*pods))
+        assert report.writes == 2
+
+    run(act, server)
+
+
+class Bad(Server):
+    """Refuses some pods for as long as they are named."""
+
+    def __init__(self, code: int, *names: str) -> None:
+        super().__init__()
+        self.code = code
+        self.names = set(names)
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Take one patch, or refuse it."""
+        answer = await super().__call__(request)
+        is_bad = request.url.path.rpartition("/")[2] in self.names
+        return httpx.Response(self.code, json={"message": "too much"}) if is_bad else answer
+
+
+async def tell(report: PodReport, state: NodeState) -> None:
+    """Tell a state of which some pods may be refused."""
+    with suppress(Later):
+        await report.publish(state)
+
+
+@pytest.mark.parametrize("code", [422, 500])
+def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCaptureFixture) -> None:
+    """However many there are and however often there is news: one try in five seconds, and one line in the log each."""
+    names = [f"p{number}" for number in range(40)]
+    pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
+    server, now = Bad(code, *names), [0.0]
+    state = state_of(*pods)
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
+        while len(server.patches) < len(names):
+            with suppress(Later, Unavailable):
+                await report.publish(state)
+        for second in range(1, 1001):
+            now[0] = float(second)
+            await tell(report, state)
+
+    run(act, server)
+    assert len(server.patches) <= len(names) + 1000 / 5
+    assert caplog.messages.count("pod not told") == len(names)
+
+
+def test_refused_pod_that_changed_is_tried_soon() -> None:
+    """Its user took something away: the next try comes after seconds, though it had waited for minutes."""
+    server, now = Bad(422, "a"), [0.0]
+
+    def one(version: str) -> Pod:
+        return bound("a", annotations=EXCLUSIVE, resourceVersion=version)
+
+    async def act(api: Api) -> None:
+        pods = source(one("7"))
+        report = PodReport(api, "node-1", pods, Clock(monotonic=lambda: now[0]))
+        for minute in range(30):
+            now[0] = 60.0 * minute
+            await tell(report, state_of(one("7")))
+        tried, server.names = len(server.patches), set()
+        assert tried < 15
+        now[0] += 6
+        await tell(report, state_of(one("7")))
+        assert len(server.patches) == tried
+        pods.shown = source(one("8")).shown
+        await report.publish(state_of(one("8")))
+        assert report.writes == 1
+
+    run(act, server)
+
+
+def test_after_a_failure_of_all_requests_everybody_is_told_at_once() -> None:
+    """Two pods are asked for, then the server is let be; when one is told again, all are."""
+    names = [f"p{number}" for number in range(6)]
+    pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
+    server, now = Bad(500, *names), [0.0]
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
+        for round_ in range(3):
+            with pytest.raises(Unavailable):
+                await report.publish(state_of(*pods))
+            assert api.requests == 2 * round_ + 2
+        server.names, now[0] = set(), 31.0
+        await report.publish(state_of(*pods))
+        assert report.writes == len(names)
+
+    run(act, server)
+
+
+def test_pod_that_is_over_loses_the_annotation() -> None:
+    """The source shows it no more, the API may; one that is being deleted takes it along, and failing costs nobody."""
+    told = {STATUS_CPUS: "{}", **EXCLUSIVE}
+    pods = {name: bound(name, container("main", 1), annotations=told) for name in "abc"}
+    plain = bound("d")
+    (pods["c"]["metadata"] or {})["deletionTimestamp"] = WHEN
+    server = Bad(500, "b")
+
+    async def act(api: Api) -> None:
+        shown = source(*pods.values())
+        report = PodReport(api, "node-1", shown)
+        await tell(report, state_of(*pods.values(), proven=False))
+        server.patches.clear()
+        shown.shown = source(plain).shown
+        for _ in range(3):
+            await report.publish(state_of(plain))
+
+    run(act, server)
+    assert [(path[-1], body["metadata"]) for path, body in server.patches] == [
+        (name, {"uid": name, "annotations": {STATUS_CPUS: None}}) for name in "ab"
+    ]
+
+
+def test_a_pod_that_is_shown_late_is_told_then() -> None:
+    """What was found by its name is pinned at once; its annotation is written when the watch shows it."""
+    late, other = bound("a", annotations=EXCLUSIVE), bound("b", container("main", 1), annotations=EXCLUSIVE)
+    server = Server()
+
+    async def act(api: Api) -> None:
+        pods = source(other)
+        report = PodReport(api, "node-1", pods)
+        with pytest.raises(Later, match="a"):
+            await report.publish(state_of(late, other))
+        pods.shown = source(late, other).shown
+        await report.publish(state_of(late, other))
+
+    run(act, server)
+    assert [path[-1] for path, _ in server.patches] == ["b", "a"]
+
+
+def test_reset_removes_every_annotation() -> None:
+    """The API is asked, as nothing watches it then; pods without one, and pods that just went, are no trouble."""
+    pods = [
+        bound("a", annotations={STATUS_CPUS: "{}"}),
+        bound("b"),
+        bound("c", annotations={STATUS_CPUS: "{}"}),
+    ]
+    server = Server(404)
+    server.listed = pods
+
+    async def act(api: Api) -> None:
+        await PodReport(api, "node-1", source()).reset()
+
+    run(act, server)
+    assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
+        ("a", {STATUS_CPUS: None}),
+        ("c", {STATUS_CPUS: None}),
+    ]

@@ -1,0 +1,137 @@
+"""Reporters that fail are told again, no sooner than the API server asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agent.errors import Refused
+from agent.metrics import Metrics
+from agent.node_state import NodeState
+from agent.report.publisher import Later, Publisher
+from apiserver.backoff import LONGEST_ASKED
+from apiserver.errors import Busy
+from tests.agent.states import bound, state_of
+
+STATE = state_of()
+
+
+class Reporter:
+    """Fails as it is told to, and then no more."""
+
+    def __init__(self, failures: Sequence[Exception]) -> None:
+        self.failures = list(failures)
+        self.done = asyncio.Event()
+
+    async def publish(self, state: NodeState) -> None:
+        """Take a state."""
+        assert state is STATE
+        if self.failures:
+            raise self.failures.pop(0)
+        self.done.set()
+
+    async def reset(self) -> None:
+        """Do nothing."""
+
+
+def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
+    """Return how long was waited after each failure of one reporter."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def main() -> None:
+        reporter = Reporter(failures)
+        publisher = Publisher([reporter], metrics or Metrics(), sleep)
+        publisher.tell(STATE)
+        running = asyncio.create_task(publisher.run())
+        try:
+            async with asyncio.timeout(60):
+                await reporter.done.wait()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(main())
+    return slept
+
+
+def test_told_state_is_not_told_again() -> None:
+    """Nothing is waited for where nothing failed."""
+    assert waits() == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "least", "most"),
+    [
+        pytest.param(Busy("429", 7), 7, 8.4, id="asked for 7 s"),
+        pytest.param(Busy("429", 86400), LONGEST_ASKED, 1.2 * LONGEST_ASKED, id="asked for a day"),
+        pytest.param(Busy("500"), 0.25, 0.5, id="asked for nothing"),
+        pytest.param(Refused("403"), 0.25, 0.5, id="refused"),
+        pytest.param(KeyError("bug"), 0.25, 0.5, id="crashed"),
+    ],
+)
+def test_failed_report_is_tried_again(failure: Exception, least: float, most: float) -> None:
+    """After the time that was asked for, up to two minutes; else after a short one."""
+    [wait] = waits(failure)
+    assert least <= wait <= most
+
+
+@pytest.mark.parametrize(("failure", "count"), [(Later("a"), None), (Refused("no"), 1.0)])
+def test_what_only_comes_late_is_no_failure(failure: Exception, count: float | None) -> None:
+    """A pod that is not shown yet is waited for and not counted."""
+    metrics = Metrics()
+    assert waits(failure, metrics=metrics)
+    name = "corepin_agent_report_errors_total"
+    assert metrics.registry.get_sample_value(name, {"reporter": "Reporter"}) == count
+
+
+class Picky:
+    """Refuses something of every state, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[NodeState] = []
+        self.taken = asyncio.Event()
+
+    async def publish(self, state: NodeState) -> None:
+        """Take a state, and put a part of it off."""
+        self.told.append(state)
+        self.taken.set()
+        raise Later("one pod is refused", 300.0, refused=1)
+
+    async def reset(self) -> None:
+        """Do nothing."""
+
+
+def test_news_need_not_wait_for_what_is_refused() -> None:
+    """The next state is told at once though the reporter wants to be asked again in minutes; the gauge shows why."""
+    metrics, reporter = Metrics(), Picky()
+    other = state_of(bound("a"))
+
+    async def sleep(_: float) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        publisher = Publisher([reporter], metrics, sleep)
+        running = asyncio.create_task(publisher.run())
+        async with asyncio.timeout(60):
+            for state in (STATE, other):
+                publisher.tell(state)
+                await reporter.taken.wait()
+                reporter.taken.clear()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(main())
+    assert reporter.told == [STATE, other]
+    gauge = metrics.registry.get_sample_value("corepin_agent_reports_refused", {"reporter": "Picky"})
+    assert gauge == 1
+
+
+def test_waits_grow_while_it_fails() -> None:
+    """What fails again and again is tried less and less often."""
+    found = waits(*[Refused("no")] * 6)
+    assert found[-1] > 4 * found[0]

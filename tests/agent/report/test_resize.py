@@ -1,0 +1,118 @@
+"""A resize in place, from what the kubelet says of it to what the kernel, the pod, its user and the scheduler see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agent.node_state import NodeState
+from agent.report.events import Event, Reason, events_between
+from agent.report.extended_resources import node_resources
+from agent.report.pod_status import pod_status
+from tests.agent.fakes import FakeNode
+from tests.pinning.world import Wish
+from tests.pods import CORES, OTHER_CORES
+
+ISOLATED = "corepin.io/isolated-cores"
+ALONE = Wish("1", smt="isolate")  # on FLAT, reserved 0,4: the core 1,5
+
+
+def charge(node: FakeNode, uid: str, cores: int = 1) -> None:
+    """Let the scheduler count cores for a pod, as the webhook does."""
+    for kind in ("limits", "requests"):
+        node.documents[uid]["spec"]["containers"][0]["resources"][kind][ISOLATED] = cores
+
+
+def resize(node: FakeNode, uid: str, cpu: str, allocated: str | None) -> None:
+    """Let a user ask for other CPUs, and the kubelet give them or not."""
+    document = node.documents[uid]
+    resources = document["spec"]["containers"][0]["resources"]
+    for kind in ("limits", "requests"):
+        resources[kind] = {**resources[kind], "cpu": cpu}
+    given = {"name": "c0", "allocatedResources": {"cpu": allocated}} if allocated else {"name": "c0"}
+    node.documents[uid] = {**document, "status": {"phase": "Running", "containerStatuses": [given]}}
+
+
+def told(state: NodeState, uid: str) -> Any:
+    """Return the annotation of a container."""
+    one = next(pod for pod in state.pods if pod.uid == uid)
+    return json.loads(pod_status(one, None) or "{}")["containers"]["c0"]
+
+
+def published(node: FakeNode, state: NodeState) -> int:
+    """Return how many cores the scheduler would still place."""
+    return numbers(node, state)[ISOLATED] - 1
+
+
+def numbers(node: FakeNode, state: NodeState) -> Mapping[str, int]:
+    """Return what is published."""
+    pods: Any = node.documents.values()
+    made = node_resources(state, pods)
+    assert made
+    return made
+
+
+def alone(node: FakeNode) -> tuple[str, NodeState]:
+    """Run a pod with a core of its own."""
+    node.add("a", ALONE)
+    charge(node, "a")
+    number = node.start("a")
+    return number, node.run()
+
+
+def test_a_resized_isolated_pod_gets_the_free_core(node: FakeNode) -> None:
+    """The kernel has it, annotation and event say it, and the scheduler is not offered it."""
+    number, before = alone(node)
+    assert (node.cpus(number), published(node, before)) == ("1", 2)
+    resize(node, "a", "2", allocated="2")
+    after = node.run()
+    assert node.cpus(number) == "1-2"
+    assert (told(after, "a")["cpus"], told(after, "a")["idle"]) == ("1-2", "5-6")
+    [event] = events_between(before, after)
+    assert event.reason is Reason.PINNED
+    assert "runs on CPUs 1-2, siblings 5-6 idle" in event.message
+    assert published(node, after) == 1
+
+
+def test_a_resized_isolated_pod_without_room_is_told_so_and_gets_the_core_later(node: FakeNode) -> None:
+    """It stays on what it has, pinned, with the reason in annotation and event, until somebody leaves."""
+    number, _ = alone(node)
+    node.add("b", Wish("3", policy="exclusive"))
+    other = node.start("b")
+    before = node.run()
+    resize(node, "a", "2", allocated="2")
+    after = node.run()
+    assert (node.cpus(number), told(after, "a")["pinned"], published(node, after)) == ("1", True, 0)
+    assert told(after, "a")["refusal"]["reason"] == "KeepsFewerCPUs"
+    missing = "wanted 2 wholly free cores, found 1"
+    assert [event for event in events_between(before, after) if missing in event.message] == [
+        Event(after.refusals[0].owner, Reason.UNPINNABLE, f"KeepsFewerCPUs: {after.refusals[0].message}")
+    ]
+    del node.documents["b"]
+    node.stop(other)
+    last = node.run()
+    assert (node.cpus(number), last.refusals, published(node, last)) == ("1-2", (), 1)
+
+
+@pytest.mark.parametrize("allocated", ["1", None], ids=["the kubelet waits", "it says nothing yet"])
+def test_a_resize_counts_when_the_kubelet_gives_it(allocated: str | None, node: FakeNode) -> None:
+    """A kubelet that defers a resize keeps the quota of before; without its word the pod's own counts."""
+    number, _ = alone(node)
+    resize(node, "a", "2", allocated)
+    node.run()
+    assert node.cpus(number) == ("1" if allocated else "1-2")
+
+
+def test_a_shrunk_isolated_pod_stays_counted(node: FakeNode) -> None:
+    """What it gives back is free for claims of CMK's resource; of isolated cores it has what it was created with."""
+    node.add("a", Wish("3", smt="isolate"))
+    charge(node, "a", 3)
+    number = node.start("a")
+    node.run()
+    resize(node, "a", "1", allocated="1")
+    after = node.run()
+    assert node.cpus(number) == "1"
+    assert numbers(node, after) == {CORES: 2, OTHER_CORES: 2, ISOLATED: 3}

@@ -1,0 +1,134 @@
+"""Health, readiness, metrics and the local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.node_state import NodeState
+from agent.serve.endpoints import Status, listen_http, listen_socket
+from agent.serve.state_json import to_dict
+from pinning.machine.topology import Topology
+from pinning.planning.ledger import Ledger
+from tests.agent.fakes import FakeNode
+from tests.pinning.world import Wish
+
+Ask = Callable[[bytes], Awaitable[str]]
+
+
+def asked(state: NodeState | None, request: bytes, registry: CollectorRegistry | None = None) -> str:
+    """Return what a real server answers over TCP."""
+
+    async def talk() -> str:
+        server = await listen_http(Status(lambda: state, registry or CollectorRegistry()), "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+            writer.write(request)
+            answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            return answer.decode()
+
+    return asyncio.run(talk())
+
+
+def get(path: str, state: NodeState | None = None, registry: CollectorRegistry | None = None) -> str:
+    """Return the answer to a GET."""
+    return asked(state, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), registry)
+
+
+def test_health_is_served_before_anything_is_known() -> None:
+    """A process that answers is alive."""
+    assert get("/healthz").endswith("Connection: close\r\n\r\nok\n")
+
+
+def test_not_ready_before_the_first_pass() -> None:
+    """Readiness says why it is not there yet."""
+    answer = get("/readyz")
+    assert answer.startswith("HTTP/1.1 503 Service Unavailable")
+    assert "pods and containers are not listed yet" in answer
+
+
+def test_ready_when_everything_is_listed(node: FakeNode) -> None:
+    """After a pass with all pods and containers the agent is ready; the query does not matter."""
+    assert get("/readyz?verbose", node.run()).startswith("HTTP/1.1 200 OK")
+
+
+def test_not_ready_while_the_runtime_is_down(node: FakeNode) -> None:
+    """A runtime that does not answer is told."""
+    node.run()
+    node.runtime.down = True
+    assert "the runtime does not answer" in get("/readyz", node.run())
+
+
+def test_metrics_show_the_node(node: FakeNode) -> None:
+    """CPUs by set, assignments by policy, refusals by reason, and what was written."""
+    node.add("a", Wish("2", policy="exclusive"))
+    node.add("b", Wish("7", policy="share"))
+    node.start("a")
+    state = node.run()
+    metrics = node.agent.reconciler.metrics
+    metrics.show(state)
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+
+    text = get("/metrics", state, metrics.registry)
+    for line in (
+        'corepin_agent_cpus{set="exclusive"} 2.0',
+        'corepin_agent_cpus{set="shared"} 6.0',
+        'corepin_agent_assignments{policy="exclusive"} 1.0',
+        'corepin_agent_refusals{reason="NotEnoughCPUs"} 1.0',
+        'corepin_agent_containers{state="proven"} 1.0',
+        'corepin_agent_cpuset_writes_total{result="done"}',
+        'corepin_agent_exclusive_throttled_periods{container="c0",namespace="test",pod="pod-a"} 7.0',
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        pytest.param("GET /nothing HTTP/1.1\r\n\r\n", "404 Not Found", id="unknown path"),
+        pytest.param("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", id="other method"),
+        pytest.param("HEAD /healthz HTTP/1.1\r\n\r\n", "200 OK", id="head"),
+    ],
+)
+def test_other_requests_are_answered_in_words(request_text: str, status: str) -> None:
+    """Nothing else is served."""
+    assert asked(None, request_text.encode()).startswith(f"HTTP/1.1 {status}")
+
+
+def test_endless_head_ends_its_own_connection_only() -> None:
+    """A request without end is cut off without an answer."""
+    assert asked(None, b"GET /" + b"x" * 100_000) == ""
+
+
+def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
+    """Whoever connects gets one line of JSON that topology and ledger can be read back from."""
+    node.add("a", Wish("1", smt="isolate"))
+    node.add("b", Wish("nonsense", policy="exclusive"))
+    node.start("a")
+    state = node.run()
+
+    async def read() -> bytes:
+        path = tmp_path / "run/agent.sock"
+        path.parent.mkdir()
+        path.write_bytes(b"")  # left behind by an agent that was killed
+        async with await listen_socket(Status(lambda: state, CollectorRegistry()), path):
+            assert path.stat().st_mode & 0o777 == 0o660
+            reader, writer = await asyncio.open_unix_connection(path)
+            answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        return answer
+
+    told = json.loads(asyncio.run(read()))
+    assert told == to_dict(state)
+    assert Ledger.from_dict(told["ledger"]) == state.ledger
+    assert Topology.from_dict(told["topology"]) == state.topology
+    one = told["pods"][0]["containers"][0]
+    assert (one["cpus"], one["idle"], one["pinned"], one["smtPolicy"]) == ("1", "5", True, "isolate")

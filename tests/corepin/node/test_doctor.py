@@ -1,0 +1,108 @@
+"""`corepin doctor`: exit codes, texts and JSON, with and without agent and cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.serve.state_json import to_json
+from corepin.cli import main
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.corepin.nodes import agent_socket, api_server
+from tests.machines import materialise
+
+
+@pytest.fixture
+def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the command on a machine with one socket and no Kubernetes, in cgroups that can be written."""
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    monkeypatch.setenv("COLUMNS", "80")
+    materialise("xeon-d-1541", tmp_path)
+    (tmp_path / "cpuset").mkdir()
+    for name in ("cpuset.cpus", "cgroup.procs"):
+        (tmp_path / "cpuset" / name).write_text("0\n")
+    where = ("--sysfs-root", str(tmp_path), "--cgroup-root", str(tmp_path), "--seconds", "0")
+    return [
+        "doctor",
+        *where,
+        "--runtime-endpoint",
+        str(tmp_path / "none"),
+        "--kubelet-state",
+        str(tmp_path / "state"),
+    ]
+
+
+def test_machine_without_anything(
+    doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is wrong, and a newcomer reads what is missing and how to get it."""
+    assert main([*doctor, "--socket", str(tmp_path / "s")]) == 0
+
+    shown = capsys.readouterr().out
+    assert "ok    cgroups: version 1, writable" in shown
+    assert "?     agent: it does not answer" in shown
+    assert "-> start `corepin agent`" in shown
+    assert shown.splitlines()[-1].startswith("0 to mend, ")
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_finding_is_exit_code_1(
+    doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kubelet's static policy is found by its file."""
+    (tmp_path / "state").write_text('{"policyName": "static"}')
+
+    assert main([*doctor, "--socket", str(tmp_path / "s")]) == 1
+    assert "FIX   kubelet: its static policy gives the CPUs out" in capsys.readouterr().out
+
+
+def test_json_has_every_check(doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs get subject, verdict, words and remedy."""
+    main([*doctor, "--socket", str(tmp_path / "s"), "-o", "json"])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+
+    assert {"subject": "cgroups", "verdict": "ok", "told": "version 1, writable", "remedy": ""} in checks
+
+
+def test_agent_and_cluster_are_compared(
+    doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The node's allocatable CPUs are read from the cluster, and the agent's from its socket."""
+    state = state_of(bound("web", annotations=EXCLUSIVE))
+    with (
+        agent_socket(tmp_path / "s", to_json(state)) as path,
+        api_server(tmp_path, {}, cpu="7500m") as config,
+    ):
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main([*doctor, "--socket", path, "--node", "n1"]) == 1
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "FIX kubelet's CPUs: the scheduler may place 7500m, corepin can give out 6000m" in shown
+    assert 'reservedSystemCPUs: "0,4"' in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        pytest.param(["--seconds", "soon"], "--seconds: 'soon'", id="no number"),
+        pytest.param(["--seconds", "-1"], "--seconds: '-1'", id="negative"),
+    ],
+)
+def test_what_cannot_be_done_is_exit_code_2(
+    doctor: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    """A mistake of the caller is one line."""
+    assert main([*doctor, *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_agent_of_another_version(
+    doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A state that cannot be read ends the command with its reason."""
+    with agent_socket(tmp_path / "s", b"{}\n") as path:
+        assert main([*doctor, "--socket", path]) == 2
+
+    assert "another version of corepin" in capsys.readouterr().err

@@ -1,0 +1,263 @@
+"""`corepin map`: the agent's state and a node's annotations, drawn, watched and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.report.desired_node import NodeOptions, pools_text, topology_text
+from agent.serve.state_json import to_dict, to_json
+from corepin.cli import main
+from corepin.node.map import ENTER, HOME, LEAVE
+from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
+from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
+from tests.corepin.nodes import agent_socket, api_server, kubeconfig
+from tests.pods import container
+
+SECONDS = 60.0  # a busy machine takes a second or two
+STATE = state_of(bound("web", annotations=EXCLUSIVE), bound("db", container("main", 1), annotations=ISOLATE))
+FULL = state_of(
+    bound("big", container("main", 6), annotations=EXCLUSIVE), bound("late", annotations=EXCLUSIVE)
+)
+PUBLISHED = {
+    STATUS_TOPOLOGY: topology_text(STATE),
+    STATUS_POOLS: pools_text(STATE, (), NodeOptions()),
+}
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: new, annotations: {qos.gocrane.io/cpu-manager: exclusive}}
+spec: {containers: [{name: main, resources: {limits: {cpu: 2}}}]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test the same width and no cluster."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+
+
+def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each owner has its cores in the picture and a line with what the kernel says."""
+    with agent_socket(tmp_path / "s", to_json(STATE)) as path:
+        assert main(["map", "--socket", path]) == 0
+
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"node {STATE.node}, {STATE.runtime}\n")
+    assert "default/web/main: exclusive on CPUs" in shown
+    assert "as the kernel says" in shown
+    assert "1 idle (a)" in shown
+    assert "attention" not in shown
+
+
+def test_refused_container_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says that it is not pinned, and why."""
+    with agent_socket(tmp_path / "s", to_json(FULL)) as path:
+        main(["map", "--socket", path])
+
+    assert "NOT PINNED (NotEnoughCPUs:" in " ".join(capsys.readouterr().out.split())
+
+
+def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drift, strangers, fights, failures and gaps each have their words."""
+    told = to_dict(STATE)
+    web = next(pod for pod in told["pods"] if pod["name"] == "web")["containers"][0]
+    web["proof"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
+    web["intruders"] = ["kube-system/x/y"]
+    told |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
+    told["fights"] = [{"container": "d/e/f", "rewrites": 3}]
+    told["pods"][0]["refusal"] = {"message": "'exlusive' is no policy"}
+    with agent_socket(tmp_path / "s", json.dumps(told).encode()) as path:
+        main(["map", "--socket", path])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "but the kernel lets it use 0-7",
+        "2 tasks allowed elsewhere",
+        "1 tasks on a part of them",
+        "with kube-system/x/y on its CPUs",
+        "corepin only observes here",
+        "the pods are not listed in full",
+        "the runtime does not answer",
+        "'exlusive' is no policy",
+        "d/e/f: another program rewrote its CPUs 3 times",
+        "a/b/c: its CPUs could not be set",
+    ):
+        assert words in shown
+
+
+def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs get what the socket says."""
+    with agent_socket(tmp_path / "s", to_json(STATE)) as path:
+        main(["map", "--socket", path, "-o", "json"])
+
+    assert json.loads(capsys.readouterr().out) == to_dict(STATE)
+
+
+def test_published_node_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --node the same machine is drawn from the node's annotations, and given as JSON."""
+    with api_server(tmp_path, PUBLISHED) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["map", "--node", "n1"]) == 0
+        drawn = capsys.readouterr().out
+        assert main(["map", "--node", "n1", "-o", "json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    with agent_socket(tmp_path / "s", to_json(STATE)) as path:
+        main(["map", "--socket", path])
+    local = capsys.readouterr().out
+    assert drawn.split("containers:")[0].splitlines()[1:] == local.split("containers:")[0].splitlines()[1:]
+    assert told == {
+        "node": "n1",
+        "topology": json.loads(PUBLISHED[STATUS_TOPOLOGY]),
+        "pools": json.loads(PUBLISHED[STATUS_POOLS]),
+    }
+
+
+def test_plan_uses_the_published_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`corepin plan --node` plans on the machine and with the reserved CPUs that the agent published."""
+    (tmp_path / "pod.yaml").write_text(POD)
+    with api_server(tmp_path, PUBLISHED) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["plan", "-f", str(tmp_path / "pod.yaml"), "--node", "n1", "-o", "json"]) == 0
+
+    line = json.loads(capsys.readouterr().out)
+    assert line["assignments"]["default/new/main"]["cpus"] == "1,5"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param(b"\n", "has just started", id="no state yet"),
+        pytest.param(b"hello\n", "is no corepin agent", id="somebody else"),
+        pytest.param(b"{}\n", "another version of corepin", id="another version"),
+    ],
+)
+def test_odd_answers_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes, told: str
+) -> None:
+    """What answers on the socket may be young, old or something else."""
+    with agent_socket(tmp_path / "s", answer) as path:
+        assert main(["map", "--socket", path]) == 2
+
+    assert told in capsys.readouterr().err
+
+
+def test_without_agent_the_remedy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No socket: start an agent or name a node."""
+    assert main(["map", "--socket", str(tmp_path / "none")]) == 2
+    assert "start `corepin agent` here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("annotations", "node", "told"),
+    [
+        pytest.param(PUBLISHED, "n2", "node n2: the API server answered 404", id="no such node"),
+        pytest.param({}, "n1", "no annotation status.corepin.io/topology", id="no agent there"),
+        pytest.param(PUBLISHED | {STATUS_POOLS: "{"}, "n1", "damaged", id="damaged"),
+    ],
+)
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_cluster_without_the_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    annotations: dict[str, str],
+    node: str,
+    told: str,
+    output: str,
+) -> None:
+    """Each thing that is missing is told in one line."""
+    with api_server(tmp_path, annotations) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["map", "--node", node, "-o", output]) == 2
+
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_cluster_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No kubeconfig, and one of a server that is gone, are both said."""
+    assert main(["map", "--node", "n1"]) == 2
+    assert "no cluster" in capsys.readouterr().err
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, 1)))
+    assert main(["map", "--node", "n1"]) == 2
+    assert "the API server is out of reach" in capsys.readouterr().err
+
+
+@contextmanager
+def watching(path: str, output: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a `corepin map --watch` that writes into a descriptor, for as long as the block takes at most."""
+    code = "import sys; from corepin.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-W", "error", "-c", code, "map", "--socket", path, "--watch"]
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(descriptor: int, words: str) -> str:
+    """Read until some words came, or the end; fail when neither comes."""
+    text = ""
+    while words not in text:
+        assert select.select([descriptor], [], [], SECONDS)[0], f"no {words!r} after {text!r}"
+        chunk = os.read(descriptor, 65536).decode()
+        if not chunk:
+            return text
+        text += chunk
+    return text
+
+
+def test_watch_shows_each_change_once(tmp_path: Path) -> None:
+    """Into a pipe every new picture is written below the last; Ctrl-C ends it without a word."""
+    inner, outer = os.pipe()
+    answers = (to_json(STATE), to_json(STATE), to_json(FULL))
+    with agent_socket(tmp_path / "s", *answers) as path, watching(path, outer) as process:
+        os.close(outer)
+        text = read_until(inner, "default/late/main")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+    os.close(inner)
+
+    assert (process.returncode, errors) == (0, b"")
+    assert text.count(f"node {STATE.node}") == 2
+
+
+def test_watch_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    """On a terminal it uses the other screen, says when the agent is away, and gives the screen back."""
+    control, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (20, 80))
+    with agent_socket(tmp_path / "s", b"\n", to_json(STATE)) as path, watching(path, terminal) as process:
+        text = read_until(control, "containers:")
+        process.send_signal(signal.SIGINT)
+        text += read_until(control, LEAVE)
+        _, errors = process.communicate(timeout=SECONDS)
+    os.close(terminal)
+    os.close(control)
+
+    assert (process.returncode, errors) == (0, b"")
+    assert text.startswith(ENTER)
+    assert text.rpartition(HOME)[2].count("\r\n") < 20
+    assert "has just started" in text
+    assert text.endswith(LEAVE)

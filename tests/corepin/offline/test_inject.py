@@ -1,0 +1,214 @@
+"""`corepin inject`: what the mutating webhook adds, in documents of every shape, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from corepin.cli import main
+from corepin.yaml_text import read_yaml
+from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, written
+from webhook.rules.workloads import TEMPLATES, below
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INJECTED = "cmk.intel.com/resources-injected"
+OFF = "sidecarLimits: off\n"
+
+
+def inject(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[Any], str]:
+    """Run the command, and return the documents that it prints and what it says on standard error."""
+    assert main(["inject", *arguments]) == 0
+    captured = capsys.readouterr()
+    return [document for _, document in read_yaml(captured.out)], captured.err
+
+
+def cores_told(pod: Any) -> list[str]:
+    """Return the values of CMK_NUM_CORES in a pod's containers."""
+    entries = [entry for container in pod["spec"]["containers"] for entry in container.get("env", ())]
+    return [entry["value"] for entry in entries if entry["name"] == "CMK_NUM_CORES"]
+
+
+def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pod is complete; the host directories are told on standard error with file, line and pod."""
+    source = written(tmp_path, "# mine\n" + POD)
+
+    (pod,), told = inject(capsys, "-f", source)
+
+    assert pod["metadata"]["annotations"] == {INJECTED: "true"}
+    assert cores_told(pod) == ["2"]
+    assert [line.partition(" /")[0] for line in told.splitlines()] == [
+        f"{source}:2: Pod team/fast: warning: spec.volumes: corepin: host directory"
+    ] * 2
+
+
+def test_second_pass_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What inject prints is complete: given back to it, it comes out byte by byte, without a warning."""
+    assert main(["inject", "-f", written(tmp_path, POD, DEPLOYMENT, CONFIG_MAP)]) == 0
+    once = capsys.readouterr().out
+
+    assert main(["inject", "-f", written(tmp_path, once)]) == 0
+
+    again = capsys.readouterr()
+    assert again.out == once
+    assert again.err == ""
+
+
+def test_keys_keep_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is sorted, and what is added comes after what was there."""
+    (pod, config_map), _ = inject(capsys, "-f", written(tmp_path, POD, CONFIG_MAP))
+
+    assert list(pod) == ["apiVersion", "kind", "metadata", "spec"]
+    assert list(pod["metadata"]) == ["namespace", "name", "annotations"]
+    assert list(pod["spec"]["containers"][0])[:3] == ["name", "image", "resources"]
+    assert list(config_map["data"]) == ["z", "a"]
+
+
+@pytest.mark.parametrize(("group", "kind"), TEMPLATES)
+def test_every_workload_is_completed_in_its_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], group: str, kind: str
+) -> None:
+    """The pods that a controller makes of the template need nothing more; the workload itself stays."""
+    path = TEMPLATES[group, kind]
+    template: Any = {"spec": {"containers": [{"name": "a", "resources": {"limits": {CORES: 3}}}]}}
+    for key in reversed(path):
+        template = {key: template}
+    document = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "w"}, **template}
+
+    (completed,), told = inject(capsys, "-f", written(tmp_path, str(document).replace("'", '"')))
+
+    assert cores_told(below(completed, path)) == ["3"]
+    assert completed["metadata"] == {"name": "w"}
+    assert f"{kind} w: warning: {'.'.join(path)}.spec.volumes: corepin: " in told
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        CONFIG_MAP,
+        "apiVersion: apps/v1\nkind: Deployment\nspec: {}\n",
+        "apiVersion: apps/v1\nkind: Deployment\nspec: {template: null}\n",
+        "apiVersion: example.com/v1\nkind: Pod\nspec: {containers: 7}\n",
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nspec: {}\n",
+    ],
+    ids=["other kind", "no template", "null template", "foreign Pod", "VMI"],
+)
+def test_other_documents_pass_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str
+) -> None:
+    """What carries no pod comes out as it went in, and nothing is said about it."""
+    ((_, before),) = read_yaml(document)
+
+    assert inject(capsys, "-f", written(tmp_path, document)) == ([before], "")
+
+
+def test_entries_of_lists_are_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists stay lists: the entries of an untyped, a typed and a nested one are completed where they stand."""
+    pods = "apiVersion: v1\nkind: PodList\nitems:\n- spec: {containers: [{name: a, resources: {limits: {%s: 1}}}]}\n"
+    nested = (
+        "apiVersion: v1\nkind: List\nitems:\n"
+        + _entry(POD)
+        + _entry("apiVersion: v1\nkind: List\nitems: []\n")
+    )
+
+    (typed, untyped), _ = inject(capsys, "-f", written(tmp_path, pods % CORES, nested))
+
+    assert cores_told(typed["items"][0]) == ["1"]
+    assert "kind" not in typed["items"][0]
+    assert cores_told(untyped["items"][0]) == ["2"]
+    assert untyped["items"][1] == {"apiVersion": "v1", "kind": "List", "items": []}
+
+
+def _entry(document: str) -> str:
+    first, *others = document.splitlines()
+    return "\n".join([f"- {first}", *(f"  {line}" for line in others)]) + "\n"
+
+
+def test_aliased_containers_are_completed_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two containers written once with an anchor each get their own cores."""
+    text = POD.replace("- name: app", "- &one\n    name: app") + "  - {<<: *one, name: b}\n"
+
+    (pod,), _ = inject(capsys, "-f", written(tmp_path, text))
+
+    assert cores_told(pod) == ["2", "2"]
+
+
+def test_refused_pod_is_injected_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Judging is the other command's work, as it is the other webhook's."""
+    (pod,), _ = inject(capsys, "-f", written(tmp_path, BAD_POD))
+
+    assert pod["metadata"]["annotations"]["qos.gocrane.io/cpu-manager"] == "exlusive"
+
+
+def test_one_bad_document_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half an output would be applied by the next command in the pipe; not even warnings come before the error."""
+    assert (
+        main(["inject", "-f", written(tmp_path, POD, POD.replace("name: fast", "annotations: {a: 1}"))]) == 2
+    )
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+def test_several_files_are_one_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`-f` may be repeated; the documents come in the order of the flags."""
+    (tmp_path / "b").mkdir()
+    first, second = written(tmp_path, CONFIG_MAP), written(tmp_path / "b", POD)
+
+    documents, _ = inject(capsys, "-f", first, "-f", second)
+
+    assert [document["kind"] for document in documents] == ["ConfigMap", "Pod"]
+
+
+def test_mutations_file_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--mutations` replaces the built-in additions."""
+    mutations = tmp_path / "mutations.yaml"
+    mutations.write_text("mutations: {perContainer: {env: [{name: CMK_PROC_FS, value: /host/proc}]}}")
+
+    (pod,), told = inject(capsys, "-f", written(tmp_path, POD), "--mutations", str(mutations))
+
+    assert pod["spec"]["containers"][0]["env"][0] == {"name": "CMK_PROC_FS", "value": "/host/proc"}
+    assert "volumes" not in pod["spec"]
+    assert told == ""
+
+
+def test_configuration_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--config` reaches the rules: without isolated cores nothing is charged for idle siblings."""
+    pod = "apiVersion: v1\nkind: Pod\nmetadata: {annotations: {smt-policy.corepin.io/pod: isolate}}\n"
+    pod += "spec: {containers: [{name: a, resources: {limits: {cpu: 2}}}]}\n"
+    config = tmp_path / "config.yaml"
+    config.write_text("isolatedCores: false\n")
+
+    (charged,), _ = inject(capsys, "-f", written(tmp_path, pod))
+    (free,), _ = inject(capsys, "-f", written(tmp_path, pod), "--config", str(config))
+
+    assert charged["spec"]["containers"][0]["resources"]["limits"]["corepin.io/isolated-cores"] == "2"
+    assert free["spec"]["containers"][0]["resources"]["limits"] == {"cpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "told"),
+    [
+        ("--config", "sidecarlimits: off\n", "sidecarlimits"),
+        ("--mutations", "mutations: {perContainer: {name: x}}\n", "perContainer.name"),
+        ("--config", None, "does not exist"),
+    ],
+    ids=["unknown key", "bad mutations", "absent"],
+)
+def test_bad_configuration_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, content: str | None, told: str
+) -> None:
+    """The file and the reason are named in one line, exit code 2."""
+    path = tmp_path / "f.yaml"
+    if content is not None:
+        path.write_text(content)
+
+    assert main(["inject", "-f", written(tmp_path, POD), flag, str(path)]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"corepin inject: {path}")
+    assert told in error
+    assert error.count("\n") == 1

@@ -1,0 +1,279 @@
+"""`corepin plan`: JSON lines after each event, a picture after the last one, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corepin.cli import main
+from pinning.machine.cpuset import CPUSet
+from tests.corepin.documents import CONFIG_MAP, written
+from tests.corepin.plans import machine, pod
+from tests.machine.tree import regular, write_tree
+from tests.machines import NAMES, lscpu_text, materialise
+
+
+def lines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *pods: str, flags: tuple[str, ...] = ()
+) -> list[Any]:
+    """Run `corepin plan -o json` and return its lines."""
+    source = written(tmp_path, *pods)
+    assert main(["plan", "-f", source, "--topology", machine(tmp_path), "-o", "json", *flags]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line is the whole node after its event, in the shape that the issue names."""
+    first, second = lines(
+        capsys,
+        tmp_path,
+        pod("name: web, namespace: team", policy="exclusive"),
+        pod("name: rt", "3", smt="isolate"),
+    )
+    web = {"policy": "exclusive", "smtPolicy": "prefer", "cpus": "1,9", "idle": "", "numaNodes": [0]}
+    assert first == {
+        "pod": "team/web",
+        "assignments": {"team/web/main": web},
+        "shared": "0,2-8,10-15",
+        "refused": [],
+    }
+    rt = {"policy": "exclusive", "smtPolicy": "isolate", "cpus": "4-6", "idle": "12-14", "numaNodes": [1]}
+    assert second["pod"] == "default/rt"
+    assert second["assignments"] == {"default/rt/main": rt, "team/web/main": web}
+    assert second["shared"] == "0,2-3,7-8,10-11,15"
+
+
+def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name seen again is an update, a deleted pod is gone, and who waits gets what comes free, oldest first."""
+    told = lines(
+        capsys,
+        tmp_path,
+        pod("name: a", "12", policy="exclusive"),
+        pod("name: b", "4", policy="exclusive"),
+        pod("name: c", "4", policy="exclusive"),
+        pod("name: a", "12", policy="share"),
+        pod("name: a", "12", "deletionTimestamp: 2026-01-01T00:00:00Z", policy="share"),
+        pod("name: never-seen", "1", "deletionTimestamp: 2026-01-01T00:00:00Z"),
+    )
+    assert [[one["container"] for one in line["refused"]] for line in told] == [
+        [],
+        ["default/b/main"],
+        ["default/b/main", "default/c/main"],
+        ["default/b/main", "default/c/main"],
+        [],
+        [],
+    ]
+    assert told[1]["refused"][0]["reason"] == "NotEnoughCPUs"
+    assert "it runs in the shared set" in told[1]["refused"][0]["message"]
+    assert (
+        told[0]["assignments"]["default/a/main"]["cpus"] == told[3]["assignments"]["default/a/main"]["cpus"]
+    )
+    assert told[3]["shared"] == "0-15"
+    assert (
+        sorted(told[4]["assignments"])
+        == sorted(told[5]["assignments"])
+        == ["default/b/main", "default/c/main"]
+    )
+
+
+def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """p2 stands before p10, who shares its CPUs is called so, and the text's shared set is that of the JSON."""
+    pods = (pod("name: p10", policy="share"), pod("name: p2", policy="exclusive"))
+    *_, last = lines(capsys, tmp_path, *pods)
+    assert list(last["assignments"]) == ["default/p2/main", "default/p10/main"]
+
+    assert main(["plan", "-f", written(tmp_path, *pods), "--topology", machine(tmp_path)]) == 0
+    legend = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "CPUs  " in line]
+
+    told = {name: cpus for _, name, *_, cpus in legend}
+    assert list(told) == ["default/p2/main", "default/p10/main (share)", "reserved", "shared"]
+    assert told["shared"] == last["shared"]
+
+
+def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stated time of creation decides who is older, and pods that the API server names are all different."""
+    told = lines(
+        capsys,
+        tmp_path,
+        pod("name: full", "14", policy="exclusive"),
+        pod("name: young", "8", policy="exclusive"),
+        pod("name: old", "8", "creationTimestamp: 2020-01-01T00:00:00Z, uid: u-1", policy="exclusive"),
+        pod("name: full", "1", policy="none"),
+        pod("generateName: x-", "1", policy="exclusive"),
+        pod("generateName: x-", "1", policy="exclusive"),
+    )
+    assert sorted(told[3]["assignments"]) == ["default/old/main"]
+    assert sorted(told[5]["assignments"]) == ["default/old/main", "default/x-4/main", "default/x-5/main"]
+
+
+def test_flags_and_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file configures the node, and --reserved wins over it."""
+    config = tmp_path / "node.yaml"
+    config.write_text("reserved: 3\nsmtPolicy: isolate\n")
+    (line,) = lines(capsys, tmp_path, pod("name: a", policy="exclusive"), flags=("--config", str(config)))
+    assert (line["assignments"]["default/a/main"]["cpus"], line["shared"]) == ("0-1", "2-7,10-15")
+    flags = ("--config", str(config), "--reserved", "0-2")
+    (line,) = lines(capsys, tmp_path, pod("name: a", policy="exclusive"), flags=flags)
+    assert line["assignments"]["default/a/main"]["idle"] == "12-13"
+
+
+@pytest.mark.parametrize("kind", ["file", "tree", "sys"])
+def test_the_machine_as_file_or_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """JSON of lscpu, a directory that stands for / and one that stands for /sys give the same plan."""
+    name = next(name for name in NAMES if len(json.loads(lscpu_text(name))["cpus"]) in range(4, 33))
+    root = materialise(name, tmp_path / "root")
+    (tmp_path / "l.json").write_text(lscpu_text(name))
+    given = {"file": tmp_path / "l.json", "tree": root, "sys": root / "sys"}[kind]
+    source = written(tmp_path, pod("name: a", "1", policy="share"))
+    assert main(["plan", "-f", source, "--topology", str(given), "-o", "json"]) == 0
+    (line,) = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert len(line["assignments"]) == 1
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_the_machine_from_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mark: bytes
+) -> None:
+    """The output of lscpu can be piped, also where an editor or a shell has put a byte order mark before it."""
+    text = Path(machine(tmp_path)).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mark + text)))
+
+    assert main(["plan", "-f", written(tmp_path, pod("name: a")), "--topology", "-"]) == 0
+    assert "8 cores, 16 CPUs" in capsys.readouterr().out
+
+
+def test_the_text_shows_machine_reasons_and_hidden_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """People see the machine, who got what by which rule, what was refused and what it costs beside."""
+    config = tmp_path / "node.yaml"
+    config.write_text("pools: {exclusive_cores: 6, shared_cores: 1}\n")
+    beside = "- {name: proxy, resources: {requests: {cpu: 700m}}}\n"
+    with_proxy = (
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: web, annotations: {smt-policy.corepin.io/container.main: isolate}}\n"
+        f"spec:\n  containers:\n  - {{name: main, resources: {{limits: {{cpu: 2}}}}}}\n  {beside}"
+    )
+    cmk = pod("name: cmk").replace("cpu: 2", "cmk.intel.com/exclusive-cores: 1")
+    vm = pod("name: vm", "1", "labels: {kubevirt.io: virt-launcher}").replace("name: main", "name: compute")
+    vm = vm.replace("spec: {", 'spec: {nodeSelector: {cpumanager: "true"}, ')
+    source = written(
+        tmp_path,
+        with_proxy,
+        cmk,
+        vm,
+        pod("name: s", "1", policy="share"),
+        pod("name: big", "20", policy="exclusive"),
+    )
+    code = main(["plan", "-f", source, "--topology", machine(tmp_path), "--config", str(config)])
+    out = capsys.readouterr().out
+    words = " ".join(out.split())
+    assert code == 0
+    for told in (
+        "2 sockets, 2 NUMA nodes",
+        "= pool shared (set aside)",
+        "default/web/main: exclusive, CPUs 1-2 on NUMA node 0: 2 CPUs, smt-policy isolate (one thread of each core,",
+        "default/cmk/main: exclusive, CPUs 3,11 on NUMA node 0: 1 of cmk.intel.com/exclusive-cores, cores of its own",
+        "default/vm/compute: exclusive, CPU 4 on NUMA node 1: dedicated CPUs of a virtual machine",
+        "default/s/main: share, CPU 12 on NUMA node 1: 1 CPU that containers without CPUs of their own use too",
+        "refused: default/big/main: NotEnoughCPUs: wanted 20",
+        "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 more than it runs on",
+        "default/web/proxy requests 700m CPU beside the pinned containers, and runs in the shared set",
+    ):
+        assert told in words
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+
+
+def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever gets several isolated CPUs learns that the kernel does not balance threads there."""
+    write_tree(tmp_path / "root", replace(regular(16), isolated=CPUSet.parse("2,10")))
+    source = written(
+        tmp_path, pod("name: a", smt="require", policy="exclusive"), pod("name: b", "500m", smt="prefer")
+    )
+    assert main(["plan", "-f", source, "--topology", str(tmp_path / "root")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "isolcpus: the kernel does not balance threads there" in words
+    assert (
+        "warnings: default/b: metadata.annotations[smt-policy.corepin.io/pod]: prefer has no effect" in words
+    )
+
+
+@pytest.mark.parametrize(
+    ("documents", "flags", "told"),
+    [
+        pytest.param(
+            (CONFIG_MAP,), (), "ConfigMap c (v1) brings no pods: give pods, workloads", id="not a pod"
+        ),
+        pytest.param(("kind: Pod\napiVersion: v1\n",), (), "the pod has no name", id="no name"),
+        pytest.param(
+            ("kind: Pod\napiVersion: v1\nmetadata: {name: x}\nspec: {containers: 3}\n",),
+            (),
+            "Pod x: spec.containers: expected a list, found a number: begin each entry with a dash",
+            id="no pod's shape",
+        ),
+        pytest.param(("kind: [",), (), "documents.yaml:", id="bad YAML"),
+        pytest.param((pod("name: x"),), ("--reserved", "3-1"), "--reserved: range '3-1'", id="bad CPU list"),
+        pytest.param(
+            (pod("name: x"),), ("--reserved", ""), "--reserved: the list is empty", id="empty CPU list"
+        ),
+        pytest.param(
+            (pod("name: x"),), ("--reserved", "99"), "reserved: CPUs 99 do not exist", id="no such CPU"
+        ),
+        pytest.param((pod("name: x"),), ("--reserved", "0-15"), "leaves no CPU", id="everything reserved"),
+        pytest.param(
+            (pod("name: x"),), ("--topology", "/nowhere"), "/nowhere: there is no such file", id="no topology"
+        ),
+        pytest.param((pod("name: x"),), ("--topology", "/dev/null"), "lscpu", id="empty topology"),
+        pytest.param((pod("name: x"),), ("--topology", "/dev/zero"), "larger than 32 MB", id="endless"),
+        pytest.param(
+            (pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (maximum recursion", id="deep"
+        ),
+        pytest.param((pod("name: x"),), ("--topology", "."), "online: missing: mount sysfs", id="no sysfs"),
+        pytest.param(
+            (pod("name: x"),),
+            ("--config", "/nowhere"),
+            "/nowhere: there is no such file",
+            id="no configuration",
+        ),
+        pytest.param((pod("name: x"),), ("--config", "CONFIG"), "srt: the key is unknown", id="wrong key"),
+        pytest.param(
+            (pod("name: x"),), ("--config", "TWO"), "the configuration is one document", id="two documents"
+        ),
+        pytest.param(
+            (pod("name: x"),), ("--topology", "LATIN"), "is not UTF-8 text", id="topology in Latin-1"
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    documents: tuple[str, ...],
+    flags: tuple[str, ...],
+    told: str,
+) -> None:
+    """Whatever is wrong, it is told in one line with exit code 2, and never with a traceback."""
+    files = {
+        "CONFIG": b"srt: spread\n",
+        "TWO": b"sort: spread\n---\nsort: packed\n",
+        "LATIN": b"\xff{}",
+        "DEEP": b"[" * 200_000,
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    named = [str(tmp_path / flag) if flag in files else flag for flag in flags]
+    source = written(tmp_path, *documents)
+    code = main(["plan", "-f", source, "--topology", machine(tmp_path), *named])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert told in captured.err
+    assert captured.err.startswith("corepin plan: ")
+    assert captured.err.count("\n") == 1

@@ -1,0 +1,302 @@
+"""`corepin plan` with workloads and virtual machines: how many pods they bring, what these are called and claim."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from corepin.cli import main
+from corepin.offline.replicas import MOST_REPLICAS
+from pinning.machine.cpuset import CPUSet
+from tests.corepin.documents import CONFIG_MAP, POD, written
+from tests.corepin.plans import machine, pod
+from webhook.rules.workloads import TEMPLATES
+
+TEMPLATE = (
+    "template: {metadata: {name: t, uid: u, creationTimestamp: 2020-01-01T00:00:00Z, annotations: "
+    "{qos.gocrane.io/cpu-manager: exclusive}}, spec: {containers: [{name: main, resources: {limits: {cpu: 2}}}]}}"
+)
+DEDICATED = "template: {spec: {domain: {memory: {guest: 1Gi}, cpu: {cores: 3, dedicatedCpuPlacement: true}}}}"
+
+
+def workload(kind: str, more: str = "", name: str = "web", metadata: str = "", spec: str = TEMPLATE) -> str:
+    """Return a workload; `more` goes into its specification."""
+    group = next((group for group, known in TEMPLATES if known == kind), "")
+    version = {"": "v1", "apps": "apps/v1", "batch": "batch/v1"}[group]
+    if kind == "CronJob":
+        spec = f"jobTemplate: {{spec: {{{spec}}}}}"
+    text = ", ".join(filter(None, (spec, more)))
+    return f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, {metadata}}}\nspec: {{{text}}}\n"
+
+
+def virtual(kind: str, more: str = "", spec: str = DEDICATED, metadata: str = "") -> str:
+    """Return an object of KubeVirt's."""
+    group = "pool.kubevirt.io/v1beta1" if kind == "VirtualMachinePool" else "kubevirt.io/v1"
+    text = ", ".join(filter(None, (spec, more)))
+    return f"apiVersion: {group}\nkind: {kind}\nmetadata: {{name: desk, {metadata}}}\nspec: {{{text}}}\n"
+
+
+def planned(
+    capsys: pytest.CaptureFixture[str], directory: Path, *documents: str
+) -> tuple[list[dict[str, object]], str]:
+    """Return the assignments after each event, by pod, and what was told on standard error."""
+    source = written(directory, *documents)
+    assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json"]) == 0
+    captured = capsys.readouterr()
+    events = [json.loads(line) for line in captured.out.splitlines()]
+    return [
+        {
+            "pod": event["pod"].removeprefix("default/"),
+            "cpus": {name.split("/")[1]: one["cpus"] for name, one in event["assignments"].items()},
+        }
+        for event in events
+    ], captured.err
+
+
+def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> list[object]:
+    """Return the pods of the events, and check that nothing else was told."""
+    events, told = planned(capsys, directory, *documents)
+    assert told == ""
+    return [event["pod"] for event in events]
+
+
+@pytest.mark.parametrize("kind", [*(kind for _, kind in TEMPLATES), "ReplicationController"])
+def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """One that states no number brings one, which claims what its template says."""
+    name = "web" if kind == "DaemonSet" else "web-0"
+    events, told = planned(capsys, tmp_path, workload(kind))
+
+    assert (events, told) == ([{"pod": name, "cpus": {name: "1,9"}}], "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "number"),
+    [
+        ("Deployment", "replicas: 3", 3),
+        ("StatefulSet", "replicas: null", 1),
+        ("ReplicaSet", "replicas: 2", 2),
+        ("ReplicationController", "replicas: 2", 2),
+        ("Job", "parallelism: 3", 3),
+        ("Job", "parallelism: 3, completions: 2", 2),
+        ("Job", "completions: 1000000000", 1),
+        ("Job", "suspend: false", 1),
+        ("DaemonSet", "replicas: 9", 1),
+    ],
+)
+def test_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, more: str, number: int
+) -> None:
+    """As many pods come as run at once on one node."""
+    assert len(pods(capsys, tmp_path, workload(kind, more))) == number
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (workload("Deployment", "replicas: 0"), "Deployment web: brings no pod: spec.replicas is 0"),
+        (workload("Job", "parallelism: 0"), "Job web: brings no pod: spec.parallelism is 0"),
+        (workload("Job", "suspend: true"), "Job web: brings no pod: spec.suspend is true"),
+        (workload("CronJob", "suspend: true"), "CronJob web: brings no pod: spec.suspend is true"),
+        (virtual("VirtualMachine", "running: false"), "brings no pod: spec.running is false"),
+        (virtual("VirtualMachine", "runStrategy: Halted"), "brings no pod: spec.runStrategy is Halted"),
+        (
+            virtual(
+                "VirtualMachinePool",
+                spec=f"virtualMachineTemplate: {{spec: {{running: false, {DEDICATED}}}}}",
+            ),
+            "brings no pod: spec.virtualMachineTemplate.spec.running is false",
+        ),
+    ],
+    ids=lambda value: value[-30:].strip(),
+)
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_who_brings_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, why: str, output: str
+) -> None:
+    """The field that keeps the pods away is named, and the machine is drawn empty."""
+    source = written(tmp_path, document)
+
+    assert main(["plan", "-f", source, "--topology", machine(tmp_path), "-o", output]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"corepin plan: {source}:1: ")
+    assert captured.err.endswith(f"{why}\n")
+    assert captured.out == "" if output == "json" else "16 CPUs  0-15" in captured.out
+
+
+def test_update_and_end_of_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer replicas take pods away, the others keep their CPUs, and a deleted workload takes all with it."""
+    events, _ = planned(
+        capsys,
+        tmp_path,
+        workload("Deployment", "replicas: 3"),
+        workload("Deployment", "replicas: 1"),
+        workload("Deployment", "replicas: 2", metadata="deletionTimestamp: 2026-01-01T00:00:00Z"),
+    )
+
+    assert [event["pod"] for event in events] == [
+        "web-0",
+        "web-1",
+        "web-2",
+        "web-1",
+        "web-2",
+        "web-0",
+        "web-0",
+    ]
+    assert events[2]["cpus"] == {"web-0": "1,9", "web-1": "2,10", "web-2": "3,11"}
+    assert events[5]["cpus"] == {"web-0": "1,9"}
+    assert events[6]["cpus"] == {}
+
+
+def test_pods_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two workloads of one name bring pods of two names, and an update finds its own again."""
+    names = pods(
+        capsys,
+        tmp_path,
+        workload("Deployment"),
+        workload("StatefulSet"),
+        pod("name: web-0"),
+        workload("StatefulSet"),
+        workload("Deployment", metadata="namespace: team"),
+        workload("Job", name="", metadata="generateName: run-"),
+    )
+
+    assert names == ["web-0", "web-0-statefulset", "web-0-pod", "web-0-statefulset", "team/web-0", "run-5-0"]
+
+
+PARITY = 'annotations: {alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity: ""}'
+INSTANCE = DEDICATED.removeprefix("template: {spec: {").removesuffix("}}")
+
+
+@pytest.mark.parametrize(
+    ("document", "claims"),
+    [
+        pytest.param(virtual("VirtualMachine"), {"virt-launcher-desk": 3}, id="machine"),
+        pytest.param(virtual("VirtualMachine", "running: true"), {"virt-launcher-desk": 3}, id="running"),
+        pytest.param(
+            virtual("VirtualMachineInstance", spec=INSTANCE), {"virt-launcher-desk": 3}, id="instance"
+        ),
+        pytest.param(
+            virtual(
+                "VirtualMachineInstance",
+                spec=INSTANCE.replace("cores: 3", "cores: 2, isolateEmulatorThread: true"),
+                metadata=PARITY,
+            ),
+            {"virt-launcher-desk": 4},
+            id="emulator and parity",
+        ),
+        pytest.param(
+            virtual("VirtualMachineInstanceReplicaSet", "replicas: 2"),
+            {"virt-launcher-desk-0": 3, "virt-launcher-desk-1": 3},
+            id="replica set",
+        ),
+        pytest.param(
+            virtual(
+                "VirtualMachinePool", "replicas: 1", f"virtualMachineTemplate: {{spec: {{{DEDICATED}}}}}"
+            ),
+            {"virt-launcher-desk-0": 3},
+            id="pool",
+        ),
+        pytest.param(
+            virtual("VirtualMachine", spec=DEDICATED.replace("dedicatedCpuPlacement: true", "threads: 2")),
+            {},
+            id="plain",
+        ),
+        pytest.param(
+            virtual(
+                "VirtualMachineInstance",
+                spec="domain: {memory: {guest: 1Gi}, resources: {limits: {cpu: 2}}}",
+                metadata="annotations: {qos.gocrane.io/cpu-manager: exclusive}",
+            ),
+            {"virt-launcher-desk": 2},
+            id="by annotation",
+        ),
+    ],
+)
+def test_machines_claim_what_their_launchers_will(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, claims: dict[str, int]
+) -> None:
+    """Dedicated CPUs are counted as KubeVirt counts them; annotations reach the launcher; others run shared."""
+    events, told = planned(capsys, tmp_path, document)
+    last = events[-1]["cpus"]
+
+    assert told == ""
+    assert isinstance(last, dict)
+    assert {name: len(CPUSet.parse(cpus)) for name, cpus in last.items()} == claims
+
+
+def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rendered chart can be planned as it is; a kind that is only misspelt is seen by its name."""
+    others = [CONFIG_MAP.replace("name: c", f"name: c{number}") for number in range(4)]
+    _, told = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
+
+    assert told == (
+        "corepin plan: passed over, for they bring no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (
+            workload("Deployment", "replicas: 1000000000"),
+            f"Deployment web: spec.replicas is 1000000000, and a plan of one node takes {MOST_REPLICAS} at most: write",
+        ),
+        (workload("Deployment", "replicas: 1" + "0" * 30), "spec.replicas is 1e+30: write a whole number"),
+        (workload("Deployment", "replicas: -1"), "spec.replicas is -1: write a whole number of 0 or more"),
+        (workload("Deployment", "replicas: '2'"), "spec.replicas is '2': write a whole number of 0 or more"),
+        (workload("Deployment", "replicas: true"), "spec.replicas is True: write a whole number"),
+        (
+            workload("Deployment", spec=""),
+            "Deployment web: spec.template is missing: add the template of the pods",
+        ),
+        (
+            workload("CronJob", spec="template: 3"),
+            "spec.jobTemplate.spec.template: expected a mapping, found a number",
+        ),
+        (workload("Deployment", name="''"), "the Deployment has no name: give metadata.name"),
+        (
+            "apiVersion: v1\nkind: List\nitems: []\n",
+            "every list is empty: give pods, workloads or virtual machines",
+        ),
+        (virtual("VirtualMachine", spec=""), "VirtualMachine desk: spec.template: template is not set"),
+        (virtual("VirtualMachine", spec="template: 3"), "spec.template: expected a mapping, found a number"),
+        (
+            virtual("VirtualMachine", "instancetype: {name: large}", "template: {spec: {domain: {}}}"),
+            "its instancetype says how many CPUs it has, and is not read: give the VirtualMachineInstance",
+        ),
+        (
+            virtual("VirtualMachine", spec=DEDICATED.replace("memory: {guest: 1Gi}, ", "")),
+            "VirtualMachine desk: spec.template.spec.domain.resources.limits.memory: no memory size is given",
+        ),
+    ],
+    ids=lambda value: value[-30:].strip(),
+)
+def test_what_cannot_be_planned_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, told: str
+) -> None:
+    """Object, field, value and remedy; nothing is drawn."""
+    source = written(tmp_path, document)
+
+    assert main(["plan", "-f", source, "--topology", machine(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert told in captured.err
+
+
+@pytest.mark.parametrize("path", sorted(Path("examples").glob("*/*.yaml")), ids=str)
+def test_examples_are_planned_or_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    """Whatever `validate` takes `plan` takes, unless its CPUs stand elsewhere."""
+    code = main(["plan", "-f", str(path), "--topology", machine(tmp_path)])
+    captured = capsys.readouterr()
+
+    assert code == 0 or (code == 2 and captured.err.count("\n") == 1)
+    assert (
+        code == 0
+        or path.parent.name == "config"
+        or path.stem.startswith(("refused", "mutations", "vm-instancetype"))
+    )

@@ -1,0 +1,150 @@
+"""`corepin validate`: verdicts for people and for programs, exit codes, and the same answer as the server's."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from corepin.cli import main
+from corepin.yaml_text import read_yaml
+from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, verdicts, written
+from webhook import wire
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import Settings
+from webhook.review.handler import Decider
+from webhook.review.response import encode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_valid_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod is judged as after injection: it is valid, and told what will be mounted; others are just valid."""
+    code, (pod, config_map) = verdicts(capsys, "-f", written(tmp_path, POD, CONFIG_MAP))
+
+    assert code == 0
+    assert pod["allowed"] is True
+    assert (pod["kind"], pod["namespace"], pod["name"]) == ("Pod", "team", "fast")
+    assert len(pod["warnings"]) == 2  # type: ignore[arg-type]
+    assert config_map == {
+        "kind": "ConfigMap",
+        "namespace": "",
+        "name": "c",
+        "allowed": True,
+        "causes": [],
+        "warnings": [],
+    }
+
+
+def test_refused_pod_has_every_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each cause has reason, message and field; the exit code is 1 although another document is valid."""
+    code, (_, pod) = verdicts(capsys, "-f", written(tmp_path, CONFIG_MAP, BAD_POD))
+
+    causes: Any = pod["causes"]
+    assert code == 1
+    assert pod["allowed"] is False
+    assert pod["name"] == "slow-..."
+    assert {cause["field"] for cause in causes} == {
+        "metadata.annotations[qos.gocrane.io/cpu-manager]",
+        "metadata.annotations[smt-policy.corepin.io/pod]",
+    }
+    assert all(set(cause) == {"reason", "message", "field"} for cause in causes)
+
+
+def test_text_is_one_block_for_each_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """People read file, line, object and verdict, and below it what is wrong and what they should know."""
+    source = written(tmp_path, BAD_POD, POD)
+
+    assert main(["validate", "-f", source]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == [
+        f"{source}:1: Pod slow-...: refused",
+        f"{source}:9: Pod team/fast: valid",
+    ]
+    assert (
+        "  metadata.annotations[qos.gocrane.io/cpu-manager]: corepin: 'exlusive' is no policy: "
+        "write one of none, exclusive, share"
+    ) in lines
+    assert any(line.startswith("  warning: spec.volumes: corepin: host directory") for line in lines)
+
+
+def test_template_problems_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A workload is never refused: its template's problems come with the path from the whole object."""
+    document = DEPLOYMENT.replace(": 1}", ": 0}")
+
+    code, (deployment,) = verdicts(capsys, "-f", written(tmp_path, document))
+
+    warnings: Any = deployment["warnings"]
+    assert code == 0
+    assert deployment["allowed"] is True
+    assert any(
+        warning.startswith(
+            f"spec.template.spec.containers[0].resources.limits[{CORES}]: corepin: 0 is no number"
+        )
+        for warning in warnings
+    )
+
+
+def test_what_the_api_server_refuses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fractions of cores, and requests unlike limits, never reach the webhook in a cluster; here they are told."""
+    fraction = POD.replace(f"limits: {{{CORES}: 2}}", f"limits: {{{CORES}: 1.5}}")
+    unequal = (
+        POD.replace("limits: {", f"requests: {{{CORES}: 1}}, limits: {{")
+        .replace("resources:\n      ", "resources: {")
+        .replace(": 2}", ": 2}}")
+    )
+
+    code, found = verdicts(capsys, "-f", written(tmp_path, fraction, unequal))
+
+    assert code == 1
+    assert [[cause["field"] for cause in one["causes"]] for one in found] == [  # type: ignore[attr-defined]
+        [f"spec.containers[0].resources.limits[{CORES}]"]
+    ] * 2
+
+
+def test_every_entry_of_a_list_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One verdict for each object of a list, in their order; an empty list has none and is valid."""
+    bad = "- metadata: {name: a, annotations: {qos.gocrane.io/cpu-manager: x}}\n- metadata: {name: b}\n"
+
+    code, found = verdicts(capsys, "-f", written(tmp_path, "apiVersion: v1\nkind: PodList\nitems:\n" + bad))
+
+    assert code == 1
+    assert [(one["kind"], one["name"], one["allowed"]) for one in found] == [
+        ("Pod", "a", False),
+        ("Pod", "b", True),
+    ]
+    assert verdicts(capsys, "-f", written(tmp_path, "apiVersion: v1\nkind: List\nitems: []\n")) == (0, [])
+
+
+def test_causes_are_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Word for word what the validating webhook answers to the same object."""
+    ((_, pod),) = read_yaml(BAD_POD)
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    review = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {"uid": "u", "kind": kind, "operation": "CREATE", "object": pod},
+    }
+    request = wire.decode(json.dumps(review).encode())
+    served = json.loads(encode("u", Decider(Settings(), BUILT_IN).validate(request)))["response"]
+
+    _, (found,) = verdicts(capsys, "-f", written(tmp_path, BAD_POD))
+
+    assert found["causes"] == served["status"]["details"]["causes"]
+
+
+def test_standard_input_and_files_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-f -` may stand beside files."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CONFIG_MAP.encode())))
+
+    code, found = verdicts(capsys, "-f", written(tmp_path, POD), "-f", "-")
+
+    assert code == 0
+    assert [one["kind"] for one in found] == ["Pod", "ConfigMap"]

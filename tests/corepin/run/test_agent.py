@@ -1,0 +1,146 @@
+"""`corepin agent`: its flags, and what it tells somebody who got one wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig, ApiFlags
+from agent.reconcile.checkpoint import StateDir
+from corepin import cli
+from corepin.flags import variable
+from corepin.run.agent import _config
+from webhook.config.settings import SidecarResources
+
+
+def config(*arguments: str) -> AgentConfig:
+    """Return what the flags mean."""
+    return _config(cli.build_parser().parse_args(["agent", *arguments]))
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that a failing command prints."""
+    assert cli.main(["agent", *arguments]) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if not line.startswith("{"))
+    return line
+
+
+def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
+    """Without any flag: the host's own directories, the first usual CRI socket, the pod's own account."""
+    found = config("--node", "n1")
+    assert (found.runtime, found.runtime_endpoint, found.api, found.pods_dir) == ("cri", None, None, None)
+    assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))
+    assert found.listen == ("", 8081)
+    assert not found.reports.cmk_taint
+    assert found.kubelet_cgroup_root == "/"
+
+
+def test_sidecars_cost_what_the_webhook_gives_them() -> None:
+    """Without a flag that is what the webhook gives without a configuration; with one it may be as much as there."""
+    given = SidecarResources()
+    assert config("--node", "n1").reports.sidecar == (given.cpu, given.memory)
+    assert config("--node", "n1", "--sidecar-resources", "1, 1Gi").reports.sidecar == ("1", "1Gi")
+
+
+def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may name the node by the downward API."""
+    monkeypatch.setenv(variable("--node"), "from-env")
+    monkeypatch.setenv(variable("--feature-gates"), "CPUManager,Sidecar")
+    found = config()
+    assert found.node == "from-env"
+    assert found.reports.feature_gates == {"CPUManager", "Sidecar"}
+
+
+def test_sockets_and_servers_are_read() -> None:
+    """A CRI endpoint may be written as the kubelet writes it; taints may be listed or repeated."""
+    found = config(
+        *(
+            "--runtime-endpoint",
+            "unix:///run/c.sock",
+            "--api-server",
+            "https://x",
+            "--taint",
+            "cmk,overcommit",
+        ),
+        *("--socket", "off", "--metrics-listen", "off"),
+    )
+    assert found.runtime_endpoint == Path("/run/c.sock")
+    assert found.api == ApiFlags("https://x")
+    assert found.reports.cmk_taint
+    assert found.reports.overcommit_taint
+    assert found.socket is None
+    assert found.listen is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param(("--runtime", "docker"), "write cri or local", id="runtime"),
+        pytest.param(("--runtime", "local"), "--pods-dir", id="local without pods"),
+        pytest.param(("--metrics-listen", "x"), "--metrics-listen", id="address"),
+        pytest.param(("--metrics-listen", ":" + "9" * 5000), "write for example :8081", id="huge port"),
+        pytest.param(("--taint", "other"), "write cmk or overcommit", id="taint"),
+        pytest.param(("--feature-gates", "CpuManager"), "write CPUManager or Sidecar", id="gate"),
+        pytest.param(("--config", "/none.yaml"), "/none.yaml", id="config"),
+        pytest.param(("--api-server", "host"), "https://HOST:6443", id="API server"),
+        pytest.param(("--sidecar-resources", "200m"), "for example 200m,64M", id="sidecar without memory"),
+        pytest.param(("--sidecar-resources", "0,1M"), "for example 200m,64M", id="sidecar of nothing"),
+        pytest.param(("--sidecar-resources", "1,2,3"), "for example 200m,64M", id="sidecar with more"),
+    ],
+)
+def test_wrong_flags_are_told(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    """One line names the flag and the remedy."""
+    assert told in failure(capsys, *arguments)
+
+
+def test_places_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A state directory that cannot be made is named, with the flag's remedy."""
+    (tmp_path / "file").write_text("")
+    told = failure(capsys, "--state-dir", str(tmp_path / "file/state"), "--api-server", "https://127.0.0.1:1")
+    assert f"{tmp_path}/file" in told
+    assert told.endswith("mend that, or name another by its flag")
+
+
+def test_outside_of_a_pod_the_api_server_has_to_be_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Who is no pod of the cluster learns which flags would help."""
+    assert "--api-server, or --pods-dir" in failure(capsys, "--state-dir", str(tmp_path))
+
+
+def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Who is there already, and what to do."""
+    folder = StateDir(tmp_path)
+    told = failure(capsys, "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
+    folder.close()
+    assert "another corepin agent (pid" in told
+
+
+def test_config_that_does_not_fit_the_machine_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """CPUs that do not exist are refused before anything is touched."""
+    file = tmp_path / "config.yaml"
+    file.write_text('reserved: "5000"\n')
+    pods = tmp_path / "pods"
+    pods.mkdir()
+    told = failure(
+        capsys,
+        *("--state-dir", str(tmp_path / "state"), "--config", str(file)),
+        *("--runtime", "local", "--pods-dir", str(pods), "--socket", "off", "--metrics-listen", "off"),
+    )
+    assert "CPUs 5000 do not exist" in told
+
+
+def test_kubelet_is_asked_only_when_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By flag or variable; an address that is not the kubelet's own is refused at start."""
+    assert config("--node", "n1").kubelet_url is None
+    monkeypatch.setenv(variable("--kubelet-configz"), "https://10.0.0.1:10250/configz")
+    assert config("--node", "n1").kubelet_url == "https://10.0.0.1:10250"
+    proxied = "https://api/api/v1/nodes/n1/proxy/configz"
+    assert "--kubelet-configz" in failure(capsys, "--node", "n1", "--kubelet-configz", proxied)

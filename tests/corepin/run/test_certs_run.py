@@ -1,0 +1,94 @@
+"""`corepin certs run`: flags, variables and refusals; what it does is tested beside `certs`."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime, timedelta
+
+import pytest
+
+from certs.probe import Address
+from certs.rotation import Rest, Settings, Wait
+from corepin.cli import main
+from corepin.errors import CommandFailed
+from corepin.run.certs_run import Options, _pause, add_parser, options_of
+
+
+def options(*flags: str) -> Options:
+    """Return what the flags mean."""
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return options_of(parser.parse_args(["run", *flags]))
+
+
+def test_defaults_fit_the_manifests() -> None:
+    """Without flags it is about the objects of the manifests."""
+    told = options()
+
+    assert (told.namespace, told.secret, told.service) == (
+        "corepin-system",
+        "corepin-webhook-tls",
+        "corepin-webhook",
+    )
+    assert told.replicas == (Address("corepin-webhook-replicas.corepin-system.svc", 8443),)
+    assert told.configurations == ("zz-corepin",)
+    assert (told.settle, told.interval) == (timedelta(seconds=60), timedelta(seconds=10))
+    assert told.kubelet_sync == Settings(("x",)).kubelet_sync == timedelta(seconds=90)
+    assert told.metrics_listen is not None
+    assert told.metrics_listen[1] == 8082
+
+
+def test_flags_are_read() -> None:
+    """A bare name of replicas is a Service of the namespace; addresses stay."""
+    flags = ["--namespace", "n", "--replicas", "r:1", "--replicas", "10.0.0.1:2", "--settle", "1.5"]
+    told = options(*flags, "--webhook-configurations", "b", "--metrics-listen", "off", "--once")
+
+    assert set(told.replicas) == {Address("r.n.svc", 1), Address("10.0.0.1", 2)}
+    assert (told.settle, told.configurations) == (timedelta(seconds=1.5), ("b",))
+    assert told.metrics_listen is None
+    assert told.is_once
+
+
+def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flag has a variable; lists are separated by commas."""
+    monkeypatch.setenv("COREPIN_SECRET", "s")
+    monkeypatch.setenv("COREPIN_WEBHOOK_CONFIGURATIONS", "b, a")
+
+    assert (options().secret, options().configurations) == ("s", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--settle", "-1"),
+        ("--kubelet-sync", "0"),
+        ("--interval", "soon"),
+        ("--interval", "nan"),
+        ("--replicas", "nowhere"),
+        ("--metrics-listen", "8082"),
+    ],
+)
+def test_bad_flag_is_refused(flag: str, value: str) -> None:
+    """The flag is named."""
+    with pytest.raises(CommandFailed, match=flag):
+        options(flag, value)
+
+
+def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside of a cluster and without a kubeconfig there is one clear line."""
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+
+    assert main(["certs", "run", "--once", "--metrics-listen", "off"]) == 2
+
+    assert "corepin certs: no cluster: " in capsys.readouterr().err
+
+
+def test_pause_ends_with_the_wait() -> None:
+    """A wait that ends sooner than the interval is not slept over; a longer one is looked at in between."""
+    interval = timedelta(seconds=10)
+    now = datetime.now().astimezone()
+
+    assert _pause(Rest(), interval) == 10
+    assert _pause(Wait("x", now + timedelta(hours=1)), interval) == 10
+    assert 0 < _pause(Wait("x", now + timedelta(seconds=2)), interval) < 2.1
+    assert 0 < _pause(Wait("x", now - timedelta(seconds=2)), interval) < 0.1

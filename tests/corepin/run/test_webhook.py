@@ -1,0 +1,199 @@
+"""`corepin webhook`: its flags, and what it tells somebody who got one wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from corepin import cli
+from corepin.flags import listed, variable
+from corepin.run.webhook import _options
+from tests.webhook.mounted import Mounted, new_ca, pair
+from webhook.server.listener import Address
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that a failing command prints."""
+    assert cli.main(["webhook", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = (line for line in printed.err.splitlines() if not line.startswith("{"))
+    return line
+
+
+def test_flags_have_defaults_that_fit_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any flag: all interfaces, mounted files, everybody served, optional configuration."""
+    for flag in ("--listen", "--tls-cert", "--client-ca", "--client-name", "--config", "--mutations"):
+        monkeypatch.delenv(variable(flag), raising=False)
+    found = _options(cli.build_parser().parse_args(["webhook"]))
+
+    assert (found.listen, found.metrics_listen) == (Address("", 8443), Address("", 8080))
+    assert found.tls.certificate == Path("/etc/corepin/tls/tls.crt")
+    assert (found.tls.client_ca, found.client_names) == (None, frozenset())
+    assert found.config.optional
+    assert found.mutations.optional
+
+
+def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may use either; an empty variable counts as none."""
+    monkeypatch.setenv("COREPIN_LISTEN", "127.0.0.1:1")
+    monkeypatch.setenv("COREPIN_METRICS_LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv("COREPIN_CLIENT_CA", "/ca")
+    monkeypatch.setenv("COREPIN_CLIENT_NAME", "a, b,")
+    monkeypatch.setenv("COREPIN_CONFIG", "")
+    monkeypatch.setenv("COREPIN_MUTATIONS", "/m")
+    found = _options(cli.build_parser().parse_args(["webhook", "--listen", "[::1]:3"]))
+
+    assert (found.listen, found.metrics_listen) == (Address("::1", 3), Address("127.0.0.1", 2))
+    assert (found.tls.client_ca, found.client_names) == (Path("/ca"), frozenset({"a", "b"}))
+    assert found.config.optional
+    assert not found.mutations.optional  # it was asked for, so it must be there
+    assert listed("--client-name", ["c"]) == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--listen", "8443"), "--listen: '8443' is not HOST:PORT"),
+        (("--metrics-listen", "a:99999"), "--metrics-listen: 'a:99999' is not HOST:PORT"),
+        (
+            ("--listen", ":" + "9" * 5000),
+            f"--listen: ':{'9' * 59}' is not HOST:PORT: write for example :8443",
+        ),
+        (("--client-name", "a"), "--client-name needs --client-ca"),
+        (("--config", "/absent"), "/absent does not exist"),
+        (("--tls-cert", "/absent"), "/absent does not exist"),
+        (("--check-config", "--mutations", "/absent"), "/absent does not exist"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    """No traceback, exit code 2."""
+    assert failure(capsys, *arguments).startswith(f"corepin webhook: {told}")
+
+
+@pytest.mark.parametrize("flag", ["--config", "--mutations", "--tls-cert", "--tls-key", "--client-ca"])
+def test_missing_file_is_the_first_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    """Nothing is logged before the one line that says which file is missing."""
+    ca = new_ca()
+    files = {name: tmp_path / name for name in ("tls.crt", "tls.key")}
+    for name, content in pair(ca).items():
+        files[name].write_bytes(content)
+    pair_flags = ("--tls-cert", str(files["tls.crt"]), "--tls-key", str(files["tls.key"]))
+
+    assert cli.main(["webhook", *pair_flags, flag, "/absent"]) == 2
+    told = "corepin webhook: /absent does not exist: create it, or name another file\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The address stands in the line."""
+    secret = Mounted(tmp_path / "tls", pair(new_ca()))
+    with Address("127.0.0.1", 0).bind() as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = (
+            "--tls-cert",
+            str(secret / "tls.crt"),
+            "--tls-key",
+            str(secret / "tls.key"),
+            "--listen",
+            listen,
+        )
+
+        told = f"cannot listen on {listen}: Address already in use: name another address"
+        assert failure(capsys, *flags) == f"corepin webhook: {told}"
+
+
+def test_check_config_tells_what_it_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A good file is ok, an absent optional one means the defaults; nothing is served."""
+    config = tmp_path / "config.yaml"
+    config.write_text("isolatedCores: false\n")
+
+    assert cli.main(["webhook", "--check-config", "--config", str(config)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{config}: ok"
+
+
+def test_check_config_into_a_full_disk_is_one_line() -> None:
+    """An output that cannot be written is told, without a traceback."""
+    script = f"exec {sys.executable} -c 'from corepin.cli import main; exit(main())' webhook --check-config >/dev/full"
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+
+    told = "corepin webhook: standard output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
+def test_check_config_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown key is refused."""
+    config = tmp_path / "config.yaml"
+    config.write_text("isolatedCore: false\n")
+
+    told = failure(capsys, "--check-config", "--config", str(config))
+
+    assert told.startswith(f"corepin webhook: {config}: ")
+    assert "isolatedCore" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "shown"),
+    [
+        (":1", Address("", 1), ":1"),
+        ("a:0", Address("a", 0), "a:0"),
+        ("[::1]:65535", Address("::1", 65535), "[::1]:65535"),
+    ],
+)
+def test_addresses_are_read_and_shown(text: str, address: Address, shown: str) -> None:
+    """IPv6 stands in brackets."""
+    assert Address.parse(text) == address
+    assert str(address) == shown
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_addresses_are_bound(host: str) -> None:
+    """An empty host takes every interface."""
+    with Address(host, 0).bind() as bound:
+        assert bound.getsockname()[1] > 0
+
+
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """`corepin --version` prints name and version."""
+    with pytest.raises(SystemExit) as done:
+        cli.main(["--version"])
+
+    assert done.value.code == 0
+    assert capsys.readouterr().out.startswith("corepin 0.")
+
+
+def test_help_shows_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag of the webhook but --check-config names its environment variable."""
+    with pytest.raises(SystemExit):
+        cli.main(["webhook", "--help"])
+
+    printed = capsys.readouterr().out
+    for flag in (
+        "--listen",
+        "--tls-cert",
+        "--tls-key",
+        "--client-ca",
+        "--client-name",
+        "--config",
+        "--mutations",
+    ):
+        assert variable(flag) in printed
+
+
+def test_command_starts_without_what_it_does_not_need() -> None:
+    """Building the parser imports nothing that serves or signs."""
+    heavy = {"fastapi", "uvicorn", "prometheus_client", "cryptography", "jsonpatch"}
+    script = f"import sys; from corepin import cli; cli.build_parser(); print({heavy} & sys.modules.keys())"
+
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert printed == "set()\n"

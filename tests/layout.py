@@ -1,0 +1,74 @@
+"""Which packages ship, what their modules import, and which of them go round in a circle."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PACKAGES = frozenset({"pinning", "apiserver", "logs", "webhook", "agent", "certs", "corepin"})
+MODULES = sorted(path for package in PACKAGES for path in Path(package).rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    """Return the dotted name of a module."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = frozenset(map(named, MODULES))
+
+
+def imported(source: str) -> Iterator[str]:
+    """Yield what a module imports anywhere in its text, also for type checking only: dotted names."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+@cache
+def arrows() -> Mapping[str, frozenset[str]]:
+    """Return which of our modules each of them imports."""
+    return {
+        named(path): frozenset(map(_module, imported(path.read_text(encoding="utf-8"))))
+        & NAMES - {named(path)}
+        for path in MODULES
+    }
+
+
+def _module(name: str) -> str:
+    """Return the module of an imported name, which may be one itself."""
+    return name if name in NAMES else name.rpartition(".")[0]
+
+
+def room(module: str) -> str:
+    """Return the folder of a module; one directly in a package with folders is a room of its own."""
+    folder = Path(*module.split("."))
+    if not folder.is_dir():
+        folder = folder.parent
+    has_folders = any(folder.glob("*/__init__.py"))
+    return module if has_folders else ".".join(folder.parts)
+
+
+def between_rooms() -> dict[str, set[str]]:
+    """Return which rooms each room imports."""
+    found: dict[str, set[str]] = {}
+    for module, others in arrows().items():
+        found.setdefault(room(module), set()).update(set(map(room, others)) - {room(module)})
+    return found
+
+
+def circle(graph: Mapping[str, set[str] | frozenset[str]]) -> list[str]:
+    """Return a circle of a graph, nothing where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []

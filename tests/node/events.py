@@ -1,0 +1,15 @@
+"""What nodes' events say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.node.node import KubeNode
+
+
+def events(node: KubeNode, name: str) -> dict[str, str]:
+    """Return the agent's events about a pod, not about earlier ones of its name: reason and message."""
+    uid = node.get("pod", name)["metadata"]["uid"]
+    found = node.get("events", f"--field-selector=involvedObject.uid={uid}")["items"]
+    return {one["reason"]: one["message"] for one in found if one["source"].get("component") == "corepin"}

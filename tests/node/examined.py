@@ -1,0 +1,34 @@
+"""What `corepin doctor` finds on a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.node.node import COMMAND, places
+
+if TYPE_CHECKING:
+    from tests.node.node import Node
+
+
+def corepin(node: Node, *arguments: str, manifest: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command as an administrator of the cluster does, on this machine; warnings are errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(COMMAND), *arguments],
+        env={"PATH": os.environ["PATH"], "KUBECONFIG": str(node.plane.server.kubeconfig()), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        input=manifest,
+    )
+
+
+def examined(node: Node, *flags: str) -> dict[str, dict[str, str]]:
+    """Return what `corepin doctor` says, by subject; of several the last."""
+    flags = (*places(node.containerd, node.kubelet), "--socket", str(node.agent.socket), *flags)
+    done = corepin(node, "doctor", *flags, "-o", "json")
+    assert done.stderr == ""
+    return {check["subject"]: check for check in json.loads(done.stdout)["checks"]}

@@ -1,0 +1,25 @@
+"""Pods that share a physical core with others, or would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.node.node import EXCLUSIVE, pod
+from tests.node.waiting import until_equal
+
+if TYPE_CHECKING:
+    from tests.node.node import Container, Node
+
+
+def shared_pair(node: Node) -> tuple[Container, Container]:
+    """Return an exclusive container and one that asks for nothing, both where they belong."""
+    pinned, bystander = node.run(pod("pinned", EXCLUSIVE, cpu="1"), pod("bystander"))
+    until_equal("count", lambda: len(pinned.cpus), 1)
+    node.settled({pinned: pinned.cpus, bystander: node.all - pinned.cpus})
+    return pinned, bystander
+
+
+def identity(node: Node, name: str) -> tuple[str, int]:
+    """Return what tells whether the container of a pod is still the same."""
+    one = node.running(name)
+    return one.id, one.restarts

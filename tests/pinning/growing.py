@@ -1,0 +1,20 @@
+"""Claims that grow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pinning.allocation import Placement, place
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+
+if TYPE_CHECKING:
+    pass
+
+
+def grown(
+    topology: Topology, keep: CPUSet, count: int, free: CPUSet | None = None, **options: object
+) -> CPUSet:
+    """Return what a container has that grows from these CPUs; all others are free unless told."""
+    available = topology.cpus if free is None else free
+    return place(topology, available - keep, count, keep=Placement(keep), **options).cpus  # type: ignore[arg-type]

@@ -1,0 +1,386 @@
+"""The review of KubeVirt objects: where each kind keeps its VMI, numbers that cannot be read, instancetypes, updates."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pinning.contract import HOOK_SIDECARS
+from pinning.errors import Cause
+from pinning.kubevirt.review import (
+    Kind,
+    Review,
+    find_template,
+    review_vmi,
+    vmi_hotplug_causes,
+    vmi_update_causes,
+)
+from pinning.kubevirt.rules import INSTANCETYPE_RULES, REPLICA_SET_RULES, VM_RULES, VMI_RULES
+from pinning.kubevirt.view import shortened
+from tests.pinning.vmi_specs import (
+    HUGE,
+    PASSTHROUGH,
+    SETTINGS,
+    STAGED,
+    dedicated,
+    fields,
+    review,
+    vmi,
+    wrapped,
+)
+from webhook.rules.machine_parts import changes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pinning.kubevirt.types import VirtSpec, VMISpec
+
+WRONG = vmi(dedicated(threads=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "root"),
+    [
+        pytest.param(Kind.VMI, WRONG, "", id="vmi"),
+        pytest.param(Kind.VM, wrapped(Kind.VM, WRONG), "spec.template.", id="vm"),
+        pytest.param(Kind.REPLICA_SET, wrapped(Kind.REPLICA_SET, WRONG), "spec.template.", id="replica-set"),
+        pytest.param(
+            Kind.POOL,
+            wrapped(Kind.POOL, WRONG),
+            "spec.virtualMachineTemplate.spec.template.",
+            id="pool",
+        ),
+    ],
+)
+def test_field_has_the_path_of_its_kind(kind: Kind, spec: VirtSpec, root: str) -> None:
+    """A cause names the field where the user wrote it, whatever the object around the VMI."""
+    found = review_vmi(kind, {}, spec, SETTINGS).causes
+    assert [cause.field for cause in found] == [f"{root}spec.domain.cpu.dedicatedCpuPlacement"]
+
+
+def test_architecture_lies_beside_the_domain() -> None:
+    """The field of the architecture has the same root."""
+    spec = wrapped(Kind.VM, vmi(architecture="riscv64"))
+    assert [cause.field for cause in review_vmi(Kind.VM, {}, spec, SETTINGS).causes] == [
+        "spec.template.spec.architecture"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "field"),
+    [
+        pytest.param(Kind.VM, {}, "spec.template", id="vm"),
+        pytest.param(Kind.REPLICA_SET, {"template": None}, "spec.template", id="replica-set"),
+        pytest.param(Kind.POOL, {}, "spec.virtualMachineTemplate", id="pool"),
+        pytest.param(
+            Kind.POOL,
+            {"virtualMachineTemplate": {}},
+            "spec.virtualMachineTemplate.spec.template",
+            id="pool-without-vm",
+        ),
+    ],
+)
+def test_missing_template(kind: Kind, spec: VirtSpec, field: str) -> None:
+    """An object without the machine that it shall run is refused."""
+    causes, warnings = review_vmi(kind, {}, spec, SETTINGS)
+    assert [(cause.field, cause.reason) for cause in causes] == [(field, "FieldValueRequired")]
+    assert kind in causes[0].message
+    assert warnings == ()
+
+
+def test_metadata_of_the_template() -> None:
+    """The annotations that the VMI will have are its own, or those of the template."""
+    own = find_template(Kind.VMI, {"annotations": {"a": "b"}}, {})
+    inner = find_template(Kind.POOL, {"annotations": {"c": "d"}}, wrapped(Kind.POOL, {}, {"a": "b"}))
+    bare = find_template(Kind.VM, {}, {"template": {}})
+    assert not any(isinstance(found, Cause) for found in (own, inner, bare))
+    assert [found.annotations for found in (own, inner, bare) if not isinstance(found, Cause)] == [
+        {"a": "b"},
+        {"a": "b"},
+        {},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "annotations", "gate", "expected"),
+    [
+        pytest.param(
+            Kind.VMI, {HOOK_SIDECARS: "[]"}, False, [f"metadata.annotations[{HOOK_SIDECARS}]"], id="vmi"
+        ),
+        pytest.param(
+            Kind.VM,
+            {HOOK_SIDECARS: "[]"},
+            False,
+            [f"spec.template.metadata.annotations[{HOOK_SIDECARS}]"],
+            id="vm",
+        ),
+        pytest.param(Kind.VMI, {HOOK_SIDECARS: "[]"}, True, [], id="gate"),
+        pytest.param(Kind.VMI, {HOOK_SIDECARS: ""}, False, [], id="empty"),
+        pytest.param(Kind.VMI, {}, False, [], id="absent"),
+    ],
+)
+def test_hook_sidecars(kind: Kind, annotations: dict[str, str], gate: bool, expected: list[str]) -> None:
+    """Hook sidecars are refused while their gate is absent."""
+    spec = vmi() if kind is Kind.VMI else wrapped(kind, vmi(), annotations)
+    found = review_vmi(kind, {"annotations": annotations}, spec, SETTINGS, sidecar_gate=gate)
+    assert [cause.field for cause in found.causes] == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "said"),
+    [
+        pytest.param(vmi({"cores": -1}), "cpu.cores", "cpu.cores is -1", id="negative-count"),
+        pytest.param(vmi({"sockets": 2**32}), "cpu.sockets", "4294967296", id="count-over-uint32"),
+        pytest.param(vmi({"threads": "2"}), "cpu.threads", "threads is 2", id="count-as-text"),
+        pytest.param(vmi({"maxSockets": True}), "cpu.maxSockets", "True", id="count-as-truth"),
+        pytest.param(
+            vmi({"cores": 16**6000}), "cpu.cores", "a number of 24001 bits", id="count-of-6000-digits"
+        ),
+        pytest.param(
+            vmi({"cores": 65536, "sockets": 65536}), "cpu", "more than 4294967295 vCPUs", id="product"
+        ),
+        pytest.param(
+            vmi(ioThreadsPolicy="supplementalPool", ioThreads={"supplementalPoolThreadCount": -1}),
+            "ioThreads.supplementalPoolThreadCount",
+            "is -1",
+            id="pool",
+        ),
+        pytest.param(
+            vmi(requests={"cpu": "two"}), "resources.requests.cpu", "requests.cpu is 'two'", id="request"
+        ),
+        pytest.param(
+            vmi(limits={"cpu": "1e10"}), "resources.limits.cpu", "more CPUs than", id="limit-too-large"
+        ),
+        pytest.param(
+            vmi(dedicated(), limits={"memory": "1GB"}), "resources.limits.memory", "'1GB'", id="memory"
+        ),
+        pytest.param(vmi(requests={"memory": ["1Gi"]}), "resources.requests.memory", "['1Gi']", id="list"),
+        pytest.param(vmi(dedicated(), memory={"guest": ""}), "memory.guest", "''", id="guest"),
+        pytest.param(
+            vmi(memory={"guest": "1Gi", "maxGuest": "x" * 99}), "memory.maxGuest", "xxx...", id="long-text"
+        ),
+        pytest.param(
+            vmi(memory={"hugepages": {}}), "memory.hugepages.pageSize", "is not set", id="page-absent"
+        ),
+        pytest.param(
+            vmi(memory={"guest": "1Gi", "hugepages": {"pageSize": "0"}}),
+            "memory.hugepages.pageSize",
+            "is 0",
+            id="page-0",
+        ),
+        pytest.param(
+            vmi(dedicated(numa=PASSTHROUGH), memory={"hugepages": {"pageSize": "big"}}),
+            "memory.hugepages.pageSize",
+            "is big",
+            id="page-unreadable",
+        ),
+    ],
+)
+def test_unreadable_number(spec: VirtSpec, field: str, said: str) -> None:
+    """A number that cannot be read is one cause, and no rule speaks of its consequences."""
+    causes, warnings = review(spec)
+    assert fields(causes) == [field]
+    assert said in causes[0].message
+    assert len(causes[0].message) < 150
+    assert warnings == ()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(vmi({"cores": 2**32 - 1}), id="count"),
+        pytest.param(vmi({"sockets": 65537, "cores": 65535}), id="product"),
+        pytest.param(vmi({"cores": 1}, requests={"cpu": 2**32 - 1}), id="amount"),
+    ],
+)
+def test_largest_number(spec: VirtSpec) -> None:
+    """The largest number that KubeVirt can count is readable."""
+    assert review(spec).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param("x" * 40, "x" * 40, id="fits"),
+        pytest.param("x" * 41, "x" * 37 + "...", id="too-long"),
+        pytest.param(2**128, "a number of 129 bits", id="long-number"),
+        pytest.param(None, "not set", id="nothing"),
+    ],
+)
+def test_values_in_messages_are_short(value: object, text: str) -> None:
+    """A user's value takes at most 40 characters of a message."""
+    assert shortened(value) == text
+
+
+def test_unreadable_number_hides_no_other_cause() -> None:
+    """What is wrong elsewhere is told beside an unreadable number."""
+    spec = vmi(dedicated(cores=-1, isolateEmulatorThread=True), requests={"cpu": "-1"}, ioThreadsPolicy="x")
+    assert fields(review(spec).causes) == ["cpu.cores", "resources.requests.cpu", "ioThreadsPolicy"]
+
+
+def test_half_a_topology_is_not_judged() -> None:
+    """Beside an unreadable count, the other counts and their maximum are not held against each other."""
+    spec = vmi(dedicated(sockets=8, maxSockets=4, cores=-1, threads=3), limits={"cpu": 6})
+    assert fields(review(spec).causes) == ["cpu.cores"]
+
+
+def test_refused_is_not_warned() -> None:
+    """A refused object gets no warnings: the numbers they would speak of are to change."""
+    odd = vmi(dedicated(cores=3))
+    assert review(odd).warnings
+    assert not review({**odd, "architecture": "x"}).warnings
+
+
+UNFINISHED = [
+    pytest.param(
+        vmi({"isolateEmulatorThread": True, "numa": PASSTHROUGH, "realtime": {}}), [], id="placement"
+    ),
+    pytest.param(vmi(dedicated(), memory={}), [], id="memory"),
+    pytest.param(vmi(ioThreadsPolicy="supplementalPool"), [], id="pool-count"),
+    pytest.param(vmi({"realtime": {"mask": "^3"}, "sockets": None}), [], id="no-warnings"),
+    pytest.param(vmi({"model": "Haswell"}), [], id="preferred-architecture"),
+    pytest.param(vmi({"realtime": {"mask": "x"}}), ["cpu.realtime.mask"], id="mask"),
+    pytest.param(vmi(ioThreadsPolicy="x"), ["ioThreadsPolicy"], id="io-threads-policy"),
+    pytest.param(vmi({"features": [{"policy": "x"}]}), ["cpu.features[0].policy"], id="feature-policy"),
+    pytest.param(vmi(limits={"memory": "-1"}), ["resources.limits.memory"], id="memory-limit"),
+    pytest.param(vmi({"cores": -1}), ["cpu.cores"], id="unreadable"),
+    pytest.param(
+        vmi({"realtime": {}}, memory={"guest": "1Gi", "maxGuest": "2Gi"}), ["memory.guest"], id="hotplug"
+    ),
+]
+
+
+@pytest.mark.parametrize("matcher", ["instancetype", "preference"])
+@pytest.mark.parametrize("kind", [Kind.VM, Kind.POOL])
+@pytest.mark.parametrize(("spec", "expected"), UNFINISHED)
+def test_instancetype_may_bring_what_is_missing(
+    kind: Kind, matcher: str, spec: VMISpec, expected: list[str]
+) -> None:
+    """Beside an instancetype or a preference only those rules apply that neither can change."""
+    causes, warnings = review_vmi(kind, {}, wrapped(kind, spec, **{matcher: {"name": "u1"}}), SETTINGS)
+    assert [cause.field.partition(".domain.")[2] for cause in causes] == expected
+    assert warnings == ()
+
+
+def test_instancetype_counts_the_cpus() -> None:
+    """CPU counts beside an instancetype are refused field by field; beside a preference they are fine."""
+    spec = vmi({"cores": 2, "sockets": 0}, requests={"cpu": "2"}, limits={"cpu": "2"})
+    beside = wrapped(Kind.VM, spec, instancetype={"name": "u1"})
+    assert [
+        cause.field.partition(".domain.")[2] for cause in review_vmi(Kind.VM, {}, beside, SETTINGS).causes
+    ] == [
+        "resources.requests.cpu",
+        "resources.limits.cpu",
+        "cpu.cores",
+    ]
+    assert review_vmi(Kind.VM, {}, wrapped(Kind.VM, spec, preference={"name": "p"}), SETTINGS) == Review()
+
+
+@pytest.mark.parametrize("matcher", ["instancetype", "preference"])
+def test_replica_sets_know_no_instancetype(matcher: str) -> None:
+    """A key that is not in the API of replica sets switches no rule off."""
+    spec = wrapped(Kind.REPLICA_SET, vmi({"isolateEmulatorThread": True}), **{matcher: {"name": "u1"}})
+    assert len(review_vmi(Kind.REPLICA_SET, {}, spec, SETTINGS).causes) == 1
+
+
+def test_rules_for_instancetypes_are_rules_for_vms() -> None:
+    """The shorter lists have no rule that the longer ones lack, and keep their order."""
+    assert [rule for rule in VM_RULES if rule in INSTANCETYPE_RULES] == list(INSTANCETYPE_RULES)
+    assert [rule for rule in VMI_RULES if rule in REPLICA_SET_RULES] == list(REPLICA_SET_RULES)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "live", "expected"),
+    [
+        pytest.param(
+            dedicated(numa=PASSTHROUGH, realtime={}), HUGE | {"maxGuest": "4Gi"}, True, 2, id="both"
+        ),
+        pytest.param(dedicated(numa=PASSTHROUGH), HUGE | {"maxGuest": "4Gi"}, True, 1, id="numa"),
+        pytest.param(dedicated(numa=PASSTHROUGH, realtime={}), HUGE, True, 0, id="no-max-guest"),
+        pytest.param(dedicated(), HUGE | {"maxGuest": "4Gi"}, True, 0, id="plain"),
+        pytest.param(
+            dedicated(numa=PASSTHROUGH, realtime={}), HUGE | {"maxGuest": "4Gi"}, False, 0, id="staged"
+        ),
+    ],
+)
+def test_memory_hotplug_of_vms(
+    cpu: dict[str, Any], memory: dict[str, Any], live: bool, expected: int
+) -> None:
+    """With LiveUpdate a VM has no room for memory hotplug beside realtime or NUMA passthrough; a VMI may."""
+    spec, chosen = vmi(cpu, memory=memory), SETTINGS if live else STAGED
+    causes = review_vmi(Kind.VM, {}, wrapped(Kind.VM, spec), chosen).causes
+    assert [cause.field for cause in causes] == ["spec.template.spec.domain.memory.guest"] * expected
+    assert review(spec, chosen).causes == ()
+
+
+def test_sockets_over_maximum_are_told_once() -> None:
+    """KubeVirt tells a VM about its sockets twice; corepin does once."""
+    spec = wrapped(Kind.VM, vmi({"sockets": 8, "maxSockets": 4}))
+    assert len(review_vmi(Kind.VM, {}, spec, SETTINGS).causes) == 1
+
+
+def update_causes(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Cause, ...]:
+    """Return why a spec may not change so, which is compared as the bytes that travel."""
+    before, after = (msgspec.Raw(msgspec.json.encode(one)) for one in (old, new))
+    return tuple(vmi_update_causes(changes(before, after)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        pytest.param(vmi({"cores": 2}), vmi({"cores": 2}), [], id="same"),
+        pytest.param(vmi({"cores": 2}), vmi({"cores": 4}), ["spec.domain.cpu.cores"], id="count"),
+        pytest.param({"a": None}, {}, [], id="null-is-absent"),
+        pytest.param({"volumes": []}, {}, [], id="empty-list-is-absent"),
+        pytest.param({}, {"domain": {"cpu": {"realtime": {}}}}, ["spec.domain"], id="empty-object-is-not"),
+        pytest.param({"volumes": [{"a": 1}]}, {"volumes": [{"a": 2}]}, ["spec.volumes"], id="list"),
+        pytest.param({"x": 1, "b": 2}, {"x": 2, "b": 1}, ["spec.b", "spec.x"], id="two-in-order"),
+        pytest.param({"a": {"b": 1}}, {"a": 1}, ["spec.a"], id="other-type"),
+    ],
+)
+def test_spec_of_a_vmi_is_fixed(
+    old: Mapping[str, object], new: Mapping[str, object], expected: list[str]
+) -> None:
+    """A user may change nothing in the spec of a VMI; each change is told with its path."""
+    causes = update_causes(old, new)
+    assert [cause.field for cause in causes] == expected
+    assert {cause.reason for cause in causes} <= {"FieldValueNotSupported"}
+
+
+def test_update_tells_no_secrets() -> None:
+    """Lists and objects, which may hold passwords, are not printed."""
+    (cause,) = update_causes({"volumes": [{"userData": "s3cret"}]}, {"volumes": [1]})
+    assert "s3cret" not in cause.message
+    assert cause.message.startswith("volumes changes from another value to another value;")
+
+
+def test_update_of_a_deep_spec() -> None:
+    """Below a certain depth a part is compared as a whole."""
+    old: dict[str, Any] = {"k": 1}
+    for _ in range(50):
+        old = {"k": old}
+    new = deepcopy(old) | {"l": 1}
+    assert [cause.field for cause in update_causes(old, new)] == ["spec.l"]
+    assert [cause.field for cause in update_causes(old, {"k": {"k": old}})] == ["spec" + ".k" * 8]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        pytest.param({"maxSockets": 4}, {"maxSockets": 4, "sockets": 2}, [], id="hotplug"),
+        pytest.param({"maxSockets": 4}, {"maxSockets": 8}, ["spec.domain.cpu.maxSockets"], id="changed"),
+        pytest.param({"maxSockets": 4}, {}, ["spec.domain.cpu.maxSockets"], id="removed"),
+        pytest.param({"maxSockets": 0}, {}, [], id="zero-is-absent"),
+    ],
+)
+def test_kubevirt_changes_all_but_the_maximum(
+    old: dict[str, int], new: dict[str, int], expected: list[str]
+) -> None:
+    """KubeVirt's own accounts change a VMI, for hotplug; maxSockets stays."""
+    causes = vmi_hotplug_causes(vmi(old), vmi(new))
+    assert [(cause.field, cause.reason) for cause in causes] == [
+        (field, "FieldValueNotSupported") for field in expected
+    ]

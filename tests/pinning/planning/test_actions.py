@@ -1,0 +1,174 @@
+"""The order of writes, case by case; `test_plan_properties` executes every order that is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.actions import plan_actions
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.node_sets import node_sets
+from pinning.planning.observed import Observed, Owner, SeenContainer, State
+from tests.pinning.entries import entry
+from tests.pinning.nodes import smt_machine
+
+TOPOLOGY = smt_machine(4)  # cores 0,4 (reserved) 1,5 2,6 3,7
+SETS = node_sets(TOPOLOGY, TOPOLOGY.online, DEFAULT)
+
+
+def written(before: str, after: str, current: str) -> list[str]:
+    """Return the actions as "kind container cpus < containers it waits for".
+
+    `before` and `after` are ledgers and `current` is what runs where: "a=1,5/idle b=2s" (s for share),
+    "a=0-7 b=c2" (c for created).
+    """
+    observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(_running(current)))
+    actions = plan_actions(observed, _ledger(before), _ledger(after), SETS)
+    return [
+        f"{one.kind} {one.container_id} {one.cpus}"
+        + "".join(f" < {actions[at].kind} {actions[at].container_id}" for at in one.waits_for)
+        for one in actions
+    ]
+
+
+def _ledger(text: str) -> Ledger:
+    ledger = Ledger()
+    for item in text.split():
+        uid, _, cpus = item.partition("=")
+        own, _, idle = cpus.rstrip("s").partition("/")
+        share = cpus.endswith("s")
+        policy = CPUPolicy.SHARE if share else CPUPolicy.EXCLUSIVE
+        smt = SMTPolicy.ISOLATE if idle else SMTPolicy.PREFER
+        ledger = ledger.assign(entry(uid, own, idle, policy=policy, smt=smt))
+    return ledger
+
+
+def _running(text: str) -> list[SeenContainer]:
+    listed = []
+    for item in text.split():
+        uid, _, cpus = item.partition("=")
+        state = State.CREATED if cpus.startswith("c") else State.RUNNING
+        listed.append(SeenContainer(uid, Owner(uid, "c"), state, CPUSet.parse(cpus.lstrip("c"))))
+    return listed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "current", "expected"),
+    [
+        pytest.param("a=1", "a=1", "a=1 n=0,2-7", [], id="nothing to do"),
+        pytest.param(
+            "",
+            "a=1",
+            "a=0-7 n=0-7",
+            ["shrink n 0,2-7", "grant a 1 < shrink n"],
+            id="none to exclusive: others first",
+        ),
+        pytest.param("", "a=1", "a=c0-7 n=0,2-7", ["grant a 1"], id="a created container never waits"),
+        pytest.param(
+            "",
+            "a=1",
+            "a=c2 n=0-7",
+            ["shrink n 0,2-7", "grant a 1 < shrink n"],
+            id="created, gaining what others use",
+        ),
+        pytest.param(
+            "a=1", "a=1s", "a=1 n=0,2-7", ["widen n 0-7"], id="exclusive to share: only others are written"
+        ),
+        pytest.param(
+            "a=1s", "a=1", "a=1 n=0-7", ["shrink n 0,2-7"], id="share to exclusive: only others are written"
+        ),
+        pytest.param("a=1", "", "a=1 n=0,2-7", ["widen a 0-7", "widen n 0-7"], id="exclusive to none"),
+        pytest.param("a=1", "", "n=0,2-7", ["widen n 0-7"], id="gone: others are widened at once"),
+        pytest.param(
+            "a=1,5", "a=1", "a=1,5 n=0,2-4,6-7", ["shrink a 1", "widen n 0,2-7 < shrink a"], id="fewer CPUs"
+        ),
+        pytest.param(
+            "a=1", "a=1,5", "a=1 n=0,2-7", ["shrink n 0,2-4,6-7", "grant a 1,5 < shrink n"], id="more CPUs"
+        ),
+        pytest.param(
+            "a=1",
+            "a=2",
+            "a=1 n=0,2-7",
+            ["shrink n 0,3-7", "grant a 2 < shrink n", "widen n 0-1,3-7 < shrink n < grant a"],
+            id="moved: the old CPU is widened onto after the owner left it",
+        ),
+        pytest.param(
+            "a=1",
+            "b=1",
+            "a=1 b=0,2-7 n=0,2-7",
+            ["shrink a 0,2-7", "grant b 1 < shrink a"],
+            id="one owner after the other: nobody else is written",
+        ),
+        pytest.param(
+            "a=1/5",
+            "a=2/6",
+            "a=1 n=0,3-4,7",
+            ["grant a 2", "widen n 0-1,3-5,7 < grant a"],
+            id="idle siblings are left with their core",
+        ),
+        pytest.param(
+            "",
+            "a=1 b=2",
+            "a=0-7 b=0-7",
+            [
+                "shrink a 0-1,3-7",
+                "shrink b 0,2-7",
+                "grant a 1 < shrink a < shrink b",
+                "grant b 2 < shrink a < shrink b",
+            ],
+            id="two new owners first leave each other's CPUs",
+        ),
+        pytest.param("", "a=1", "a=1,2 n=0,2-7", ["grant a 1"], id="a grant waits only for what overlaps"),
+        pytest.param(
+            "b=2", "a=1 b=2", "a=1,2 b=2 n=0,3-7", ["shrink a 1"], id="off another owner's CPUs at once"
+        ),
+        pytest.param("", "", "n=", [], id="all of the machine is what an unread set means"),
+        pytest.param("a=1", "a=1", "a=", ["shrink a 1"], id="an owner with an unread set is written"),
+        pytest.param(
+            "",
+            "a=1",
+            "n=1",
+            ["shrink n 0,2-7"],
+            id="a sharer that has nothing of its set moves to free CPUs at once",
+        ),
+        pytest.param(
+            "x=0,2-7 a=1",
+            "a=1",
+            "n=1 x=0,2-7",
+            ["widen n 0,2-7"],
+            id="a sharer with nowhere to go goes at once",
+        ),
+        pytest.param(
+            "a=1,2 b=5",
+            "a=5 b=2",
+            "a=1,2 b=5 n=0,3-4,6-7",
+            [
+                "shrink a 1",
+                "grant b 2 < shrink a",
+                "grant a 5 < shrink a < grant b",
+                "widen n 0-1,3-4,6-7 < grant a",
+            ],
+            id="owners that move in a row",
+        ),
+    ],
+)
+def test_writes_and_their_order(before: str, after: str, current: str, expected: list[str]) -> None:
+    """Shrink, grant, widen; and nothing waits for what does not overlap."""
+    assert written(before, after, current) == expected
+
+
+def test_a_circle_is_broken_by_stepping_aside() -> None:
+    """Two owners that changed places go round by the shared set."""
+    assert written("a=1 b=2", "a=2 b=1", "a=1 b=2") == [
+        "shrink a 0,3-7",
+        "grant b 1 < shrink a",
+        "grant a 2 < shrink a < grant b",
+    ]
+
+
+def test_a_circle_without_a_way_round_is_still_left() -> None:
+    """When the only shared CPUs are those that an owner sits on, one of them goes straight ahead."""
+    before, current = "a=1 b=2 x=0,3-7", "a=1 b=2 x=0,3-7"
+    assert written(before, "a=2 b=1", current) == ["grant a 2", "grant b 1 < grant a"]

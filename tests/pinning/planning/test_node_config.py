@@ -1,0 +1,114 @@
+"""The configuration of a node: what is read, and how each mistake is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.errors import BadContract
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.node_config import DEFAULT, NodeConfig, Quota, StaticPools, read_node_config
+
+
+def test_nothing_stated_is_the_default() -> None:
+    """An empty mapping, and one of nulls, mean the shipped defaults."""
+    assert read_node_config({}) == DEFAULT == NodeConfig()
+    assert read_node_config(dict.fromkeys(["reserved", "sort", "smtPolicy", "observe", "pools"])) == DEFAULT
+
+
+def test_every_key_is_read() -> None:
+    """Each key lands in its field."""
+    given = {
+        "reserved": "0,8",
+        "sort": "spread",
+        "distribute": True,
+        "alignUncore": True,
+        "smtPolicy": "require",
+        "numaPolicy": "single",
+        "quota": "unset",
+        "observe": True,
+        "pools": {
+            "exclusive_cores": 4,
+            "shared_cores": 1,
+            "exclusive_non_isolcpus": "5-6",
+            "exclusive_mode": "spread",
+            "shared_mode": "packed",
+        },
+    }
+    assert read_node_config(given) == NodeConfig(
+        reserved=CPUSet.parse("0,8"),
+        sort="spread",
+        distribute=True,
+        align_uncore=True,
+        smt_policy=SMTPolicy.REQUIRE,
+        numa_policy=NUMAPolicy.SINGLE,
+        quota=Quota.UNSET,
+        observe=True,
+        pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({"pools": "dynamic"}, None, id="the word dynamic"),
+        pytest.param({"pools": {"exclusive_cores": 2}}, StaticPools(2, 0, EMPTY), id="exclusive cores alone"),
+        pytest.param(
+            {"pools": {"exclusive_non_isolcpus": 3}},
+            StaticPools(0, 0, CPUSet([3])),
+            id="a list that is one number",
+        ),
+    ],
+)
+def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
+    """Pools are dynamic unless cores are named."""
+    assert read_node_config(given).pools == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        pytest.param(
+            [], r"the node configuration: \[\] is no mapping: write keys of reserved, sort", id="a list"
+        ),
+        pytest.param(None, "the node configuration: None is no mapping", id="nothing"),
+        pytest.param(
+            {"reservd": "0"}, r"reservd: the key is unknown \(value '0'\): did you mean reserved\?", id="typo"
+        ),
+        pytest.param(
+            {"zzz": 1}, "zzz: the key is unknown .* known keys are reserved, sort", id="unknown key"
+        ),
+        pytest.param({1: 1}, "1: the key is unknown", id="a key that is a number"),
+        pytest.param({"reserved": "3-1"}, "reserved: .*runs backwards: write 1-3", id="bad list"),
+        pytest.param({"reserved": ""}, "reserved: '' is not allowed: write a CPU list", id="empty list"),
+        pytest.param({"reserved": True}, "reserved: True is not allowed", id="a truth value for a list"),
+        pytest.param({"reserved": [0, 1]}, "reserved: .0, 1. is not allowed", id="a YAML list for a list"),
+        pytest.param({"reserved": -1}, "reserved: '-1' in CPU list", id="a negative number"),
+        pytest.param({"sort": "packd"}, "sort: 'packd' is not allowed: write packed or spread", id="sort"),
+        pytest.param({"sort": ["packed"]}, "sort: .*not allowed", id="sort as a list"),
+        pytest.param(
+            {"distribute": "yes"}, "distribute: 'yes' is not allowed: write true or false", id="flag"
+        ),
+        pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
+        pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
+        pytest.param({"quota": 0}, "quota: 0 is not allowed: write keep or unset", id="quota"),
+        pytest.param({"pools": 3}, "pools: 3 is no mapping: .*or the word dynamic", id="pools as a number"),
+        pytest.param(
+            {"pools": {"exclusive": 3}}, r"pools.exclusive: .*did you mean exclusive_", id="pool key"
+        ),
+        pytest.param(
+            {"pools": {"exclusive_cores": -1}}, "pools.exclusive_cores: -1 .*0 or more", id="negative count"
+        ),
+        pytest.param(
+            {"pools": {"exclusive_cores": True}}, "pools.exclusive_cores: True", id="a truth value as count"
+        ),
+        pytest.param({"pools": {"exclusive_cores": "4"}}, "pools.exclusive_cores: '4'", id="a text as count"),
+        pytest.param(
+            {"pools": {"shared_cores": 2}}, "pools: .*no core that could be exclusive", id="no exclusive core"
+        ),
+    ],
+)
+def test_mistakes_are_told(given: object, told: str) -> None:
+    """A refusal names key, value and remedy."""
+    with pytest.raises(BadContract, match=told):
+        read_node_config(given)

@@ -1,0 +1,152 @@
+"""The sets of a node: CMK's pools as CMK cuts them, what is reserved, and what everyone else runs on."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.errors import BadContract, PinningError
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
+from pinning.planning.node_sets import NodeSets, Pools, check_machine, node_sets
+from tests.pinning.nodes import smt_machine
+
+
+def cut(topology: Topology, reserved: str, pools: StaticPools | None) -> NodeSets:
+    """Return the sets of a machine that is wholly online."""
+    return node_sets(topology, topology.online, NodeConfig(reserved=CPUSet.parse(reserved), pools=pools))
+
+
+@pytest.mark.parametrize(
+    ("isolated", "reserved", "counts", "exclusive", "shared", "infra"),
+    [
+        pytest.param("", "3,7", (2, 1), "0-1,4-5", "2,6", "3,7", id="two exclusive, one shared"),
+        pytest.param("", "3,7", (1, 2), "0,4", "1-2,5-6", "3,7", id="one exclusive, two shared"),
+        pytest.param("1,2,3,5,6,7", "0,4", (2, 1), "1-2,5-6", "3,7", "0,4", id="isolcpus"),
+        pytest.param(
+            "1,5", "0,4", (1, 0), "1,5", "", "0,2-4,6-7", id="only isolated cores are taken where some are"
+        ),
+        pytest.param("1,2,6", "0,4", (1, 0), "2,6", "", "0,3-5,7", id="a core isolated in part is none"),
+    ],
+)
+def test_cmk_cuts_a_quad_core_like_this(
+    isolated: str, reserved: str, counts: tuple[int, int], exclusive: str, shared: str, infra: str
+) -> None:
+    """CMK's own test facts hold; its infra pool is what remains."""
+    sets = cut(smt_machine(4, isolated=isolated), reserved, StaticPools(*counts))
+    assert str(sets.pools.exclusive) == exclusive
+    assert str(sets.pools.set_aside) == shared
+    assert str(sets.common - sets.pools.exclusive) == infra
+
+
+@pytest.mark.parametrize(
+    ("mode", "exclusive"), [("packed", "2-3,12-13"), ("spread", "2,5,12,15")], ids=["packed", "spread"]
+)
+def test_modes(mode: str, exclusive: str) -> None:
+    """Packed goes through the sockets in order, spread takes from them in turns."""
+    pools = StaticPools(exclusive_cores=2, exclusive_mode=mode)  # type: ignore[arg-type]
+    assert str(cut(smt_machine(10, sockets=2), "0-1", pools).pools.exclusive) == exclusive
+
+
+def test_non_isolcpus_cores_are_the_listed_ones() -> None:
+    """A listed CPU stands for its core, and no other pool takes it."""
+    pools = StaticPools(1, 0, CPUSet.parse("0,3-5"))
+    sets = cut(smt_machine(8, isolated="1,2,9,10"), "7", pools)
+    assert str(sets.pools.non_isolcpus) == "0,3-5,8,11-13"
+    assert str(sets.pools.exclusive) == "1,9"
+    assert str(cut(smt_machine(8), "7", pools).pools.exclusive) == "1,9"
+
+
+def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
+    """Dynamic pools: only isolated cores are kept from the non-isolcpus resource."""
+    sets = cut(smt_machine(4, isolated="1,5"), "0", None)
+    assert (str(sets.pools.exclusive), str(sets.pools.non_isolcpus)) == ("1-3,5-7", "2-3,6-7")
+    assert sets.pools.set_aside == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("pools", "told"),
+    [
+        pytest.param(StaticPools(4), "pools.exclusive_cores: 4 cores are wanted, 3 are left", id="exclusive"),
+        pytest.param(StaticPools(3, 1), "pools.shared_cores: 1 cores are wanted, 0 are left", id="shared"),
+        pytest.param(
+            StaticPools(1, 0, CPUSet([0])), "CPUs 0,4 are reserved or cannot be used", id="reserved"
+        ),
+        pytest.param(StaticPools(1, 0, CPUSet([1])), "CPUs 1,5 are in isolcpus", id="isolated"),
+        pytest.param(
+            StaticPools(1, 0, CPUSet([77])), "exclusive_non_isolcpus: CPUs 77 do not exist", id="no such CPU"
+        ),
+    ],
+)
+def test_pools_that_do_not_fit(pools: StaticPools, told: str) -> None:
+    """A configuration that the machine cannot follow is refused at start, with what there is."""
+    isolated = "1,5" if "isolcpus" in told else ""
+    topology = smt_machine(4, isolated=isolated)
+    with pytest.raises(BadContract, match=told):
+        check_machine(topology, topology.online, NodeConfig(pools=pools))
+
+
+def test_reserved_must_exist_and_leave_something() -> None:
+    """Reserved CPUs that do not exist, or that are all there are, are refused."""
+    topology = smt_machine(2)
+    for reserved, told in (
+        ("9", "reserved: CPUs 9 do not exist: this machine has 0-3"),
+        ("0-1", "leaves no CPU"),
+    ):
+        with pytest.raises(BadContract, match=told):
+            check_machine(topology, topology.online, NodeConfig(reserved=CPUSet.parse(reserved)))
+    check_machine(topology, topology.online, DEFAULT)
+
+
+@pytest.mark.parametrize(("cores", "universe", "told"), [(1, "0-1", "CPUs: 0-1"), (4, "2", "CPUs: 2")])
+def test_one_core_is_not_told_to_reserve_fewer(cores: int, universe: str, told: str) -> None:
+    """Where one core is all that can be used, the remedy is a larger machine, whatever is reserved."""
+    topology = smt_machine(cores)
+    for reserved in (None, CPUSet.parse(universe)):
+        with pytest.raises(BadContract, match=rf"only one core .*{told}.* two cores or more") as refused:
+            check_machine(topology, CPUSet.parse(universe), NodeConfig(reserved=reserved))
+        assert "fewer" not in str(refused.value)
+
+
+def test_reserved_is_whole_cores_and_stays_when_cpus_go_offline() -> None:
+    """The default is the core of the lowest CPU, running or not; a named CPU stands for its core."""
+    topology = smt_machine(4)
+    online = topology.online - CPUSet([0])
+    assert str(node_sets(topology, topology.online, DEFAULT).reserved) == "0,4"
+    assert str(node_sets(topology.with_online(online), online, DEFAULT).reserved) == "0,4"
+    assert str(cut(topology, "6", None).reserved) == "2,6"
+
+
+def test_a_pod_root_that_is_narrower_is_the_machine() -> None:
+    """CPUs outside the kubelet's pod root count as offline, and the lowest inside is reserved."""
+    topology = smt_machine(4)
+    sets = node_sets(topology, CPUSet.parse("1-3,5-7"), DEFAULT)
+    assert (str(sets.reserved), str(sets.allocatable), str(sets.topology.online)) == (
+        "1,5",
+        "2-3,6-7",
+        "1-3,5-7",
+    )
+    with pytest.raises(PinningError, match="no usable CPU"):
+        node_sets(topology, EMPTY, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("isolated", "shared"),
+    [
+        pytest.param("2,3,6,7", "0,4", id="isolated and set aside are left out"),
+        pytest.param("0-7", "0,2-4,6-7", id="all isolated: they serve, the pool set aside does not"),
+    ],
+)
+def test_the_shared_set(isolated: str, shared: str) -> None:
+    """Everyone else runs on what is neither isolated nor set aside, as long as there is such a CPU."""
+    topology = smt_machine(4, isolated=isolated)
+    sets = NodeSets(topology, topology.online, EMPTY, Pools(EMPTY, EMPTY, CPUSet.parse("1,5")))
+    assert str(sets.shared(Ledger())) == shared
+
+
+def test_the_pool_set_aside_serves_at_last() -> None:
+    """When there is nothing else the pool set aside is shared, because an empty cpuset means every CPU."""
+    topology = smt_machine(2)
+    aside = Pools(EMPTY, EMPTY, topology.online)
+    assert NodeSets(topology, topology.online, EMPTY, aside).common == topology.online

@@ -1,0 +1,283 @@
+"""What the plan gives to claims: Crane's transitions, what does not fit, sizes and policies that change."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.refusal import Reason
+from tests.pinning.nodes import smt_machine
+from tests.pinning.world import EXCLUSIVE, Wish, edit, one_pod, reasons, world
+
+# Crane's transitions.
+
+
+@pytest.mark.parametrize("first", ["none", "share", "exclusive"])
+@pytest.mark.parametrize("then", ["none", "share", "exclusive"])
+def test_cranes_transitions(first: str, then: str) -> None:
+    """The CPUs survive exclusive <-> share, and others run there exactly while the policy is not exclusive."""
+    node = one_pod(Wish("2", policy=first))
+    bystander = node.start("n", "c0")
+    before = node.holds("a")
+    node.run_all()
+    assert not edit(node, "a", Wish("2", policy=then)).refusals
+    assert node.holds("a") == ("" if then == "none" else before or "1,9")
+    bystander_cpus = str(node.containers[bystander].cpus)
+    assert bystander_cpus == ("0,2-8,10-15" if then == "exclusive" else "0-15")
+
+
+def test_freed_cpus_are_usable_in_the_same_pass() -> None:
+    """A waiting pod gets what another gives back in the plan that frees it."""
+    node = one_pod(Wish("6", policy="exclusive"), cores=4)
+    node.add("b", [EXCLUSIVE])
+    assert reasons(node.run_all()) == {"test/pod-b/c0": "NotEnoughCPUs"}
+    assert not edit(node, "a", Wish("4", policy="exclusive")).refusals
+    assert (node.holds("a"), node.holds("b")) == ("1-2,5-6", "3,7")
+
+
+# What does not fit.
+
+
+def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
+    """Crane's contract: it is refused visibly, may start, and runs with everyone else."""
+    node = one_pod(Wish("9", policy="exclusive"), cores=4)
+    made = node.plan()
+    (refusal,) = made.refusals
+    assert refusal.reason is Reason.NOT_ENOUGH
+    assert not refusal.blocks_start
+    assert refusal.message.endswith("it runs in the shared set until they are there")
+    assert node.live()[0].cpus == node.topology.online
+
+
+@pytest.mark.parametrize(
+    ("wish", "remedy"),
+    [
+        pytest.param(
+            Wish("12", policy="exclusive"), "wait until a container frees some", id="fits when empty"
+        ),
+        pytest.param(Wish("15", policy="exclusive"), "this one has 14 at the very most", id="CPUs"),
+        pytest.param(Wish("8", smt="isolate"), "this one has 7 at the very most", id="cores of isolate"),
+        pytest.param(Wish(cores=8), "this one has 7 at the very most", id="cores of CMK"),
+        pytest.param(
+            Wish("9", smt="require", numa="single"), "this one has 8 at the very most", id="one NUMA node"
+        ),
+        pytest.param(
+            Wish("8", smt="require", numa="single"), "wait until a container frees some", id="a whole one"
+        ),
+    ],
+)
+def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None:
+    """What the node could not give with nobody on it needs a larger node; 8 cores on 2 sockets, one core reserved."""
+    node = world(8, 2)
+    for uid, cpu in (("far", "5"), ("near", "2")):
+        node.add(uid, [Wish(cpu, policy="exclusive")])
+    node.run_all()
+    node.add("wants", [wish])
+    (refusal,) = node.plan().refusals
+    assert remedy in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("wish", "vm"),
+    [
+        pytest.param(Wish("9", smt="require"), False, id="require"),
+        pytest.param(Wish("4", smt="isolate"), False, id="isolate"),
+        pytest.param(Wish(cores=4), False, id="CMK cores"),
+        pytest.param(Wish("9"), True, id="launcher"),
+    ],
+)
+def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
+    """Whole cores, CMK and virtual machines do not start unpinned."""
+    node = world(4)
+    node.add("a", [wish], vm=vm)
+    (refusal,) = node.plan().refusals
+    assert refusal.blocks_start
+    assert "nothing holds it back yet: it runs in the shared set" in refusal.message
+
+
+def test_refused_claims_are_retried_oldest_first() -> None:
+    """Of those that wait the oldest that fits gets the CPUs, whatever order the API lists them in."""
+    node = one_pod(Wish("6", policy="exclusive"), cores=4)
+    for uid, cpu in (("c", "5"), ("b", "4"), ("d", "2")):
+        node.add(uid, [Wish(cpu, policy="exclusive")])
+    assert len(node.run_all().refusals) == 3
+    made = edit(node, "a", Wish("1", policy="exclusive"))
+    assert (node.holds("c"), node.holds("b"), node.holds("d")) == ("2-3,5-7", "", "")
+    assert reasons(made) == {"test/pod-b/c0": "NotEnoughCPUs", "test/pod-d/c0": "NotEnoughCPUs"}
+
+
+def test_the_last_shared_cpu_is_never_given_out() -> None:
+    """A claim that fits is refused when nothing would be left for everyone else."""
+    node = world(4, isolated="0,4")
+    node.add("a", [Wish("6", policy="exclusive")])
+    assert reasons(node.plan()) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
+    del node.documents["a"]
+    node.add("b", [Wish("6", policy="share")])
+    assert not node.plan().refusals
+    assert node.holds("b") == "1-3,5-7"
+    made = edit(node, "b", Wish("6", policy="exclusive"))
+    assert reasons(made)["test/pod-b/c0"] == "SharedSetWouldBeEmpty"
+    assert "it stays share" in made.refusals[-1].message
+    assert node.sets.shared(node.ledger) == CPUSet.parse("1-3,5-7")
+
+
+def test_what_a_pod_says_wrongly_is_told() -> None:
+    """A cause that the webhook would refuse is a refusal of the pod; what is sound is used."""
+    node = world()
+    node.add("a", [Wish("2", policy="exclusiv"), EXCLUSIVE])
+    (refusal,) = node.plan().refusals
+    assert (refusal.name, refusal.reason) == ("test/pod-a", Reason.INVALID)
+    assert "'exclusiv' is no policy" in refusal.message
+    assert node.holds("a", "c1") == "1,9"
+
+
+# Sizes and policies that change.
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [
+        pytest.param(Wish("2", policy="exclusive"), Wish("4", policy="exclusive"), "1-2,9-10", id="grow"),
+        pytest.param(Wish("4", policy="exclusive"), Wish("2", policy="exclusive"), "1,9", id="shrink"),
+        pytest.param(Wish("4", policy="exclusive"), Wish("2", policy="share"), "1,9", id="shrink and share"),
+        pytest.param(
+            Wish("3", smt="require"), Wish("4", smt="require"), "1-2,9-10", id="grow onto its own idle"
+        ),
+        pytest.param(Wish("2", smt="isolate"), Wish("3", smt="isolate"), "1-3 idle 9-11", id="more isolated"),
+        pytest.param(
+            Wish("3", smt="isolate"), Wish("2", smt="isolate"), "1-2 idle 9-10", id="fewer isolated"
+        ),
+        pytest.param(Wish(cores=1), Wish(cores=2), "1-2,9-10", id="more CMK cores"),
+        pytest.param(Wish(cores=2), Wish(cores=1), "1,9", id="fewer CMK cores"),
+        pytest.param(
+            Wish(cores=2), Wish(cores=2, smt="isolate"), "1-2 idle 9-10", id="CMK cores, siblings idle"
+        ),
+        pytest.param(Wish(cores=2, smt="isolate"), Wish(cores=2), "1-2,9-10", id="CMK cores, siblings back"),
+        pytest.param(
+            Wish("2", smt="isolate"),
+            Wish("2", smt="prefer", policy="exclusive"),
+            "1-2",
+            id="isolate to prefer",
+        ),
+        pytest.param(
+            Wish("3", policy="exclusive"), Wish("3", smt="require"), "1-2,9 idle 10", id="prefer to require"
+        ),
+        pytest.param(
+            Wish("2", policy="share"), Wish("2", smt="isolate"), "1-2 idle 9-10", id="share to isolate"
+        ),
+        pytest.param(
+            Wish("2", policy="exclusive"),
+            Wish("2", policy="exclusive", numa="single"),
+            "1,9",
+            id="packed to single",
+        ),
+    ],
+)
+def test_a_container_keeps_what_it_can(first: Wish, then: Wish, expected: str) -> None:
+    """Resizes and edited policies keep as many CPUs as the new wish allows."""
+    node = one_pod(first)
+    assert not edit(node, "a", then).refusals
+    assert node.holds("a") == expected
+
+
+@pytest.mark.parametrize(("numa", "distribute"), [("distributed", False), ("packed", True)])
+def test_growth_is_split_like_a_new_claim(numa: str, distribute: bool) -> None:
+    """What a container has counts when its claim grows onto a second NUMA node, whoever asks for even nodes."""
+    node = one_pod(Wish("2", policy="exclusive", numa=numa), sockets=2, distribute=distribute)
+    assert node.holds("a") == "4,12"
+    assert not edit(node, "a", Wish("12", policy="exclusive", numa=numa)).refusals
+    assert node.holds("a") == "1-6,9-14"
+
+
+def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
+    """The old CPUs stay, the refusal says so, and the rest comes with the next free CPUs."""
+    node = one_pod(Wish("4", policy="exclusive"), cores=4)
+    node.add("b", [EXCLUSIVE])
+    node.run_all()
+    made = edit(node, "a", Wish("6", policy="exclusive"))
+    assert reasons(made) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+    assert "it keeps CPUs 1-2,5-6" in made.refusals[0].message
+    del node.documents["b"]
+    assert not node.run_all().refusals
+    assert node.holds("a") == "1-3,5-7"
+
+
+def test_an_isolated_container_grows_by_free_cores() -> None:
+    """A resize from 2 to 3 takes the third core when it comes free; until then the refusal says what is missing."""
+    node = one_pod(Wish("2", smt="isolate"), cores=4)
+    node.add("b", [Wish("1", policy="exclusive")])
+    node.run_all()
+    made = edit(node, "a", Wish("3", smt="isolate"))
+    assert node.holds("a") == "1-2 idle 5-6"
+    (refusal,) = made.refusals
+    assert refusal.reason is Reason.KEEPS_FEWER
+    assert not refusal.blocks_start
+    assert refusal.message.startswith("wanted 3 wholly free cores, found 2")
+    assert "wait until a container frees some; it keeps CPUs 1-2 until then" in refusal.message
+    del node.documents["b"]
+    assert not node.run_all().refusals
+    assert node.holds("a") == "1-3 idle 5-7"
+
+
+def test_growth_never_takes_the_last_shared_cpu() -> None:
+    """What a container has stays when the rest would empty the shared set."""
+    node = one_pod(Wish("4", policy="exclusive"), cores=4, isolated="0,4")
+    made = edit(node, "a", Wish("6", policy="exclusive"))
+    assert reasons(made) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+    assert node.holds("a") == "1-2,5-6"
+
+
+@pytest.mark.parametrize(
+    ("isolated", "cpu", "told"),
+    [
+        pytest.param("", "4", "does not fit: wanted 4", id="no free cores"),
+        pytest.param("0,4", "3", "nothing would be left", id="the shared set would be empty"),
+    ],
+)
+def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, told: str) -> None:
+    """An edited SMT policy for which there is no room changes nothing, and is told."""
+    node = one_pod(Wish(cpu, policy="exclusive"), cores=4, isolated=isolated)
+    held = node.holds("a")
+    made = edit(node, "a", Wish(cpu, smt="isolate"))
+    assert node.holds("a") == held
+    assert reasons(made) == {"test/pod-a/c0": "KeepsOldPolicy"}
+    assert told in made.refusals[0].message
+    assert f"it keeps CPUs {held} under prefer" in made.refusals[0].message
+
+
+def test_shrinking_on_another_machine_than_before_keeps_all() -> None:
+    """CPUs that no policy could have given (the machine changed) are kept when they cannot be shrunk by it."""
+    node = one_pod(Wish("4", policy="exclusive", numa="single"), cores=8, sockets=1)
+    node.topology = smt_machine(8, sockets=8)
+    made = edit(node, "a", Wish("3", policy="exclusive", numa="single"))
+    assert node.holds("a") == "1-2,9-10"
+    assert reasons(made) == {"test/pod-a/c0": "KeepsOldPolicy"}
+
+
+def test_a_claim_that_turns_into_cores_leaves_shared_cores() -> None:
+    """CPUs on cores that others run on too are given up for whole ones."""
+    node = world(4)
+    node.add("a", [Wish("1", policy="exclusive")])
+    node.add("b", [Wish("1", policy="exclusive")])
+    node.run_all()
+    assert (node.holds("a"), node.holds("b")) == ("1", "5")
+    assert not edit(node, "b", Wish(cores=1)).refusals
+    assert node.holds("b") == "2,6"
+
+
+# Init containers.
+
+
+def test_init_containers_lend_their_cpus_and_sidecars_do_not() -> None:
+    """An ordinary init container's CPUs are used again by what starts after it."""
+    node = world()
+    node.add(
+        "a",
+        [
+            Wish("2", policy="exclusive", init="Always"),
+            Wish("2", policy="exclusive", init=""),
+            Wish("4", policy="exclusive"),
+        ],
+    )
+    assert not node.run_all().refusals
+    assert [node.holds("a", name) for name in ("c0", "c1", "c2")] == ["1,9", "2,10", "2-3,10-11"]

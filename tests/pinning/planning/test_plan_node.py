@@ -1,0 +1,267 @@
+"""What the plan makes of a node: CPUs that come and go, who is gone, virtual machines, pools, isolated CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import StaticPools
+from pinning.planning.observed import Observed, Owner, SeenPod, State, unknown_containers
+from pinning.planning.plan import plan
+from pinning.pods.identity import CONFIG_HASH
+from tests.pinning.world import EXCLUSIVE, Wish, World, edit, one_pod, reasons, world
+
+# CPUs that go offline and come back.
+
+
+def test_an_offline_cpu_is_replaced_at_once_by_the_nearest() -> None:
+    """The rest stays, the replacement is near, and nothing moves back."""
+    node = one_pod(Wish("2", policy="exclusive"), sockets=2)
+    node.set_online(CPUSet.parse("0-8,10-15"))
+    assert not node.run_all().refusals
+    assert node.holds("a") == "1-2"
+    node.set_online(CPUSet.parse("0-15"))
+    assert not node.run_all().actions or node.holds("a") == "1-2"
+    assert node.holds("a") == "1-2"
+
+
+def test_a_sibling_that_comes_back_idles_for_the_owner_of_its_core() -> None:
+    """A core owned whole stays whole, and a CMK container has all CPUs of its cores again."""
+    for wish, expected in ((Wish("2", smt="require"), "1-2 idle 9-10"), (Wish(cores=1), "1,9")):
+        node = one_pod(wish)
+        node.set_online(CPUSet.parse("0-8,10-15"))
+        node.run_all()
+        node.set_online(CPUSet.parse("0-15"))
+        assert not node.run_all().refusals
+        assert node.holds("a") == expected
+
+
+def test_without_a_free_cpu_it_keeps_the_rest() -> None:
+    """What cannot be replaced is told, and comes with the next free CPU."""
+    node = one_pod(Wish("6", policy="exclusive"), cores=4)
+    node.set_online(CPUSet.parse("0-5,7"))
+    made = node.run_all()
+    assert (node.holds("a"), reasons(made)) == ("1-3,5,7", {"test/pod-a/c0": "KeepsFewerCPUs"})
+    node.set_online(CPUSet.parse("0-7"))
+    assert not node.run_all().refusals
+    assert node.holds("a") == "1-3,5-7"
+
+
+def test_with_nothing_left_it_goes_to_the_shared_set() -> None:
+    """A container all of whose CPUs are gone runs shared, refused visibly, until there are CPUs."""
+    node = one_pod(EXCLUSIVE, cores=2)
+    node.set_online(CPUSet.parse("0,2"))
+    made = node.run_all()
+    assert (node.holds("a"), reasons(made)) == ("", {"test/pod-a/c0": "NotEnoughCPUs"})
+    assert node.live()[0].cpus == CPUSet.parse("0,2")
+    node.set_online(CPUSet.parse("0-3"))
+    assert not node.run_all().refusals
+    assert node.holds("a") == "1,3"
+
+
+def test_an_isolated_core_goes_on_with_its_other_thread() -> None:
+    """When the running thread of a core goes offline its idle sibling takes over."""
+    node = one_pod(Wish("1", smt="isolate"), cores=2)
+    node.set_online(CPUSet.parse("0,2-3"))
+    assert not node.run_all().refusals
+    assert node.holds("a") == "3"
+
+
+def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
+    """Somebody has to run somewhere: the youngest plain owner loses its CPUs first."""
+    node = world(4)
+    node.add("v", [Wish("1")], vm=True)
+    node.add("c", [Wish(cores=1)])
+    node.add("b", [Wish("1", policy="exclusive")])
+    node.add("a", [Wish("2", policy="exclusive")])
+    node.start("v", "compute")
+    node.run_all()
+    assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", "3,7"]
+    node.set_online(CPUSet.parse("1-3,5-7"))
+    made = node.run_all()
+    assert reasons(made) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
+    assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", ""]
+
+
+# Who is gone, and who is unknown.
+
+
+@pytest.mark.parametrize(
+    ("pods_complete", "runs", "freed"),
+    [
+        pytest.param(True, State.EXITED, True, id="gone everywhere"),
+        pytest.param(True, State.RUNNING, False, id="force-deleted, still running"),
+        pytest.param(True, State.CREATED, False, id="may start at any moment"),
+        pytest.param(False, State.EXITED, False, id="the API is out of reach"),
+    ],
+)
+def test_who_is_gone(pods_complete: bool, runs: State, freed: bool) -> None:
+    """CPUs are freed when neither API nor runtime has the pod, and while the API is silent nobody is gone."""
+    node = one_pod(EXCLUSIVE)
+    del node.documents["a"]
+    node.api_answers = pods_complete
+    number = next(iter(node.containers))
+    node.containers[number] = replace(node.containers[number], state=runs)
+    node.run_all()
+    assert (node.holds("a") == "") is freed
+
+
+def test_a_runtime_that_does_not_answer_frees_nobody() -> None:
+    """Half a list of containers is no proof that something ended."""
+    node = one_pod(EXCLUSIVE)
+    seen = Observed(node.topology, node.topology.online, containers_complete=False)
+    assert plan(seen, node.ledger, node.config).ledger == node.ledger
+
+
+def test_a_pod_in_a_final_phase_gives_its_cpus_back() -> None:
+    """A pod that succeeded holds nothing, although the API still has it."""
+    node = one_pod(EXCLUSIVE)
+    node.documents["a"]["status"] = {"phase": "Succeeded"}
+    node.stop(next(iter(node.containers)))
+    node.run_all()
+    assert node.holds("a") == ""
+
+
+def test_a_container_restart_keeps_its_cpus() -> None:
+    """A new container of the same name gets what the old one had."""
+    node = one_pod(EXCLUSIVE)
+    node.stop(next(iter(node.containers)))
+    assert node.run_all().ledger.of(Owner("a", "c0"))
+    number = node.start("a", "c0", State.CREATED)
+    node.run_all()
+    assert node.containers[number].cpus == CPUSet.parse("1,9")
+
+
+def test_an_unknown_container_is_put_into_the_shared_set() -> None:
+    """It is to be looked up by name, and it never runs on an owner's CPUs meanwhile."""
+    node = one_pod(EXCLUSIVE)
+    number = node.start("stranger", "x")
+    node.run_all()
+    assert node.containers[number].cpus == CPUSet.parse("0,2-8,10-15")
+    assert [one.id for one in unknown_containers(node.observe())] == [number]
+
+
+def test_a_static_pod_is_known_by_its_manifest() -> None:
+    """The runtime's uid of a mirror pod is its hash; a hash without the mirror annotation is anybody's claim."""
+    annotations = {CONFIG_HASH: "abc", "kubernetes.io/config.mirror": "abc"}
+    assert SeenPod.of({"metadata": {"uid": "u", "annotations": annotations}}).uid == "abc"
+    assert SeenPod.of({"metadata": {"uid": "u", "annotations": {CONFIG_HASH: "abc"}}}).uid == "u"
+
+
+def test_of_two_pods_with_one_uid_the_older_counts() -> None:
+    """A collision cannot take CPUs away from whoever was first."""
+    node = one_pod(EXCLUSIVE)
+    young = SeenPod.of(node.documents["a"])  # type: ignore[arg-type]
+    young = replace(young, claims=(), created="2027-01-01T00:00:00Z")
+    seen = replace(node.observe(), pods=(young, *node.observe().pods))
+    assert plan(seen, node.ledger, node.config).ledger == node.ledger
+
+
+# Virtual machines.
+
+
+def running_vm(cpu: str = "2") -> World:
+    """Return a node with a KubeVirt VM that runs."""
+    node = world()
+    node.add("v", [Wish(cpu)], vm=True)
+    node.start("v", "compute")
+    node.run_all()
+    return node
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        pytest.param(Wish("2", smt="isolate"), {"test/pod-v/compute": "RunningVM"}, id="another policy"),
+        pytest.param(Wish("1"), {"test/pod-v/compute": "RunningVM"}, id="fewer CPUs"),
+        pytest.param(Wish("2", policy="none"), {"test/pod-v/compute": "RunningVM"}, id="none"),
+        pytest.param(Wish("2", policy="share"), {"test/pod-v/compute": "RunningVM"}, id="share"),
+    ],
+)
+def test_a_running_vm_never_moves(wish: Wish, expected: dict[str, str]) -> None:
+    """Its vCPUs are pinned by libvirt: the wish is refused while it runs, and followed when it stopped."""
+    node = running_vm()
+    assert reasons(edit(node, "v", wish, vm=True)) == expected
+    assert node.holds("v", "compute") == "1,9"
+    node.stop(next(iter(node.containers)))
+    assert not node.run_all().refusals
+    assert node.holds("v", "compute") != "1,9" or wish.policy == "share"
+
+
+def test_a_running_vm_grows_and_loses_offline_cpus() -> None:
+    """More CPUs move nothing, and an offline CPU has to be replaced."""
+    node = running_vm()
+    assert not edit(node, "v", Wish("4"), vm=True).refusals
+    assert node.holds("v", "compute") == "1-2,9-10"
+    node.set_online(CPUSet.parse("0-8,10-15"))
+    assert not node.run_all().refusals
+    assert node.holds("v", "compute") == "1-3,10"
+
+
+# Pools and isolated CPUs.
+
+
+def test_claims_come_from_their_pools() -> None:
+    """Annotations and exclusive cores take from the exclusive pool, the other resource from its own list."""
+    pools = StaticPools(exclusive_cores=2, shared_cores=1, exclusive_non_isolcpus=CPUSet([6]))
+    node = world(pools=pools)
+    node.add("a", [EXCLUSIVE])
+    node.add("b", [Wish(cores=1)])
+    node.add("c", [Wish("1", policy="exclusive")])
+    node.add("d", [Wish(cores=1)])
+    limits = {"cmk.intel.com/exclusive-non-isolcpus-cores": 1}
+    node.documents["d"]["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+    assert reasons(node.run_all()) == {"test/pod-c/c0": "NotEnoughCPUs"}
+    assert [*map(node.holds, "abd")] == ["1,9", "2,10", "6,14"]
+    assert str(node.sets.shared(node.ledger)) == "0,4-5,7-8,12-13,15"
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        pytest.param(Wish(cores=1), "5,13", id="CMK cores"),
+        pytest.param(Wish("2", smt="require"), "5,13", id="require"),
+        pytest.param(Wish("1", smt="isolate"), "5 idle 13", id="isolate"),
+        pytest.param(Wish("2", policy="exclusive"), "1,9", id="plain exclusive: balanced CPUs first"),
+        pytest.param(Wish("14", policy="exclusive"), "1-7,9-15", id="plain exclusive: isolated ones at last"),
+        pytest.param(Wish("2", policy="share"), "1,9", id="share: never isolated"),
+    ],
+)
+def test_isolated_cores(wish: Wish, expected: str) -> None:
+    """Owners of whole cores get isolated ones first, everyone else gets CPUs that the kernel balances."""
+    node = one_pod(wish, isolated="5,13")
+    assert node.holds("a") == expected
+    assert str(node.sets.common) == "0-4,6-12,14-15"
+
+
+@pytest.mark.parametrize(
+    ("numa", "sort", "expected"),
+    [
+        pytest.param(None, "packed", "1-2,9-10", id="packed"),
+        pytest.param(None, "spread", "1,4,9,12", id="spread over sockets, as CMK's mode"),
+        pytest.param("distributed", "packed", "1,4,9,12", id="distributed"),
+        pytest.param("single", "packed", "1-2,9-10", id="single: the first node that fits"),
+    ],
+)
+def test_where_cmk_cores_lie(numa: str | None, sort: str, expected: str) -> None:
+    """CMK's modes and our NUMA policies choose among whole cores."""
+    assert one_pod(Wish(cores=2, numa=numa), sockets=2, sort=sort).holds("a") == expected
+
+
+def test_cmk_cores_on_one_node_or_not_at_all() -> None:
+    """`single` takes the node with room and refuses what no node holds."""
+    node = one_pod(Wish(cores=4, numa="single"), sockets=2)
+    assert node.holds("a") == "4-7,12-15"
+    made = edit(node, "a", Wish(cores=5, numa="single"))
+    assert reasons(made) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+
+
+def test_defaults_of_the_node_fill_in() -> None:
+    """The configured SMT and NUMA policies hold for claims that state none."""
+    node = one_pod(EXCLUSIVE, smt_policy=SMTPolicy.ISOLATE, numa_policy=NUMAPolicy.SINGLE)
+    (held,) = node.ledger
+    assert node.holds("a") == "1-2 idle 9-10"
+    assert (held.smt, held.numa, held.claim.smt) == (SMTPolicy.ISOLATE, NUMAPolicy.SINGLE, None)

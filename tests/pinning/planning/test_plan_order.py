@@ -1,0 +1,92 @@
+"""The plan as a function: what observe mode does, and that nothing but its input counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.topology import CPUFacts, Topology, assemble
+from pinning.planning.ledger import Ledger, problems
+from pinning.planning.node_config import StaticPools
+from pinning.planning.observed import Observed, Owner, SeenContainer, State
+from pinning.planning.plan import plan
+from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, reasons, world
+
+# Observe mode, order, hash seeds.
+
+
+def test_observing_allocates_nothing() -> None:
+    """With the kubelet's static policy no claim is followed, and a launcher's is none of ours."""
+    node = one_pod(EXCLUSIVE, observe=True)
+    node.add("b", [Wish(cores=1)])
+    node.add("v", [Wish("2")], vm=True)
+    made = node.plan()
+    assert (len(made.ledger), made.actions) == (0, ())
+    assert reasons(made) == {"test/pod-a/c0": "ObserveMode", "test/pod-b/c0": "ObserveMode"}
+    assert [refusal.blocks_start for refusal in made.refusals] == [False, True]
+    assert "cpuManagerPolicy to none" in made.refusals[0].message
+
+
+def test_the_order_of_the_input_is_nothing() -> None:
+    """Pods and containers in any order give the same plan."""
+    node = world()
+    for uid in "abc":
+        node.add(uid, [EXCLUSIVE, Wish("1", policy="share")])
+        node.start(uid, "c0")
+    seen = node.observe()
+    turned = Observed(seen.topology, seen.universe, seen.pods[::-1], seen.containers[::-1])
+    assert plan(seen, Ledger(), node.config) == plan(turned, Ledger(), node.config)
+
+
+def hashed() -> str:
+    """Return a plan that went through every kind of set and mapping, as text."""
+    node = world(16, sockets=2, numa_policy=NUMAPolicy.DISTRIBUTED, pools=StaticPools(12, 1))
+    for number, policy in enumerate([*CPUPolicy, *SMTPolicy] * 2):
+        smt = str(policy) if isinstance(policy, SMTPolicy) else None
+        word = None if smt else str(policy)
+        node.add(f"u{number}", [Wish("2", policy=word, smt=smt), Wish(cores=1)])
+        node.start(f"u{number}", "c0")
+    first = node.run_all()
+    node.set_online(node.topology.online - CPUSet([5, 6, 22]))
+    return f"{first}{node.plan()}{node.ledger.to_dict()}"
+
+
+def test_every_hash_seed_gives_the_same_plan() -> None:
+    """Two interpreters with different hash seeds say the same, to the letter."""
+    code = "from tests.pinning.planning.test_plan_order import hashed; print(hashed())"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "4711")
+    }
+    assert len(outputs) == 1
+    assert "KeepsFewer" in next(iter(outputs)) or "NotEnough" in next(iter(outputs))
+
+
+def test_cores_of_uneven_width() -> None:
+    """A core with one thread is a whole core, and a wide one idles all its siblings."""
+    widths = [[0], [1], [2, 3, 4, 5]]
+    facts = [
+        CPUFacts(cpu, core=core, package=0, numa_node=0) for core, cpus in enumerate(widths) for cpu in cpus
+    ]
+    topology: Topology = assemble(facts, CPUSet(range(6)))
+    node = World(topology)
+    node.add("a", [Wish("2", smt="isolate")])
+    node.run_all()
+    assert node.holds("a") == "1-2 idle 3-5"
+    assert problems(node.ledger, node.sets) == ()
+
+
+def test_a_container_of_the_runtime_without_a_pod_uid() -> None:
+    """A container that names no pod is a stranger like any other."""
+    node = world()
+    node.containers["x"] = SeenContainer("x", Owner("", ""), State.RUNNING, EMPTY)
+    assert not node.run_all().actions

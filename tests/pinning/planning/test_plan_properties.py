@@ -1,0 +1,235 @@
+"""Whatever happens to a node, in whatever order: the rules of the design hold at every instant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.errors import BadContract
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.actions import Action, Kind
+from pinning.planning.ledger import Ledger, problems
+from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.planning.node_sets import check_machine
+from pinning.planning.observed import SeenContainer, State
+from pinning.planning.plan import Plan, plan
+from tests.pinning.wishes import WISHES
+from tests.pinning.world import Wish, World
+from tests.strategies import topologies
+
+CONFIGS = st.builds(
+    NodeConfig,
+    sort=st.sampled_from(["packed", "spread"]),
+    distribute=st.booleans(),
+    align_uncore=st.booleans(),
+    smt_policy=st.sampled_from(SMTPolicy),
+    numa_policy=st.sampled_from(NUMAPolicy),
+)
+
+
+def fits(world: World) -> bool:
+    """Say whether the machine has the cores that the configured pools want."""
+    try:
+        check_machine(world.topology, world.topology.online, world.config)
+    except BadContract:
+        return False
+    return True
+
+
+ORDERS = st.integers(0, 2**32).map(Random)
+STOPS = st.sampled_from([99, 99, 99, 99, 3, 1, 0])  # actions until the agent dies
+
+
+class Node(RuleBasedStateMachine):
+    """Pods come, change and go, CPUs go off and on, the agent dies, and actions are done in any allowed order."""
+
+    uids = Bundle("uids")
+
+    @initialize(
+        topology=topologies(max_cores_per_cache=3), config=CONFIGS, static=st.booleans(), spare=st.booleans()
+    )
+    def boot(self, topology: Topology, config: NodeConfig, static: bool, spare: bool) -> None:
+        """Start with an empty node."""
+        assume(len(topology.cores) > 2)
+        pools = StaticPools(exclusive_cores=1, shared_cores=1 if spare else 0) if static else None
+        config = replace(config, pools=pools)
+        self.all_cpus = topology.cpus
+        self.world = World(topology, config)
+        assume(fits(self.world))
+        self.count = 0
+        self.meddled = False
+
+    @rule(
+        target=uids,
+        wishes=st.lists(WISHES, min_size=1, max_size=4),
+        vm=st.sampled_from([False, False, True]),
+        state=st.sampled_from([State.RUNNING, State.CREATED, None]),
+        order=ORDERS,
+        stop_after=STOPS,
+    )
+    def add(self, wishes: list[Wish], vm: bool, state: State | None, order: Random, stop_after: int) -> str:
+        """Create a pod, start it and let the agent act."""
+        self.count += 1
+        uid = f"u{self.count}"
+        self.world.add(uid, wishes[:1] if vm else wishes, vm=vm)
+        if state:
+            self.start_or_restart(uid, state)
+        self.plan_and_act(order, stop_after)
+        return uid
+
+    @rule(uid=uids, wishes=st.lists(WISHES, min_size=1, max_size=4), order=ORDERS, stop_after=STOPS)
+    def edit(self, uid: str, wishes: list[Wish], order: Random, stop_after: int) -> None:
+        """Change annotations and amounts of a pod; its containers and their roles cannot change."""
+        document = self.world.documents.get(uid)
+        if document is None:
+            return
+        before, vm = document["metadata"]["creationTimestamp"], bool(document["metadata"]["labels"])
+        places = [*document["spec"]["initContainers"], *document["spec"]["containers"]]
+        roles = {one["name"]: one.get("restartPolicy", "") for one in document["spec"]["initContainers"]}
+        kinds = [roles.get(name) for name in sorted(one["name"] for one in places)]
+        new = [replace(wishes[at % len(wishes)], init=kind) for at, kind in enumerate(kinds)]
+        self.world.add(uid, new, vm=vm)
+        self.world.documents[uid]["metadata"]["creationTimestamp"] = before
+        self.plan_and_act(order, stop_after)
+
+    @rule(uid=uids, state=st.sampled_from(State))
+    def start_or_restart(self, uid: str, state: State) -> None:
+        """Start, or start again, all containers of a pod but its ordinary init containers."""
+        document = self.world.documents.get(uid)
+        if document is None:
+            return
+        for one in self.world.live():
+            if one.owner.pod_uid == uid:
+                self.world.stop(one.id)
+        inits = document["spec"]["initContainers"]
+        for one in [one for one in inits if one.get("restartPolicy")] + document["spec"]["containers"]:
+            self.world.start(uid, one["name"], state)
+
+    @rule(uid=consumes(uids), live_on=st.booleans())
+    def remove(self, uid: str, live_on: bool) -> None:
+        """Take a pod from the API; with --force before its containers end."""
+        self.world.documents.pop(uid, None)
+        for one in self.world.live():
+            if one.owner.pod_uid == uid and not live_on:
+                self.world.stop(one.id)
+
+    @rule(pick=st.integers(0, 30), bits=st.integers(1, 2**40))
+    def meddle(self, pick: int, bits: int) -> None:
+        """Let somebody else write a container's cpuset; from then on owners may have company they did not choose."""
+        live = self.world.live()
+        cpus = CPUSet(cpu for at, cpu in enumerate(self.world.topology.online) if bits >> at & 1)
+        if live and cpus:
+            one = live[pick % len(live)]
+            self.world.containers[one.id] = replace(one, cpus=cpus)
+            self.meddled = True
+
+    @rule(pick=st.integers(0, 30))
+    def end_some_container(self, pick: int) -> None:
+        """End a container."""
+        live = self.world.live()
+        if live:
+            self.world.stop(live[pick % len(live)].id)
+
+    @rule(bits=st.integers(0, 2**40), order=ORDERS, stop_after=STOPS)
+    def flip_cpus(self, bits: int, order: Random, stop_after: int) -> None:
+        """Take CPUs offline and others back; one is always left."""
+        off = CPUSet(cpu for at, cpu in enumerate(self.all_cpus) if bits >> at & 1)
+        self.world.set_online((self.all_cpus - off) or self.all_cpus)
+        self.plan_and_act(order, stop_after)
+
+    @rule(pick=st.integers(0, 60))
+    def flip_cpu(self, pick: int) -> None:
+        """Take one CPU offline or back."""
+        cpu = CPUSet([list(self.all_cpus)[pick % len(self.all_cpus)]])
+        online = self.world.topology.online ^ cpu
+        self.world.set_online(online or self.all_cpus)
+
+    @rule()
+    def kill_the_agent(self) -> None:
+        """Start the agent again from its checkpoint."""
+        self.world.ledger = Ledger.from_dict(self.world.ledger.to_dict())
+
+    @rule()
+    def lose_or_find_the_api(self) -> None:
+        """Put the API out of reach, or back."""
+        self.world.api_answers = not self.world.api_answers
+
+    @rule(order=ORDERS, stop_after=STOPS)
+    def plan_and_act(self, order: Random, stop_after: int) -> None:
+        """Plan and act, in any order that the dependencies allow, and maybe die on the way."""
+        before = self.world.ledger
+        made = self.world.plan()
+        self.check_settled(made)
+        done: set[int] = set()
+        while len(done) < min(len(made.actions), stop_after):
+            ready = [
+                at for at, one in enumerate(made.actions) if at not in done and set(one.waits_for) <= done
+            ]
+            at = order.choice(ready)
+            if not self.meddled:
+                self.check_instant(made.actions[at], before)
+            self.world.write(made.actions[at])
+            done.add(at)
+        if len(done) == len(made.actions):
+            self.meddled = False
+            again = self.world.plan()
+            assert not again.actions
+            assert again.ledger == made.ledger
+            assert again.refusals == made.refusals
+            self.check_converged()
+
+    def check_settled(self, made: Plan) -> None:
+        """Check that every rule holds for the ledger, and that the plan is sound."""
+        assert problems(made.ledger, self.world.sets) == ()
+        for at, action in enumerate(made.actions):
+            assert action.cpus
+            assert action.cpus <= self.world.topology.online
+            assert all(earlier < at for earlier in action.waits_for)
+        again = plan(self.world.observe(), made.ledger, self.world.config)
+        assert again.ledger == made.ledger
+        assert again.refusals == made.refusals
+
+    def check_instant(self, action: Action, before: Ledger) -> None:
+        """Check that an action puts nobody beside an owner who was not there before."""
+        one = self.world.containers[action.container_id]
+        gains = action.cpus - one.cpus
+        now, mine = self.world.ledger, self.world.ledger.of(one.owner)
+        for other in self.world.live():
+            if other.owner == one.owner or self.never_meet(one, other):
+                continue
+            theirs = now.of(other.owner)
+            if theirs and theirs.is_exclusive:  # whoever owns no more has agreed to company
+                left = before.of(other.owner) or theirs
+                assert gains.isdisjoint(other.cpus & (theirs.footprint | left.footprint))
+            if mine and mine.is_exclusive:
+                assert other.cpus.isdisjoint(gains & mine.footprint)
+            if mine and mine.is_exclusive and action.kind is Kind.GRANT and one.state is State.RUNNING:
+                assert mine.footprint.isdisjoint(other.cpus)
+
+    def never_meet(self, one: SeenContainer, other: SeenContainer) -> bool:
+        """Say whether two containers of one pod never run at the same time; the world may still show both."""
+        held, theirs = self.world.ledger.of(one.owner), self.world.ledger.of(other.owner)
+        return bool(held and theirs and not held.meets(theirs))
+
+    def check_converged(self) -> None:
+        """Check that every container runs where the ledger says."""
+        shared = self.world.sets.shared(self.world.ledger)
+        for one in self.world.live():
+            held = self.world.ledger.of(one.owner)
+            assert one.cpus == (held.cpus if held else shared)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Check that the checkpoint says the same after it was written and read."""
+        assert Ledger.from_dict(self.world.ledger.to_dict()) == self.world.ledger
+
+
+Node.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestNode = Node.TestCase
+TestNode.__doc__ = "Any sequence of events keeps every rule."

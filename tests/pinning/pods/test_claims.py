@@ -1,0 +1,472 @@
+"""A pod read into claims: who asks for which CPUs, what is refused, what is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, SMTPolicy
+from pinning.pods.claims import Claim, Origin, read_pod
+from pinning.pods.resources import Role, qos_class
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, NUMA, OTHER_CORES, SMT, container, launcher, pod
+
+CRANE = "qos.gocrane.io/cpu-manager"
+MAIN = "cpu-manager.corepin.io/container.main"
+
+
+def fields(found: Any) -> list[str]:
+    """Return the fields of causes or warnings."""
+    return [one.field for one in found]
+
+
+def exclusive(count: int, **more: Any) -> Claim:
+    """Return the claim that an exclusive container named main has."""
+    return Claim("main", Role.MAIN, Origin.ANNOTATION, CPUPolicy.EXCLUSIVE, count, **more)
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "count"),
+    [
+        pytest.param("2", None, 2, id="request absent counts as equal"),
+        pytest.param("2", "2", 2, id="equal"),
+        pytest.param("2000m", 2, 2, id="equal in other spellings"),
+        pytest.param("2", "1", None, id="request below limit"),
+        pytest.param("1500m", "1500m", None, id="fraction"),
+        pytest.param("0", "0", None, id="zero"),
+        pytest.param(None, "2", None, id="request only"),
+        pytest.param(None, None, None, id="nothing"),
+        pytest.param({"cpu": "2"}, {"memory": "1Gi"}, 2, id="memory does not matter"),
+    ],
+)
+def test_eligible_is_a_whole_limit_equal_to_the_request(
+    limits: Any, requests: Any, count: int | None
+) -> None:
+    """Crane's rule decides, whatever the pod's QoS class is; nobody eligible is a refusal."""
+    reading = read_pod(pod(container("main", limits, requests), annotations={CPU_MANAGER: "exclusive"}))
+    assert reading.claims == ((exclusive(count),) if count else ())
+    assert fields(reading.causes) == ([] if count else [f"metadata.annotations[{CPU_MANAGER}]"])
+
+
+@pytest.mark.parametrize(
+    ("annotations", "policy"),
+    [
+        pytest.param({CRANE: "exclusive"}, CPUPolicy.EXCLUSIVE, id="crane"),
+        pytest.param({CRANE: "share"}, CPUPolicy.SHARE, id="crane share"),
+        pytest.param({CRANE: "none"}, None, id="crane none"),
+        pytest.param({CPU_MANAGER: "share"}, CPUPolicy.SHARE, id="pod"),
+        pytest.param({CPU_MANAGER: "share", MAIN: "exclusive"}, CPUPolicy.EXCLUSIVE, id="narrower wins"),
+        pytest.param({CPU_MANAGER: "exclusive", MAIN: "none"}, None, id="narrower none wins"),
+        pytest.param({CRANE: "share", MAIN: "exclusive"}, CPUPolicy.EXCLUSIVE, id="narrower wins over crane"),
+        pytest.param({CRANE: "share", CPU_MANAGER: "share"}, CPUPolicy.SHARE, id="both agree"),
+        pytest.param({SMT: "require"}, CPUPolicy.EXCLUSIVE, id="require alone means exclusive"),
+        pytest.param({SMT: "isolate"}, CPUPolicy.EXCLUSIVE, id="isolate alone means exclusive"),
+        pytest.param({SMT: "prefer"}, None, id="prefer alone means nothing"),
+        pytest.param({SMT: "isolate", CPU_MANAGER: "none"}, None, id="none beats isolate"),
+        pytest.param({}, None, id="nothing asked"),
+    ],
+)
+def test_the_narrower_scope_wins(annotations: dict[str, str], policy: CPUPolicy | None) -> None:
+    """The policy of an eligible container is that of the narrowest annotation that names it."""
+    reading = read_pod(pod(container("main", "2"), annotations=annotations))
+    assert [claim.policy for claim in reading.claims] == ([policy] if policy else [])
+    assert reading.causes == ()
+
+
+def test_two_pod_wide_policies_that_differ_are_told() -> None:
+    """The own key of corepin overrules Crane's, and a warning says so."""
+    reading = read_pod(pod(container("main", "2"), annotations={CRANE: "share", CPU_MANAGER: "exclusive"}))
+    assert reading.claims == (exclusive(2),)
+    assert fields(reading.warnings) == [f"metadata.annotations[{CRANE}]"]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "field", "expected"),
+    [
+        ({CRANE: "exclusively"}, CRANE, "none, exclusive, share"),
+        ({CRANE: ""}, CRANE, "none, exclusive, share"),
+        ({CPU_MANAGER: "Exclusive"}, CPU_MANAGER, "none, exclusive, share"),
+        ({SMT: "isolated"}, SMT, "prefer, require, isolate"),
+        ({NUMA: "strict", CPU_MANAGER: "share"}, NUMA, "packed, distributed, single"),
+        ({MAIN: "both"}, MAIN, "none, exclusive, share"),
+        ({"cpu-manager.corepin.io/main": "share"}, "cpu-manager.corepin.io/main", "container.NAME"),
+        ({"cpu-manager.corepin.io/container.gone": "share"}, "cpu-manager.corepin.io/container.gone", "main"),
+        ({"sidecar-limits.corepin.io/pod": "yes"}, "sidecar-limits.corepin.io/pod", "true"),
+        (
+            {"sidecar-limits.corepin.io/main": "true"},
+            "sidecar-limits.corepin.io/main",
+            "sidecar-limits.corepin.io/pod",
+        ),
+    ],
+)
+def test_a_word_that_is_none_is_refused_with_the_words_that_are(
+    annotations: dict[str, str], field: str, expected: str
+) -> None:
+    """An unknown value, scope or container is refused, naming the annotation and what is possible."""
+    (cause,) = read_pod(pod(container("main", "2"), annotations=annotations)).causes
+    assert cause.field == f"metadata.annotations[{field}]"
+    assert expected in cause.message
+
+
+def test_a_container_of_no_pod_yet_has_no_known_names() -> None:
+    """Naming a container in a pod without containers says that there are none."""
+    document = pod(annotations={MAIN: "share"})
+    document["spec"] = {"containers": None}
+    (cause,) = read_pod(document).causes
+    assert cause.message.endswith("its containers are: none")
+
+
+def test_a_named_container_that_is_not_eligible_is_refused() -> None:
+    """The cause names the container, its limit and request, and what would be eligible."""
+    document = pod(container("main", "1500m"), container("other", "2"), annotations={MAIN: "exclusive"})
+    (cause,) = read_pod(document).causes
+    assert cause.field == f"metadata.annotations[{MAIN}]"
+    assert "container main (limit 1500m, request 1500m)" in cause.message
+    assert cause.message.endswith("e.g. 2 for both")
+
+
+def test_a_named_container_without_limits_is_told_what_to_write() -> None:
+    """With nothing stated the example is a limit."""
+    document = pod(container("main"), annotations={"smt-policy.corepin.io/container.main": "require"})
+    (cause,) = read_pod(document).causes
+    assert cause.message.endswith("e.g. limits.cpu: 2")
+
+
+@pytest.mark.parametrize("key", [CPU_MANAGER, SMT])
+def test_a_pod_without_any_eligible_container_is_refused(key: str) -> None:
+    """A wish for own CPUs that no container can follow is refused at admission, not on the node."""
+    value = "exclusive" if key == CPU_MANAGER else "isolate"
+    document = pod(container("main", "2", "1"), container("log"), annotations={key: value})
+    reading = read_pod(document)
+    (cause,) = reading.causes
+    assert cause.field == f"metadata.annotations[{key}]"
+    assert "main has limit 2, request 1" in cause.message
+    assert cause.field not in fields(reading.warnings)  # the refusal says enough
+
+
+def test_none_is_always_accepted() -> None:
+    """`none` needs nobody to be eligible."""
+    reading = read_pod(pod(container("main", "1500m"), annotations={CPU_MANAGER: "none", MAIN: "none"}))
+    assert (reading.claims, reading.causes, reading.warnings) == ((), (), ())
+
+
+def test_neighbours_that_are_not_eligible_are_told() -> None:
+    """One eligible container is enough; the others run in the shared set and a warning names them."""
+    document = pod(
+        container("main", "2"),
+        container("proxy", "500m"),
+        container("quiet"),
+        annotations={CPU_MANAGER: "exclusive", "cpu-manager.corepin.io/container.quiet": "none"},
+    )
+    reading = read_pod(document)
+    assert [claim.container for claim in reading.claims] == ["main"]
+    (warning,) = reading.warnings
+    assert "container proxy (limit 500m, request 500m) runs in the shared set" in warning.message
+
+
+@pytest.mark.parametrize(
+    ("annotations", "warned"),
+    [
+        pytest.param({CPU_MANAGER: "exclusive", MAIN: "none"}, CPU_MANAGER, id="from the CPU policy"),
+        pytest.param({SMT: "require", MAIN: "none"}, SMT, id="from the CPU policy that an SMT policy means"),
+        pytest.param(
+            {SMT: "require", "smt-policy.corepin.io/container.main": "prefer"}, SMT, id="from the SMT policy"
+        ),
+    ],
+)
+def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_has(
+    annotations: dict[str, str], warned: str
+) -> None:
+    """Whether the excepted container has whole CPUs, before or after a resize, says nothing of the others."""
+    for cpu in ("2", "1500m"):
+        reading = read_pod(pod(container("main", cpu), container("proxy", "500m"), annotations=annotations))
+        assert (reading.claims, list(reading.causes)) == ((), [])
+        assert f"metadata.annotations[{warned}]" in fields(reading.warnings)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "idle"),
+    [
+        pytest.param({CPU_MANAGER: "share", SMT: "require"}, [SMT], id="smt beside share"),
+        pytest.param({CPU_MANAGER: "none", SMT: "isolate"}, [SMT], id="smt beside none"),
+        pytest.param({SMT: "prefer"}, [SMT], id="prefer without exclusive"),
+        pytest.param({NUMA: "single"}, [NUMA], id="numa without a claim"),
+        pytest.param({CPU_MANAGER: "share", NUMA: "single"}, [], id="numa with a share claim"),
+        pytest.param({CPU_MANAGER: "exclusive", SMT: "require", NUMA: "single"}, [], id="all act"),
+        pytest.param(
+            {MAIN: "share", "smt-policy.corepin.io/container.main": "require"},
+            ["smt-policy.corepin.io/container.main"],
+            id="container scope",
+        ),
+        pytest.param(
+            {CPU_MANAGER: "exclusive", SMT: "require", "smt-policy.corepin.io/container.main": "prefer"},
+            [SMT],
+            id="overruled everywhere",
+        ),
+    ],
+)
+def test_words_that_act_on_nothing_are_told(annotations: dict[str, str], idle: list[str]) -> None:
+    """An SMT policy without exclusive CPUs, and a NUMA policy without a claim, are warnings."""
+    reading = read_pod(pod(container("main", "2"), annotations=annotations))
+    assert fields(reading.warnings) == [f"metadata.annotations[{key}]" for key in idle]
+    assert reading.causes == ()
+
+
+def test_smt_and_numa_policies_are_part_of_the_claim() -> None:
+    """The claim carries the policies of its own scope; a share claim has no SMT policy."""
+    annotations = {
+        CPU_MANAGER: "exclusive",
+        SMT: "require",
+        "smt-policy.corepin.io/container.two": "isolate",
+        "cpu-manager.corepin.io/container.three": "share",
+        NUMA: "single",
+    }
+    document = pod(
+        container("main", "2"), container("two", "4"), container("three", "1"), annotations=annotations
+    )
+    main, two, three = read_pod(document).claims
+    assert (main.smt, main.numa) == (SMTPolicy.REQUIRE, NUMAPolicy.SINGLE)
+    assert two.smt is SMTPolicy.ISOLATE
+    assert (three.policy, three.smt, three.numa) == (CPUPolicy.SHARE, None, NUMAPolicy.SINGLE)
+
+
+def test_init_containers_and_sidecars_claim_too() -> None:
+    """Roles: an ordinary init container, a native sidecar, a main container; ephemeral ones never claim."""
+    document = pod(
+        container("main", "2"),
+        init=[container("setup", "4"), container("mesh", "1", restartPolicy="Always")],
+        annotations={CPU_MANAGER: "exclusive"},
+        ephemeralContainers=[container("debug", "1")],
+    )
+    assert [(claim.container, claim.role) for claim in read_pod(document).claims] == [
+        ("setup", Role.INIT),
+        ("mesh", Role.SIDECAR),
+        ("main", Role.MAIN),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "count", "resource"),
+    [
+        pytest.param({CORES: "2"}, {CORES: "2"}, 2, CORES, id="both"),
+        pytest.param({CORES: "3"}, None, 3, CORES, id="limits only"),
+        pytest.param({CORES: "2000m"}, {CORES: 2}, 2, CORES, id="other spelling"),
+        pytest.param({OTHER_CORES: "1"}, {OTHER_CORES: "1"}, 1, OTHER_CORES, id="outside isolcpus"),
+    ],
+)
+def test_a_cmk_resource_claims_whole_cores(limits: Any, requests: Any, count: int, resource: str) -> None:
+    """The count of a CMK claim is physical cores, and CPU limits play no part."""
+    reading = read_pod(pod(container("main", limits, requests)))
+    assert reading.claims == (
+        Claim("main", Role.MAIN, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource=resource),
+    )
+    assert (reading.causes, reading.warnings) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "field"),
+    [
+        pytest.param({CORES: "0"}, None, f"limits[{CORES}]", id="zero"),
+        pytest.param({CORES: "-1"}, None, f"limits[{CORES}]", id="negative"),
+        pytest.param({CORES: "1500m"}, None, f"limits[{CORES}]", id="fraction"),
+        pytest.param({CORES: "two"}, None, f"limits[{CORES}]", id="no quantity"),
+        pytest.param({CORES: "1"}, {CORES: "2"}, f"limits[{CORES}]", id="limit below request"),
+        pytest.param({CORES: "2"}, {CORES: "0"}, f"requests[{CORES}]", id="request zero"),
+        pytest.param(None, {CORES: "2"}, f"limits[{CORES}]", id="no limit"),
+    ],
+)
+def test_a_count_of_cores_that_is_none_is_refused(limits: Any, requests: Any, field: str) -> None:
+    """A CMK resource is a whole number of 1 or more, and request = limit."""
+    (cause,) = read_pod(pod(container("main", limits, requests))).causes
+    assert cause.field == f"spec.containers[0].resources.{field}"
+
+
+def test_beside_the_first_cmk_resource_the_second_does_not_count() -> None:
+    """CMK's order decides (R6), and a warning says what is ignored."""
+    reading = read_pod(pod(container("main", {CORES: "1", OTHER_CORES: "2"})))
+    assert [(claim.resource, claim.count) for claim in reading.claims] == [(CORES, 1)]
+    assert fields(reading.warnings) == [f"spec.containers[0].resources.requests[{OTHER_CORES}]"]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cpu", "refused"),
+    [
+        pytest.param({CPU_MANAGER: "exclusive"}, "2", True, id="pod-wide and eligible"),
+        pytest.param({MAIN: "exclusive"}, "500m", True, id="named"),
+        pytest.param({MAIN: "share"}, "2", True, id="named share"),
+        pytest.param({MAIN: "none"}, "2", False, id="none"),
+    ],
+)
+def test_a_container_claims_once(annotations: dict[str, str], cpu: str, refused: bool) -> None:
+    """A CMK resource and a CPU policy for the same container contradict each other."""
+    reading = read_pod(pod(container("main", {CORES: "1", "cpu": cpu}), annotations=annotations))
+    assert bool(reading.causes) is refused
+    assert [claim.origin for claim in reading.claims] == [Origin.CMK]
+
+
+def test_a_pod_wide_policy_beside_a_cmk_container_is_for_the_others() -> None:
+    """A CMK container that is not eligible is no contradiction, and no neighbour in the shared set."""
+    document = pod(
+        container("main", {CORES: "1"}), container("other", "2"), annotations={CPU_MANAGER: "exclusive"}
+    )
+    reading = read_pod(document)
+    assert [claim.origin for claim in reading.claims] == [Origin.CMK, Origin.ANNOTATION]
+    assert (reading.causes, reading.warnings) == ((), ())
+
+
+def test_an_smt_policy_of_a_cmk_claim_acts() -> None:
+    """`isolate` on a CMK claim idles siblings inside its own cores."""
+    (claim,) = read_pod(pod(container("main", {CORES: "2"}), annotations={SMT: "isolate"})).claims
+    assert (claim.origin, claim.smt, claim.must_fit) == (Origin.CMK, SMTPolicy.ISOLATE, True)
+
+
+@pytest.mark.parametrize(
+    ("document", "origin", "policy"),
+    [
+        pytest.param(launcher(), Origin.LAUNCHER, CPUPolicy.EXCLUSIVE, id="by label and selector"),
+        pytest.param(
+            pod(container("compute", "4"), labels=LAUNCHER, nodeSelector={"kubevirt.io/cpumanager": "true"}),
+            Origin.LAUNCHER,
+            CPUPolicy.EXCLUSIVE,
+            id="the selector of KubeVirt 1.8",
+        ),
+        pytest.param(
+            launcher(annotations={CPU_MANAGER: "exclusive"}),
+            Origin.LAUNCHER,
+            CPUPolicy.EXCLUSIVE,
+            id="annotated too",
+        ),
+        pytest.param(
+            launcher(annotations={CPU_MANAGER: "share"}), Origin.ANNOTATION, CPUPolicy.SHARE, id="share"
+        ),
+        pytest.param(launcher(annotations={CPU_MANAGER: "none"}), None, None, id="none"),
+        pytest.param(launcher(compute=container("compute", "1500m")), None, None, id="fraction"),
+        pytest.param(pod(container("compute", "4"), labels=LAUNCHER), None, None, id="no selector"),
+        pytest.param(
+            pod(container("compute", "4"), nodeSelector={"cpumanager": "true"}), None, None, id="no label"
+        ),
+    ],
+)
+def test_a_launcher_claims_without_an_annotation(
+    document: Any, origin: Origin | None, policy: CPUPolicy | None
+) -> None:
+    """The compute container of a dedicated launcher pod is an exclusive claim that must fit."""
+    reading = read_pod(document)
+    assert [(claim.origin, claim.policy) for claim in reading.claims] == (
+        [(origin, policy)] if origin else []
+    )
+    assert reading.causes == ()
+
+
+@pytest.mark.parametrize(
+    ("smt", "must"), [(None, False), ("prefer", False), ("require", True), ("isolate", True)]
+)
+def test_plain_exclusive_may_start_unpinned(smt: str | None, must: bool) -> None:
+    """Only those who asked for whole cores, or VMs, must not start without them (design rule 6)."""
+    annotations = {CPU_MANAGER: "exclusive"} | ({SMT: smt} if smt else {})
+    (claim,) = read_pod(pod(container("main", "2"), annotations=annotations)).claims
+    assert claim.must_fit is must
+
+
+@pytest.mark.parametrize(
+    ("allocated", "count"),
+    [("2", 2), ("500m", None), (None, 4), ("junk", 4)],
+    ids=["given", "given a fraction", "not told", "unreadable"],
+)
+def test_the_count_is_what_the_kubelet_allocated(allocated: str | None, count: int | None) -> None:
+    """A resize that the kubelet has deferred does not count yet."""
+    document = pod(container("main", "4"), container("other", "2", "1"), annotations={MAIN: "exclusive"})
+    document["status"] = {
+        "containerStatuses": [
+            {"name": "main", "allocatedResources": {"cpu": allocated} if allocated else None},
+            {"name": "other", "allocatedResources": {"cpu": "1"}},
+        ]
+    }
+    assert [claim.count for claim in read_pod(document).claims] == ([count] if count else [])
+
+
+def test_claims_are_found_by_container() -> None:
+    """A reading answers for one container."""
+    reading = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}))
+    assert reading.claim_of("main") == exclusive(2)
+    assert reading.claim_of("other") is None
+
+
+FULL = {"cpu": "1", "memory": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param(pod(container("a", FULL)), QoSClass.GUARANTEED, id="limits only"),
+        pytest.param(
+            pod(container("a", FULL, FULL), container("b", FULL)), QoSClass.GUARANTEED, id="all of them"
+        ),
+        pytest.param(pod(container("a", FULL), container("b")), QoSClass.BURSTABLE, id="one states nothing"),
+        pytest.param(
+            pod(container("a", FULL), init=[container("i")]), QoSClass.BURSTABLE, id="init states nothing"
+        ),
+        pytest.param(
+            pod(container("a", FULL, {"cpu": "500m"})), QoSClass.BURSTABLE, id="request below limit"
+        ),
+        pytest.param(pod(container("a", {"cpu": "1"})), QoSClass.BURSTABLE, id="no memory"),
+        pytest.param(pod(container("a")), QoSClass.BEST_EFFORT, id="nothing"),
+        pytest.param(pod(container("a", {"cpu": "0"})), QoSClass.BEST_EFFORT, id="zero is nothing"),
+        pytest.param(pod(container("a"), resources={"limits": FULL}), QoSClass.GUARANTEED, id="pod level"),
+        pytest.param(
+            pod(container("a", FULL), resources={"requests": FULL}),
+            QoSClass.BURSTABLE,
+            id="pod level decides alone",
+        ),
+        pytest.param(pod(container("a", FULL), resources={}), QoSClass.GUARANTEED, id="empty pod level"),
+        pytest.param({"spec": {"containers": []}}, QoSClass.BEST_EFFORT, id="no containers"),
+    ],
+)
+def test_the_qos_class_is_the_api_servers(document: Any, expected: QoSClass) -> None:
+    """All containers, init ones too, need CPU and memory limits equal to requests; pod level decides alone."""
+    assert qos_class(document) is expected
+
+
+words = st.sampled_from(["none", "exclusive", "share", "prefer", "require", "isolate", "single", "", "x"])
+keys = st.sampled_from([CPU_MANAGER, CRANE, SMT, NUMA, MAIN, "numa-policy.corepin.io/container.b", "x"])
+amounts = st.dictionaries(
+    st.sampled_from([CORES, OTHER_CORES, "cpu", "memory"]),
+    st.sampled_from(["2", "0", "-1", "1500m", "junk", 1, 0.5]),
+    max_size=3,
+)
+resources = st.none() | st.fixed_dictionaries(
+    {}, optional={"limits": st.none() | amounts, "requests": st.none() | amounts}
+)
+containers = st.fixed_dictionaries(
+    {"name": st.sampled_from(["main", "b", "c"])},
+    optional={"resources": resources, "restartPolicy": st.sampled_from([None, "Always", "Never"])},
+)
+pods = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": st.none()
+        | st.fixed_dictionaries(
+            {}, optional={"annotations": st.none() | st.dictionaries(keys, words, max_size=4)}
+        ),
+        "spec": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "containers": st.none() | st.lists(containers, max_size=3),
+                "initContainers": st.none() | st.lists(containers, max_size=2),
+                "resources": resources,
+            },
+        ),
+    },
+)
+
+
+@given(pods)
+def test_reading_never_fails_and_says_where(document: Any) -> None:
+    """Whatever is absent, null or nonsense: claims are sound, and every cause has a field and a message."""
+    reading = read_pod(document)
+    assert all(claim.count >= 1 for claim in reading.claims)
+    assert all(one.field and one.message for one in (*reading.causes, *reading.warnings))
+    assert qos_class(document) in QoSClass

@@ -1,0 +1,199 @@
+"""What nodes tell of their machines: read, joined to kinds, and nonsense ignored."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import BadTopology
+from tests.machine.tree import regular
+from tests.strategies import topologies
+from tests.webhook.machine_texts import machine_text
+from webhook.config.node_shapes import LONGEST_TEXT, Machine, NodeShapes, kinds, load_shapes, read_machine
+from webhook.config.settings import NodeShape
+from webhook.metrics import NodeMeter
+
+
+class Known:
+    """The shapes that are known, and what is counted of them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.shapes = NodeShapes(NodeMeter(self.registry))
+
+    def take(self, told: dict[str, str | None]) -> None:
+        """Take over what all nodes tell."""
+        self.shapes.replace({name: self.shapes.machine_of(name, text) for name, text in told.items()})
+
+    @property
+    def kinds(self) -> list[tuple[str, int, int]]:
+        """Return name, cores and threads per core of each kind in service."""
+        return [(it.name, it.cores, it.threads_per_core) for it in load_shapes(self.shapes.read())]
+
+    def metric(self, name: str) -> float | None:
+        """Return one sample."""
+        return self.registry.get_sample_value(f"corepin_webhook_{name}")
+
+
+@given(topologies())
+def test_what_the_agent_writes_is_read(topology: Any) -> None:
+    """Of every machine the cores that run and the widest of them count."""
+    widths = [len(core.cpus & topology.online) for core in topology.cores]
+    expected = Machine(threads=max(widths), cores=sum(map(bool, widths)))
+    assert read_machine(json.dumps(topology.to_dict())) == expected
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = list(regular(4).to_dict())
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=3), st.sets(st.sampled_from(KEYS)))
+def test_damage_is_refused_or_harmless(changed: dict[str, Any], missing: set[str]) -> None:
+    """Whatever stands in a member: the text is refused as a bad topology, or gives a machine that can be."""
+    saved = regular(4).to_dict() | changed
+    text = json.dumps({name: value for name, value in saved.items() if name not in missing})
+    try:
+        read = read_machine(text)
+    except BadTopology:
+        return
+    assert 1 <= read.cores <= 8192
+    assert 1 <= read.threads <= 8192
+
+
+@given(st.text(max_size=50))
+def test_any_text_is_refused_as_a_bad_topology(text: str) -> None:
+    """An annotation may hold anything: nothing but BadTopology comes of it."""
+    with pytest.raises(BadTopology):
+        read_machine(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 60_000, id="deep"),
+        pytest.param("null", id="null"),
+        pytest.param("[]", id="a list"),
+        pytest.param("{}", id="empty"),
+        pytest.param("x" * (LONGEST_TEXT + 1), id="long"),
+        pytest.param(machine_text(2, cores=["0-99999999999"]), id="CPUs that no kernel numbers"),
+        pytest.param(machine_text(2, cores=["0,2", "0-3", "1,3"]), id="a CPU in two cores"),
+        pytest.param(machine_text(2, online=""), id="nothing online"),
+        pytest.param(machine_text(2, cores=["", "0,2", "1,3"]), id="an empty core"),
+        pytest.param(machine_text(2, cores=[]), id="no cores"),
+        pytest.param(machine_text(2, packages={"9" * 5000: "0-3"}), id="a number without end"),
+        pytest.param("\ud800", id="a lone surrogate"),
+    ],
+)
+def test_nonsense_is_refused(text: str) -> None:
+    """What is no topology is refused before it costs anything."""
+    with pytest.raises(BadTopology):
+        read_machine(text)
+
+
+def test_siblings_that_are_offline_do_not_count() -> None:
+    """With SMT switched off a core has one thread; a core without any is no core."""
+    assert read_machine(machine_text(4, online=str(CPUSet.parse("0-2")))) == Machine(threads=1, cores=3)
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        pytest.param({}, (), id="none"),
+        pytest.param(
+            {"b": Machine(2, 8), "a": Machine(2, 8)},
+            (NodeShape(name="node a", cores=8, threads_per_core=2),),
+            id="one kind, named after its first node",
+        ),
+        pytest.param(
+            {"small": Machine(2, 4), "big": Machine(2, 8)},
+            (NodeShape(name="node big", cores=8, threads_per_core=2),),
+            id="the larger one can hold all",
+        ),
+        pytest.param(
+            {"wide": Machine(8, 4), "many": Machine(1, 64), "less": Machine(1, 3)},
+            (
+                NodeShape(name="node wide", cores=4, threads_per_core=8),
+                NodeShape(name="node many", cores=64, threads_per_core=1),
+            ),
+            id="more threads, or more cores",
+        ),
+    ],
+)
+def test_kinds_that_matter(machines: dict[str, Machine], expected: tuple[NodeShape, ...]) -> None:
+    """Each kind that could hold what no other one can, by threads per core."""
+    assert kinds(machines) == expected
+
+
+@given(
+    st.dictionaries(st.text("ab", min_size=1), st.builds(Machine, st.integers(1, 8), st.integers(1, 20))),
+    st.integers(1, 30),
+)
+def test_no_kind_that_is_left_out_could_hold_more(machines: dict[str, Machine], cpus: int) -> None:
+    """Whole cores for any count of CPUs fit on one of the kinds if and only if they fit on one of the machines."""
+
+    def fits(cores: int, threads: int) -> bool:
+        return -(-cpus // threads) <= cores - 1
+
+    assert any(fits(it.cores, it.threads_per_core) for it in kinds(machines)) == any(
+        fits(one.cores, one.threads) for one in machines.values()
+    )
+
+
+def test_a_node_comes_changes_and_goes() -> None:
+    """Each is seen at once; a node that tells nothing (any more) is not known."""
+    known = Known()
+    assert known.kinds == []
+    known.take({"a": machine_text(4), "b": None})
+    assert known.kinds == [("node a", 4, 2)]
+    known.shapes.tell("b", machine_text(8))
+    assert known.kinds == [("node b", 8, 2)]
+    assert known.metric("nodes_known") == 2
+    known.shapes.tell("b", None)
+    assert known.kinds == [("node a", 4, 2)]
+    known.shapes.tell("never-there", None)
+    known.take({})
+    assert known.kinds == []
+    assert known.metric("nodes_known") == 0
+
+
+def test_news_without_a_change_are_no_change() -> None:
+    """Heartbeats of nodes give the same bytes, so that no generation of the configuration is built for them."""
+    known = Known()
+    known.take({"a": machine_text(4)})
+    before = known.shapes.read()
+    known.shapes.tell("a", machine_text(4))
+    known.shapes.tell("z", machine_text(4))
+    known.shapes.tell("y", machine_text(2))
+    assert known.shapes.read() is before
+
+
+def test_nonsense_is_told_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A node that tells nonsense is not known; the log says so once for each text, with its name and the reason."""
+    known = Known()
+    with caplog.at_level(logging.WARNING, "webhook.config.node_shapes"):
+        known.take({"a": machine_text(4), "b": "rubbish"})
+        known.take({"a": machine_text(4), "b": "rubbish"})
+        known.shapes.tell("b", "rubbish")
+        known.shapes.tell("a", "{}")
+    assert [vars(record)["facts"]["node"] for record in caplog.records] == ["b", "a"]
+    assert all(len(vars(record)["facts"]["why"]) <= 200 for record in caplog.records)
+    assert known.kinds == []
+    assert known.metric("node_topologies_refused_total") == 2
+    assert known.metric("nodes_ignored") == 2
+    known.take({"b": None})
+    assert known.metric("nodes_ignored") == 0
+    known.shapes.tell("new", "rubbish")
+    assert known.metric("nodes_ignored") == 1
+    known.shapes.tell("new", None)
+    assert known.metric("nodes_ignored") == 0

@@ -1,0 +1,276 @@
+"""The watch of the nodes against an API server that does everything wrong: nothing is lost, nothing spins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+from prometheus_client import CollectorRegistry
+
+from pinning.contract import STATUS_TOPOLOGY
+from tests.webhook.machine_texts import machine_text
+from webhook.config.node_shapes import NodeShapes, load_shapes
+from webhook.config.node_watch import LONGEST_LINE, Account, Interrupted, NodeWatch
+from webhook.config.reload import Unusable
+from webhook.metrics import NodeMeter
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+class Enough(BaseException):
+    """The test has seen what it wanted."""
+
+
+def node(name: str, text: str | None) -> dict[str, Any]:
+    """Return the metadata of a node, as the API server gives it."""
+    annotations = {"other": "x"} if text is None else {STATUS_TOPOLOGY: text}
+    return {"kind": "PartialObjectMetadata", "metadata": {"name": name, "annotations": annotations}}
+
+
+def listed(*nodes: dict[str, Any], more: str = "") -> Answer:
+    """Answer a list."""
+    metadata = {"resourceVersion": "7", "continue": more}
+    return lambda _: httpx.Response(200, json={"metadata": metadata, "items": list(nodes)})
+
+
+def event(kind: str, what: dict[str, Any]) -> bytes:
+    """Return one line of a watch."""
+    return json.dumps({"type": kind, "object": what}, ensure_ascii=False).encode() + b"\n"
+
+
+async def pieces(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body."""
+    for chunk in chunks:
+        yield chunk
+
+
+def watched(*chunks: bytes) -> Answer:
+    """Answer a watch that ends after these chunks."""
+    return lambda _: httpx.Response(200, content=pieces(chunks))
+
+
+def failed(status: int, **headers: str) -> Answer:
+    """Answer a failure."""
+    return lambda _: httpx.Response(status, json={"message": "no\nway"}, headers=headers)
+
+
+def broken(_: httpx.Request) -> httpx.Response:
+    """Break the connection."""
+    raise httpx.ReadError("")
+
+
+class Scene:
+    """A watch, what the API server answers one by one, and what was waited."""
+
+    def __init__(self, *answers: Answer, steps: int = 99) -> None:
+        self.answers = list(answers)
+        self.steps = steps
+        self.requests: list[httpx.Request] = []
+        self.waits: list[float] = []
+        self.seen: list[list[str]] = []  # the kinds that were known at each request
+        self.registry = CollectorRegistry()
+        meter = NodeMeter(self.registry)
+        self.shapes = NodeShapes(meter)
+        self.watch = NodeWatch(self.connect, self.shapes, meter, self.sleep, self.clock)
+        self.now = 0.0
+
+    def connect(self) -> httpx.AsyncClient:
+        """Return a client that meets the answers."""
+        return httpx.AsyncClient(base_url="https://api", transport=httpx.MockTransport(self.answer))
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        """Give the next answer."""
+        self.requests.append(request)
+        self.seen.append(self.kinds)
+        if not self.answers:
+            raise Enough
+        return self.answers.pop(0)(request)
+
+    async def sleep(self, seconds: float) -> None:
+        """Note a wait."""
+        self.waits.append(seconds)
+        if len(self.waits) >= self.steps:
+            raise Enough
+
+    def clock(self) -> float:
+        """Let every look at the clock find it 6 minutes later."""
+        self.now += 360
+        return self.now
+
+    @property
+    def kinds(self) -> list[str]:
+        """The nodes after which the known kinds are named."""
+        return [shape.name for shape in load_shapes(self.shapes.read())]
+
+    def play(self) -> Scene:
+        """Watch until the answers or the steps are used up."""
+        with pytest.raises(Enough):
+            asyncio.run(self.watch.run())
+        return self
+
+    def metric(self, name: str) -> float | None:
+        """Return one sample."""
+        return self.registry.get_sample_value(f"corepin_webhook_node_{name}")
+
+
+SMALL, LARGE = machine_text(2), machine_text(8)
+HERE = listed(node("a", SMALL))
+
+
+def test_nodes_are_listed_page_by_page_and_watched_from_there() -> None:
+    """Only metadata is asked for, in small pages; the watch begins with the version of the list, with bookmarks."""
+    scene = Scene(listed(node("a", SMALL), more="next"), listed(node("b", LARGE))).play()
+    first, second, watch = scene.requests
+    assert dict(first.url.params) == {"limit": "100"}
+    assert dict(second.url.params) == {"limit": "100", "continue": "next"}
+    asked = dict(watch.url.params)
+    assert 300 <= int(asked.pop("timeoutSeconds")) <= 600
+    assert asked == {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": "7"}
+    assert "as=PartialObjectMetadataList" in first.headers["accept"]
+    assert "as=PartialObjectMetadata;" in watch.headers["accept"]
+    assert {request.url.path for request in scene.requests} == {"/api/v1/nodes"}
+    assert scene.seen == [[], [], ["node b"]]  # half a list is no news
+    assert scene.metric("watch_connected") == 1
+
+
+def test_events_change_what_is_known() -> None:
+    """However the lines are cut into chunks, and with line separators of Unicode inside: all are read."""
+    lines = event("ADDED", node("b\u2028", LARGE)) + event("BOOKMARK", node("", None))
+    lines += event("MODIFIED", node("a", machine_text(16))) + event("DELETED", node("a", machine_text(16)))
+    cut = [lines[at : at + 7] for at in range(0, len(lines), 7)]
+    scene = Scene(HERE, watched(*cut)).play()
+    assert scene.kinds == ["node b\u2028"]
+    assert scene.waits
+    assert scene.metric("watch_failures_total") == 0
+
+
+def test_a_watch_that_ends_in_time_is_followed_by_a_list() -> None:
+    """That is no failure: what is known stays, and a second or two later all is listed again."""
+    scene = Scene(HERE, watched(event("ADDED", node("b", LARGE))), listed(node("c", LARGE))).play()
+    assert scene.seen == [[], ["node a"], ["node b"], ["node c"]]
+    assert len(scene.waits) == 1
+    assert 1 <= scene.waits[0] <= 2
+    assert scene.metric("watch_failures_total") == 0
+
+
+GONE = {"kind": "Status", "code": 410, "message": "too old resource version"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(failed(500), id="500"),
+        pytest.param(failed(401), id="401"),
+        pytest.param(failed(403), id="403"),
+        pytest.param(failed(410), id="410"),
+        pytest.param(broken, id="broken"),
+        pytest.param(watched(event("ERROR", GONE)), id="expired"),
+        pytest.param(watched(b"<html>\n"), id="no JSON"),
+        pytest.param(watched(b"{}\n"), id="no event"),
+        pytest.param(watched(b'{"type":"ADDED","object":{"metadata":7}}\n'), id="no node"),
+        pytest.param(watched(b"x" * (LONGEST_LINE + 1)), id="an endless line"),
+    ],
+)
+def test_what_is_known_stays_while_the_watch_fails(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the watch meets: it is told and counted, what is known stays, and all is listed again."""
+    with caplog.at_level(logging.INFO):
+        scene = Scene(HERE, answer, listed(node("b", SMALL))).play()
+    assert scene.seen == [[], ["node a"], ["node a"], ["node b"]]
+    assert scene.metric("watch_failures_total") == 1
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.message for record in told] == ["watch of the nodes interrupted, what is known stays"]
+    assert "traceback" not in caplog.text.lower()
+
+
+@pytest.mark.parametrize("answer", [failed(503), broken, watched(b"[]")], ids=["503", "broken", "no list"])
+def test_no_hot_loop(answer: Answer) -> None:
+    """An API server that never answers is asked less and less often, up to once in a minute, at random moments."""
+    scene = Scene(*[answer] * 20, steps=20).play()
+    assert len(scene.requests) == 20
+    assert all(0.5 * 2**at <= wait <= 2**at for at, wait in enumerate(scene.waits[:6]))
+    assert all(30 <= wait <= 60 for wait in scene.waits[6:])
+    assert len(set(scene.waits)) == 20
+    assert scene.metric("watch_failures_total") == 20
+    assert scene.metric("watch_connected") == 0
+    assert scene.kinds == []
+
+
+def test_a_server_that_ends_watches_at_once_is_not_asked_at_once() -> None:
+    """A list that works and a watch that does not are a failure too: the waits grow."""
+    scene = Scene(*[HERE, watched()] * 8, steps=8)
+    scene.watch = NodeWatch(
+        scene.connect, scene.shapes, NodeMeter(CollectorRegistry()), scene.sleep, lambda: 0
+    )
+    scene.play()
+    assert scene.waits[7] >= 30
+    assert scene.kinds == ["node a"]
+
+
+def test_patience_that_is_asked_for_is_given() -> None:
+    """Retry-After counts, as far as it makes sense."""
+    scene = Scene(failed(429, **{"retry-after": "20"}), failed(503, **{"retry-after": "999999"})).play()
+    assert 20 <= scene.waits[0] <= 24
+    assert 120 <= scene.waits[1] <= 144
+
+
+def test_a_bug_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    """What nobody thought of is logged with its traceback and tried again."""
+
+    def bug(_: httpx.Request) -> httpx.Response:
+        raise ZeroDivisionError
+
+    scene = Scene(bug, HERE).play()
+    assert scene.kinds == ["node a"]
+    assert caplog.records[0].message == "watch of the nodes failed"
+    assert caplog.records[0].exc_info
+
+
+def mounted(directory: Path) -> Account:
+    """Return the account of a directory like the one that a kubelet mounts."""
+    trustme.CA().cert_pem.write_to_path(directory / "ca.crt")
+    (directory / "token").write_text("one\n")
+    return Account.of_pod(directory, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
+
+
+def test_the_token_is_read_anew(tmp_path: Path) -> None:
+    """Projected tokens rotate: each list has the one of its moment."""
+    account = mounted(tmp_path)
+    assert account.client().headers["authorization"] == "Bearer one"
+    (tmp_path / "token").write_text("two")
+    client = account.client()
+    assert client.headers["authorization"] == "Bearer two"
+    assert str(client.base_url) == "https://[fd00::1]"  # 443 is the scheme's own
+
+
+@pytest.mark.parametrize("damage", ["token", "ca.crt"])
+def test_an_account_that_cannot_be_read_is_tried_again(damage: str, tmp_path: Path) -> None:
+    """While the kubelet swaps files nothing else breaks."""
+    account = mounted(tmp_path)
+    (tmp_path / damage).write_bytes(b"\xff")
+    with pytest.raises(Interrupted, match="cannot be read"):
+        account.client()
+    (tmp_path / damage).unlink()
+    with pytest.raises(Interrupted, match="cannot be read"):
+        account.client()
+
+
+@pytest.mark.parametrize("missing", ["token", "ca.crt"])
+def test_a_missing_account_is_told_at_start(missing: str, tmp_path: Path) -> None:
+    """Who asks for the watch and mounts no account is told which file is missing."""
+    mounted(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(Unusable, match=f"{missing} does not exist: mount a service account"):
+        Account.of_pod(tmp_path, {"KUBERNETES_SERVICE_HOST": "h", "KUBERNETES_SERVICE_PORT": "1"})
+
+
+def test_outside_of_a_pod_nothing_can_be_watched(tmp_path: Path) -> None:
+    """Nobody says where the API server is."""
+    with pytest.raises(Unusable, match="KUBERNETES_SERVICE_HOST"):
+        Account.of_pod(tmp_path, {})

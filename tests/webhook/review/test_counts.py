@@ -1,0 +1,170 @@
+"""Counts of CPUs and cores that nobody could mean: refused where their user wrote them, by every door alike."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from corepin.documents import Document, Item
+from corepin.offline import review
+from pinning.contract import ISOLATED_CORES
+from pinning.pods.claims import read_pod
+from pinning.pods.resources import MOST_CPUS
+from tests.pods import CORES, CPU_MANAGER, SMT, container, launcher, pod
+from tests.webhook.requests import RULES, request
+from webhook.review.response import Allowed, Denied, Patched, message
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+LIMIT = "spec.containers[0].resources.limits"
+WISHES = [
+    pytest.param({SMT: "isolate"}, id="isolate"),
+    pytest.param({SMT: "require"}, id="require"),
+    pytest.param({CPU_MANAGER: "exclusive"}, id="exclusive"),
+    pytest.param({CPU_MANAGER: "share"}, id="share"),
+]
+SUFFIXES = {
+    "": Fraction(1),
+    "m": Fraction(1, 1000),
+    "n": Fraction(1, 10**9),
+    "k": Fraction(1000),
+    "Ki": Fraction(1024),
+    "Ei": Fraction(1024**6),
+}
+NONSENSE = (
+    "١٢", "\uff11\uff12", "²", "1e100", "1e-100", "1e1e1", "--1", "+-1", "1 ", "\n1", "1_0", "0x10", "inf", "nan", "", ".", "e9",
+    "9" * 70, "9" * 5000, "0." + "0" * 70 + "1", "1mi", "1KI", "1\u0000", "½", "1,5", "True", "1e+", "1.2.3", "1é",
+)  # fmt: skip
+
+
+@st.composite
+def amounts(draw: DrawFn) -> tuple[str, Fraction]:
+    """Return a quantity as a user may spell it, and the amount that it means."""
+    sign = draw(st.sampled_from(["", "", "+", "-"]))
+    digits = draw(
+        st.integers(0, 10**20) | st.integers(0, 10_000) | st.sampled_from([MOST_CPUS, MOST_CPUS + 1])
+    )
+    exponent = draw(st.sampled_from([None, None, 0, 1, 3, 50, 99, -1, -3, -50, -99]))
+    if exponent is not None:
+        text, amount = f"{digits}{draw(st.sampled_from('eE'))}{exponent}", digits * Fraction(10) ** exponent
+    else:
+        suffix = draw(st.sampled_from(list(SUFFIXES)))
+        text, amount = f"{digits}{suffix}", digits * SUFFIXES[suffix]
+    return sign + text, -amount if sign == "-" else amount
+
+
+def answer_of(document: Any) -> Allowed | Denied:
+    """Return the verdict on a pod after /mutate and /validate; offline has to say the same."""
+    injected = review.inject(RULES, item(document)).content
+    patched = RULES.mutate(request(document))
+    assert isinstance(patched, Patched) == (injected != document)
+    answer = RULES.validate(request(injected))
+
+    judged = review.judge(RULES, item(document))
+    causes = [(cause.field, cause.message) for cause in getattr(answer, "causes", ())]
+    told = [(cause["field"], cause["message"].removeprefix("corepin: ")) for cause in judged.causes]
+    assert (judged.allowed, told) == (isinstance(answer, Allowed), causes)
+    return answer
+
+
+def item(document: Any) -> Item:
+    """Return a pod as the offline commands read it."""
+    return Item(Document("pods.yaml", 1, document), "", document, "v1", "Pod", document["metadata"])
+
+
+def fields(answer: Allowed | Denied) -> list[str]:
+    """Return the fields that a refusal names, and check that every message is one that people can read."""
+    if isinstance(answer, Allowed):
+        return []
+    assert len(message(answer)) <= 1000
+    assert all(len(cause.message) < 300 for cause in answer.causes)
+    return [cause.field for cause in answer.causes]
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@given(spelled=amounts())
+@example(("1e99", Fraction(10) ** 99))
+@example(("8192", Fraction(8192)))
+@example(("8193", Fraction(8193)))
+@example(("8192001m", Fraction(8192001, 1000)))
+def test_a_cpu_limit_is_taken_or_refused_by_its_amount(
+    wish: dict[str, str], spelled: tuple[str, Fraction]
+) -> None:
+    """A whole number of 1 to 8192 is taken, a larger one is refused at the limit, the rest at the annotation."""
+    text, amount = spelled
+    document = pod(container("main", text), annotations=wish)
+    is_whole = amount.denominator == 1 and amount >= 1
+    expected = [f"metadata.annotations[{next(iter(wish))}]"]
+    if is_whole:
+        expected = [f"{LIMIT}[cpu]"] if amount > MOST_CPUS else []
+
+    assert fields(answer_of(document)) == expected
+    assert [claim.count for claim in read_pod(document).claims] == ([amount] if not expected else [])
+
+
+@given(spelled=amounts())
+@example(("1e99", Fraction(10) ** 99))
+def test_a_count_of_cores_is_taken_or_refused_by_its_amount(spelled: tuple[str, Fraction]) -> None:
+    """CMK's resource has the same bounds; one cause names it."""
+    text, amount = spelled
+    document = pod(container("main", {CORES: text}, {CORES: text}))
+    is_sound = amount.denominator == 1 and 1 <= amount <= MOST_CPUS
+
+    assert fields(answer_of(document)) == ([] if is_sound else [f"{LIMIT}[{CORES}]"])
+    assert [claim.count for claim in read_pod(document).claims] == ([amount] if is_sound else [])
+
+
+@pytest.mark.parametrize("text", NONSENSE, ids=[ascii(text)[:20] for text in NONSENSE])
+@pytest.mark.parametrize("resource", ["cpu", CORES])
+def test_nonsense_is_refused_where_it_stands(resource: str, text: str) -> None:
+    """What the API server would not take as a quantity is named by its field, and repeated in 40 characters."""
+    document = pod(container("main", {resource: text}), annotations={SMT: "isolate"})
+    assert fields(answer_of(document))[0] == f"{LIMIT}[{resource}]"
+    assert read_pod(document).claims == ()
+
+
+def test_the_limit_is_named_and_not_what_would_be_injected() -> None:
+    """Nothing is injected for an absurd count: the message tells value, expectation and remedy of the user's own."""
+    document = pod(container("main", "1e99"), annotations={SMT: "isolate"})
+    assert RULES.mutate(request(document)) == Allowed()
+
+    answer = answer_of(document)
+    assert isinstance(answer, Denied)
+    assert ISOLATED_CORES not in message(answer)
+    assert [cause.message for cause in answer.causes] == [
+        "1e99 CPUs are more than any machine has: write a whole number from 1 to 8192"
+    ]
+    assert answer.warnings == ()
+
+
+def test_cores_are_refused_where_the_count_was_taken_from() -> None:
+    """The request counts; a limit that differs from an absurd one is not advised to follow it."""
+    document = pod(container("main", {CORES: "2"}, {CORES: "1e30"}))
+    assert fields(answer_of(document)) == [f"spec.containers[0].resources.requests[{CORES}]"]
+
+
+def test_a_machine_of_absurd_size_is_refused_too() -> None:
+    """A launcher pod claims without an annotation, and is refused at its limit."""
+    document = launcher(compute=container("compute", {"cpu": "1e30", "memory": "1Gi"}))
+    assert fields(answer_of(document)) == [f"{LIMIT}[cpu]"]
+
+
+def test_the_others_of_the_pod_keep_their_claims() -> None:
+    """The agent, which cannot refuse, acts on the claims that are sound; nobody is told of the shared set."""
+    document = pod(container("main", "2"), container("b", "1e30"), annotations={CPU_MANAGER: "exclusive"})
+    reading = read_pod(document)
+    assert [(claim.container, claim.count) for claim in reading.claims] == [("main", 2)]
+    assert [cause.field for cause in reading.causes] == ["spec.containers[1].resources.limits[cpu]"]
+    assert reading.warnings == ()
+
+
+def test_advice_stays_within_what_machines_have() -> None:
+    """A limit that differs from its request is advised to be both, but never to be absurd."""
+    document = pod(container("main", "1e30", "1"), annotations={CPU_MANAGER: "exclusive"})
+    (cause,) = read_pod(document).causes
+    assert cause.message.endswith(", e.g. 8192 for both")

@@ -1,0 +1,196 @@
+"""Pods that look alike to the rules are decided once, and the answer is the one that each would get alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinning.brief import MOST_TOLD
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
+from tests.webhook.requests import BEYOND, generated, request
+from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
+from webhook.config.settings import Settings, load_settings
+from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, Answers, decoder, likeness
+from webhook.review.handler import Decider
+from webhook.review.response import Patched, weight
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import review_new_pod
+
+NAMING = load_mutations(
+    b"mutations: {perPod: {metadata: {annotations: {own: x}}, spec: {nodeSelector: {a: b}}},"
+    b" perContainer: {env: [{name: A, value: z}]}}"
+)
+
+
+@given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING]))
+@settings(max_examples=200, deadline=None)
+def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
+    """For any pod, plan and verdict on its likeness are those on the pod itself."""
+    rules = load_settings(b"sidecarLimits: claims" if asked else b"")
+    part, _ = likeness(decoder.decode(json.dumps(document)), mutations)
+    assert plan_mutation(part, rules, mutations) == plan_mutation(document, rules, mutations)
+    assert review_new_pod(part, rules, mutations) == review_new_pod(document, rules, mutations)
+
+
+def sibling(number: int) -> Any:
+    """Return one of the pods of a ReplicaSet: its own name, uid and token volume."""
+    token = f"kube-api-access-{number}"
+    made: Any = pod(
+        container("main", {CORES: "2"}, volumeMounts=[{"name": token, "mountPath": "/var/run/secrets"}]),
+        volumes=[{"name": token, "projected": {"sources": []}}],
+    )
+    made["metadata"].update(name=f"web-{number}", uid=str(number))
+    return made
+
+
+def test_pods_of_one_controller_are_decided_once() -> None:
+    """The same answer, not an equal one, goes to each; another claim is another answer."""
+    rules = Decider(Settings(), BUILT_IN)
+    first = rules.mutate(request(sibling(1)))
+    assert rules.mutate(request(sibling(2))) is first
+    other = copy.deepcopy(sibling(3))
+    other["spec"]["containers"][0]["resources"]["limits"][CORES] = "3"
+    assert rules.mutate(request(other)) != first
+
+
+def test_numbered_pods_are_decided_once() -> None:
+    """What a StatefulSet or an indexed Job labels each pod with does not count; that it is a launcher does."""
+    rules = Decider(Settings(), BUILT_IN)
+
+    def numbered(number: int, **labels: str) -> Any:
+        made = sibling(number)
+        made["metadata"]["labels"] = {"statefulset.kubernetes.io/pod-name": f"web-{number}", **labels}
+        return made
+
+    first = rules.mutate(request(numbered(1)))
+    assert rules.mutate(request(numbered(2))) is first
+    assert rules.mutate(request(numbered(3, **LAUNCHER))) is not first
+
+
+def test_pods_with_variables_of_their_own_are_decided_once() -> None:
+    """Annotations and variables that no rule reads do not count; a preset CMK_NUM_CORES does, and what the file adds."""
+    rules = Decider(Settings(), NAMING)
+
+    def own(*variables: str, value: str = "1", **annotations: str) -> Any:
+        made = sibling(1)
+        made["spec"]["containers"][0]["env"] = [{"name": name, "value": value} for name in variables]
+        made["metadata"]["annotations"] = annotations
+        return made
+
+    first = rules.mutate(request(own("EXECUTOR", value="1", task="1")))
+    assert rules.mutate(request(own("EXECUTOR", value="2", task="2"))) is first
+    assert rules.mutate(request(own("OTHER", "MORE", step="3"))) is first
+    for other in (own("EXECUTOR", "CMK_NUM_CORES"), own("A"), own("EXECUTOR", own="1")):
+        assert rules.mutate(request(other)) != first
+
+
+def test_labels_of_the_file_are_looked_at() -> None:
+    """A pod that has a label which the mutations file adds is another one than a pod that has not."""
+    rules = Decider(Settings(), load_mutations(b"mutations: {perPod: {metadata: {labels: {a: b}}}}"))
+    without, having = sibling(1), sibling(2)
+    without["metadata"]["labels"], having["metadata"]["labels"] = {"other": "x"}, {"other": "x", "a": "y"}
+    assert len(answered(rules, without).operations) == len(answered(rules, having).operations) + 1
+
+
+def answered(rules: Decider, one: Any) -> Patched:
+    """Return the answer to a pod that is changed."""
+    answer = rules.mutate(request(one))
+    assert isinstance(answer, Patched)
+    return answer
+
+
+def test_a_configuration_forgets_what_another_one_decided() -> None:
+    """Each generation decides for itself, and its answers are no part of what it is."""
+    old, new = (Decider(load_settings(text), BUILT_IN) for text in (b"", b"sidecarLimits: claims"))
+    assert old.mutate(request(sibling(1))) is not new.mutate(request(sibling(1)))
+    assert old == Decider(Settings(), BUILT_IN)
+
+
+def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
+    """Where the whole pod matters there is no likeness; a status that somebody sends along plays no part."""
+    rules = Decider(Settings(), BEYOND)
+    assert rules.mutate(request(sibling(1))) is not rules.mutate(request(sibling(1)))
+    injected = {
+        **sibling(1),
+        "status": {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "1"}}]},
+    }
+    assert rules.validate(request(injected)) == rules.validate(request(sibling(1)))
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """Neither many kinds of pods nor huge ones, nor small ones with huge answers, fill the memory."""
+    answers: Answers[int] = Answers(lambda _: 1000)
+    decided = []
+
+    def decide() -> int:
+        decided.append(1)
+        return len(decided)
+
+    fitting = ROOM // (EACH + 1000 + 1000)
+    for number in range(fitting + 1):
+        answers.of(b"%01000d" % number, decide)
+    assert answers.of(b"%01000d" % fitting, decide) == fitting + 1
+    assert answers.of(b"%01000d" % 0, decide) == fitting + 2, "the oldest were forgotten together"
+    huge = b"x" * MOST_KEPT
+    assert answers.of(huge, decide) != answers.of(huge, decide)
+    heavy: Answers[int] = Answers(lambda _: MOST_KEPT)
+    assert heavy.of(b"small", decide) != heavy.of(b"small", decide)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 100])
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        ({CORES: "1"}, {}),
+        ({"cpu": "1", "memory": "1Gi"}, {CPU_MANAGER: "exclusive", SMT: "isolate"}),
+        ({}, {"cmk.intel.com/mutate": "true"}),
+    ],
+    ids=["claims", "isolate", "bare"],
+)
+def test_an_answer_takes_no_more_than_it_weighs(
+    count: int, limits: dict[str, str], annotations: dict[str, str]
+) -> None:
+    """What is charged for a patch is what its objects take together, and no hundred times that."""
+    rules = Decider(Settings(), BUILT_IN)
+    seen: set[int] = set()
+    taken(vars(BUILT_IN), seen)
+    answer = rules.mutate(request(pod(*like(count, limits), annotations=annotations)))
+    assert taken(answer, seen) <= EACH + weight(answer) <= 4 * taken(answer, set())
+
+
+@pytest.mark.parametrize("word", ["k", "\U0001f600"], ids=["narrow", "wide"])
+def test_a_verdict_takes_no_more_than_it_weighs(word: str) -> None:
+    """What is charged for a verdict is what its causes and warnings take, with the names that they keep uncut."""
+    rules = Decider(Settings(), BUILT_IN)
+    wrong = {f"{CPU_MANAGER}.{word * 300}{at}": "wrong" for at in range(100)}
+    verdict = rules.judge_new_pod(request(pod(*like(2, {CORES: "x"}), annotations=wrong)))
+    assert len(verdict.causes) > MOST_TOLD
+    assert taken(verdict, set()) <= EACH + verdict.weight() <= 2 * taken(verdict, set())
+
+
+def like(count: int, limits: dict[str, str]) -> list[Any]:
+    """Return containers with the same limits."""
+    return [container(f"c{at}", limits) for at in range(count)]
+
+
+def taken(value: Any, seen: set[int]) -> int:
+    """Return how many bytes an object takes, with all that it holds."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    held: list[Any] = []
+    if isinstance(value, dict):
+        held = [*value, *value.values()]
+    elif isinstance(value, list | tuple):
+        held = [*value]
+    elif dataclasses.is_dataclass(value):
+        held = [getattr(value, name.name) for name in dataclasses.fields(value)]
+        held += [vars(value)] if hasattr(value, "__dict__") else []
+    return sys.getsizeof(value) + sum(taken(one, seen) for one in held)

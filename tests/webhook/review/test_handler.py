@@ -1,0 +1,392 @@
+"""One admission request decided: kinds, operations, malformed objects, and what holds for every generated pod."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import jsonpatch
+import kubernetes_validate
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
+from tests.webhook.requests import BEYOND, RULES, denied, generated, request
+from webhook import wire
+from webhook.config.mutations import BUILT_IN, load_mutations
+from webhook.config.settings import Settings, load_settings
+from webhook.review.handler import Decider
+from webhook.review.response import Allowed, Denied, Patched, encode
+
+CONTROLLER = "system:serviceaccount:kubevirt:kubevirt-controller"
+NO_POLICY = f"metadata.annotations[{CPU_MANAGER}]"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(request(None, pod(container("main", {CORES: "1"})), operation="DELETE"), id="DELETE"),
+        pytest.param(request(None, operation="CONNECT", sub="exec"), id="CONNECT"),
+        pytest.param(request({"spec": 1}, kind=("", "NotAPod")), id="T4 a kind that is not ours"),
+        pytest.param(request({"spec": 1}, kind=("other.io", "Pod")), id="a Pod of another group"),
+        pytest.param(
+            request(
+                {"spec": {"ephemeralContainers": 1}},
+                kind=("", "Pod"),
+                operation="UPDATE",
+                sub="ephemeralcontainers",
+            ),
+            id="ephemeral containers",
+        ),
+        pytest.param(
+            request(pod(annotations={"kubernetes.io/config.mirror": "x", CPU_MANAGER: "?"})),
+            id="a mirror pod",
+        ),
+    ],
+)
+def test_what_is_not_ours_is_admitted_untouched(asked: wire.Request) -> None:
+    """Other kinds and operations are neither changed nor judged, whatever they hold."""
+    assert RULES.mutate(asked) == Allowed()
+    assert RULES.validate(asked) == Allowed()
+
+
+def test_t2_an_answer_is_a_v1_review_without_the_request() -> None:
+    """T2: the uid is echoed, the request is not, and the patch is base64 text beside its type."""
+    asked = request(pod(container("main", {CORES: "2"})))
+    review = json.loads(encode(asked.uid, RULES.mutate(asked)))
+    assert set(review) == {"apiVersion", "kind", "response"}
+    assert (review["response"]["uid"], review["response"]["allowed"]) == ("1-2-3", True)
+    assert review["response"]["patchType"] == "JSONPatch"
+    steps = json.loads(base64.b64decode(review["response"]["patch"]))
+    assert {step["op"] for step in steps} == {"add"}
+
+
+def test_only_creation_is_patched() -> None:
+    """An UPDATE that reaches /mutate by a wrong registration is left alone."""
+    document = pod(container("main", {CORES: "1"}))
+    assert isinstance(RULES.mutate(request(document)), Patched)
+    assert RULES.mutate(request(document, document, operation="UPDATE")) == Allowed()
+    assert RULES.mutate(request(document, sub="resize", operation="CREATE")) == Allowed()
+
+
+def test_warnings_come_without_a_patch_too() -> None:
+    """Who asked for sidecar limits and gets none is told, although nothing is patched."""
+    answer = RULES.mutate(request(pod(annotations={"sidecar-limits.corepin.io/pod": "true"})))
+    assert isinstance(answer, Allowed)
+    assert answer.warnings[0].startswith("metadata.annotations[sidecar-limits.corepin.io/pod]: corepin: ")
+
+
+def test_a_file_beyond_the_usual_keys_sees_the_whole_pod() -> None:
+    """What the partial types leave out is still found where it is, and stays."""
+    rules = Decider(Settings(), load_mutations(b"mutations: {perPod: {spec: {dnsPolicy: Default}}}"))
+    document = pod(container("main", {CORES: "1"}), dnsPolicy="None")
+    answer = rules.mutate(request(document))
+    assert isinstance(answer, Patched)
+    assert not any("dnsPolicy" in str(step["path"]) for step in answer.operations)
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"spec": {"containers": {}}}, "$.request.object.spec.containers"),
+        ({"metadata": {"annotations": {"a": 1}}}, "$.request.object.metadata.annotations[...]"),
+        (
+            {"spec": {"containers": [{"resources": {"limits": {"cpu": True}}}]}},
+            "$.request.object.spec.containers[0].resources.limits[...]",
+        ),
+        ([], "$.request.object"),
+        (None, "$.request.object"),
+    ],
+)
+def test_an_object_that_cannot_be_read_is_the_callers_fault(document: Any, path: str) -> None:
+    """The complaint names the path inside of the review."""
+    for decide in (RULES.mutate, RULES.validate):
+        with pytest.raises(wire.Malformed) as refused:
+            decide(request(document))
+        assert refused.value.path.startswith(path)
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**400], ids=["2^64", "-2^63-1", "10^400"])
+def test_a_number_of_more_than_64_bits_is_the_callers_fault(number: int) -> None:
+    """The API server writes amounts as texts; whoever sends such a number is told, and no review fails for it."""
+    asked = request(pod(container("a", {"cpu": number}), annotations={CPU_MANAGER: "exclusive"}))
+    for judge in (RULES.mutate, RULES.validate):
+        with pytest.raises(wire.Malformed, match="more than 64 bits: write it as a text"):
+            judge(asked)
+
+
+def test_an_old_object_that_cannot_be_read_is_named_so() -> None:
+    """The path tells which of the two objects it was."""
+    with pytest.raises(wire.Malformed) as refused:
+        RULES.validate(request(pod(), 5, operation="UPDATE"))
+    assert refused.value.path == "$.request.oldObject"
+
+
+def test_a_refusal_names_the_object() -> None:
+    """Kind, name or generateName, and every cause."""
+    wrong = pod(annotations={CPU_MANAGER: "all"})
+    answer = RULES.validate(request(wrong, name="demo"))
+    assert isinstance(answer, Denied)
+    assert (answer.kind, answer.name, denied(answer)) == ("Pod", "demo", [NO_POLICY])
+    generated = copy.deepcopy(wrong)
+    generated["metadata"] = {**(generated["metadata"] or {}), "generateName": "web-", "name": None}
+    named = RULES.validate(request(generated))
+    assert isinstance(named, Denied)
+    assert named.name == "web-..."
+
+
+def test_a_leaving_pod_is_never_refused() -> None:
+    """Finalizers of a wrong pod that is being deleted can be taken off."""
+    old = pod(annotations={CPU_MANAGER: "all"})
+    new = pod(annotations={CPU_MANAGER: "worse"})
+    new["metadata"] = {**(new["metadata"] or {}), "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert RULES.validate(request(new, old, operation="UPDATE")) == Allowed()
+
+
+def test_a_resize_is_judged_by_the_spec() -> None:
+    """What the kubelet still reports in the status does not make a fraction eligible."""
+    annotations = {CPU_MANAGER: "exclusive"}
+    old, new = (pod(container("main", cpu), annotations=annotations) for cpu in ("2", "2500m"))
+    new["status"] = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
+    assert denied(RULES.validate(request(new, old, operation="UPDATE", sub="resize"))) == [NO_POLICY]
+
+
+WORKLOADS = [
+    ("apps", "Deployment"),
+    ("apps", "StatefulSet"),
+    ("apps", "DaemonSet"),
+    ("apps", "ReplicaSet"),
+    ("batch", "Job"),
+    ("batch", "CronJob"),
+]
+
+
+def workload(kind: str, template: Any) -> Any:
+    """Return a workload that carries a pod template."""
+    spec = {"template": template}
+    return {
+        "metadata": {"name": "web"},
+        "spec": {"jobTemplate": {"spec": spec}} if kind == "CronJob" else spec,
+    }
+
+
+@pytest.mark.parametrize("kind", WORKLOADS, ids=[kind for _, kind in WORKLOADS])
+def test_a_workload_is_warned_never_refused(kind: tuple[str, str]) -> None:
+    """Its pods' refusals would be seen only in events; the one who applies it sees them here."""
+    wrong = workload(kind[1], pod(annotations={CPU_MANAGER: "all"}))
+    answer = RULES.validate(request(wrong, kind=kind))
+    assert isinstance(answer, Allowed)
+    root = "spec.jobTemplate.spec.template" if kind[1] == "CronJob" else "spec.template"
+    assert answer.warnings[0].startswith(f"{root}.{NO_POLICY}: corepin: 'all' is no policy")
+    same = copy.deepcopy(wrong)
+    same["spec"]["replicas"] = 5
+    assert RULES.validate(request(same, wrong, kind=kind, operation="UPDATE")) == Allowed()
+    sound = workload(kind[1], pod(container("main", "2"), annotations={CPU_MANAGER: "share"}))
+    assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
+
+
+@pytest.mark.parametrize("document", [{}, {"spec": None}, {"spec": {"template": None}}, {"spec": 5}])
+def test_a_workload_without_a_template_is_admitted(document: Any) -> None:
+    """The API server says what is missing; corepin has nothing to judge."""
+    assert RULES.validate(request(document, kind=("apps", "Deployment"))) == Allowed()
+
+
+def test_a_template_that_cannot_be_read_is_named() -> None:
+    """The path leads to the template inside of the workload."""
+    with pytest.raises(wire.Malformed) as refused:
+        RULES.validate(request({"spec": {"template": {"spec": 5}}}, kind=("apps", "Deployment")))
+    assert refused.value.path == "$.request.object.spec.template.spec"
+
+
+VMI = ("kubevirt.io", "VirtualMachineInstance")
+MACHINES = {
+    VMI: "",
+    ("kubevirt.io", "VirtualMachine"): "spec.template.",
+    ("kubevirt.io", "VirtualMachineInstanceReplicaSet"): "spec.template.",
+    ("pool.kubevirt.io", "VirtualMachinePool"): "spec.virtualMachineTemplate.spec.template.",
+}
+
+
+def machine(kind: tuple[str, str], annotations: Any = None, **cpu: Any) -> Any:
+    """Return an object of one of KubeVirt's kinds around the same virtual machine."""
+    template = {
+        "metadata": {"annotations": annotations},
+        "spec": {"domain": {"cpu": cpu, "memory": {"guest": "1Gi"}, "devices": {}}},
+    }
+    if kind == VMI:
+        return template
+    inner = {"template": template}
+    return {"spec": {"virtualMachineTemplate": {"spec": inner}} if kind[1].endswith("Pool") else inner}
+
+
+@pytest.mark.parametrize(("kind", "root"), MACHINES.items(), ids=[kind for _, kind in MACHINES])
+def test_machines_are_judged_where_their_spec_lies(kind: tuple[str, str], root: str) -> None:
+    """A wrong CPU spec and a wrong annotation of ours are refused together, in every kind."""
+    wrong = machine(kind, {CPU_MANAGER: "all"}, cores=2, isolateEmulatorThread=True)
+    answer = RULES.validate(request(wrong, kind=kind))
+    assert denied(answer) == [f"{root}spec.domain.cpu.isolateEmulatorThread", f"{root}{NO_POLICY}"]
+    sound = machine(kind, {CPU_MANAGER: "share", "cpu-manager.corepin.io/container.compute": "none"}, cores=2)
+    assert RULES.validate(request(sound, kind=kind)) == Allowed()
+
+
+def test_a_machine_without_its_template_is_refused() -> None:
+    """The missing part is named."""
+    assert denied(RULES.validate(request({"spec": {}}, kind=("kubevirt.io", "VirtualMachine")))) == [
+        "spec.template"
+    ]
+
+
+def test_an_update_of_a_virtual_machine_is_judged_by_what_it_changes() -> None:
+    """A wrong machine may be started, stopped and labelled; a new mistake is refused."""
+    kind = ("kubevirt.io", "VirtualMachine")
+    old = machine(kind, cores=2, isolateEmulatorThread=True)
+    started = copy.deepcopy(old)
+    started["spec"]["runStrategy"] = "Always"
+    assert RULES.validate(request(started, old, kind=kind, operation="UPDATE")) == Allowed()
+    new = machine(kind, {CPU_MANAGER: "all"}, cores=2, isolateEmulatorThread=True)
+    assert denied(RULES.validate(request(new, old, kind=kind, operation="UPDATE"))) == [
+        f"spec.template.{NO_POLICY}"
+    ]
+    new["metadata"] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert RULES.validate(request(new, old, kind=kind, operation="UPDATE")) == Allowed()
+
+
+def test_an_update_of_a_virtual_machine_may_repair_it_and_not_take_its_template() -> None:
+    """What is right now is admitted, whatever was wrong; without its template a machine is nothing."""
+    kind = ("kubevirt.io", "VirtualMachine")
+    wrong, sound = machine(kind, cores=2, isolateEmulatorThread=True), machine(kind, cores=2)
+    assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
+    for old in (wrong, sound):
+        assert denied(RULES.validate(request({"spec": {}}, old, kind=kind, operation="UPDATE"))) == [
+            "spec.template"
+        ]
+
+
+def test_a_running_machine_is_changed_by_kubevirt_alone() -> None:
+    """A user may not change a VMI's spec; KubeVirt may, except maxSockets; its status is nobody's business."""
+    old, new = machine(VMI, cores=2), machine(VMI, {CPU_MANAGER: "all"}, cores=4)
+    asked: Any = {"kind": VMI, "operation": "UPDATE"}
+    assert denied(RULES.validate(request(new, old, **asked))) == ["spec.domain.cpu.cores", NO_POLICY]
+    assert denied(RULES.validate(request(new, old, user=CONTROLLER, **asked))) == [NO_POLICY]
+    assert RULES.validate(request(new, old, sub="status", **asked)) == Allowed()
+    sockets = machine(VMI, cores=2, maxSockets=8)
+    assert denied(RULES.validate(request(sockets, old, user=CONTROLLER, **asked))) == [
+        "spec.domain.cpu.maxSockets"
+    ]
+
+
+def test_the_cluster_settings_of_kubevirt_are_heeded() -> None:
+    """Architecture and the Sidecar gate come from the configuration."""
+    rules = Decider(load_settings(b"{feature-gates: CPUManager, kubevirt: {architecture: arm64}}"), BUILT_IN)
+    hooked = machine(
+        VMI, {"hooks.kubevirt.io/hookSidecars": "[{}]"}, cores=2, threads=2, dedicatedCpuPlacement=True
+    )
+    assert denied(rules.validate(request(hooked, kind=VMI))) == [
+        "spec.architecture",
+        "metadata.annotations[hooks.kubevirt.io/hookSidecars]",
+    ]
+
+
+def contained(small: Any, large: Any) -> bool:
+    """Say whether everything that one value says is said by the other, lists in the same order."""
+    if isinstance(small, dict):
+        return all(
+            value is None or (key in large and contained(value, large[key])) for key, value in small.items()
+        )
+    if isinstance(small, list):
+        return len(small) <= len(large) and all(
+            contained(one, other) for one, other in zip(small, large, strict=False)
+        )
+    return bool(small == large)
+
+
+@given(generated, st.sampled_from([BUILT_IN, BEYOND]))
+@settings(max_examples=150, deadline=None)
+def test_a_patch_applies_loses_nothing_and_is_made_once(document: Any, mutations: Any) -> None:
+    """For generated pods: the patch applies, the second pass is empty, what the user wrote stays, the schema holds."""
+    rules = Decider(load_settings(b"sidecarLimits: claims"), mutations)
+    answer = rules.mutate(request(document))
+    if not isinstance(answer, Patched):
+        return
+    result = jsonpatch.apply_patch(document, [dict(step) for step in answer.operations])
+    assert not isinstance(rules.mutate(request(result)), Patched)
+    original = copy.deepcopy(document)
+    if original["spec"].get("serviceAccountName") in {"", "default"}:
+        del original["spec"]["serviceAccountName"]
+    assert contained(original, result)
+    if _is_valid(document):
+        assert _is_valid(result)
+
+
+def test_the_schema_refuses_a_typing_error() -> None:
+    """The check that the patched pods go through can fail."""
+    assert _is_valid({"apiVersion": "v1", "kind": "Pod", **pod()})
+    assert not _is_valid({"apiVersion": "v1", "kind": "Pod", **pod(volums=[])})
+
+
+def _is_valid(document: Any) -> bool:
+    try:
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    except kubernetes_validate.ValidationError:
+        return False
+    return True
+
+
+NUMBERS = [
+    pytest.param("1e999", "Number out of range", id="a number without end"),
+    pytest.param("1" * 5000, "Integer value out of range", id="5000 digits"),
+    pytest.param("-" + "1" * 5000, "Integer value out of range", id="5000 digits below zero"),
+]
+
+
+@pytest.mark.parametrize(("number", "why"), NUMBERS)
+@pytest.mark.parametrize("old", ['{"a":1}', '{"a":{"b":[1]}}', '{"c":1}', "null"])
+def test_a_number_out_of_range_is_told(number: str, why: str, old: str) -> None:
+    """Wherever it stands in the spec of a running machine: the caller's mistake, with its place, and no bug."""
+    spec = f'{{"a":{{"b":[{number}]}}}}'
+    with pytest.raises(wire.Malformed, match=r"^\$\.request\.object\.spec") as told:
+        RULES.validate(running(spec, old))
+    assert told.value.why == why
+    with pytest.raises(wire.Malformed, match=r"^\$\.request\.oldObject\.spec"):
+        RULES.validate(running(old, spec))
+
+
+@pytest.mark.parametrize("user", ["jane", CONTROLLER])
+def test_what_does_not_change_is_not_read(user: str) -> None:
+    """An update of something else passes, whatever stands in the spec: it stands there already."""
+    spec = '{"a":{"b":1e999},"c":[' + "[" * 300 + "]" * 300 + "]}"
+    assert RULES.validate(running(spec, spec, user)) == Allowed()
+
+
+def running(new: str, old: str, user: str = "jane") -> wire.Request:
+    """Return the update of a running machine whose specs are these texts."""
+    asked = request(
+        {"spec": "NEW"},
+        {"spec": "OLD"},
+        kind=("kubevirt.io", "VirtualMachineInstance"),
+        operation="UPDATE",
+        user=user,
+    )
+    objects = [bytes(one) for one in (asked.object, asked.oldObject)]
+    new_raw, old_raw = (
+        msgspec.Raw(one.replace(b'"NEW"', new.encode()).replace(b'"OLD"', old.encode())) for one in objects
+    )
+    return msgspec.structs.replace(asked, object=new_raw, oldObject=old_raw)
+
+
+def test_status_that_a_user_writes_decides_nothing() -> None:
+    """Also where whole pods are read: a new pod has no status yet, whatever its user says."""
+    rules = Decider(
+        Settings(), load_mutations(b"mutations:\n  perPod: {spec: {dnsPolicy: Default}}\n  perContainer: {}")
+    )
+    told = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
+    wrong: Any = pod(container("main", "1500m", "1500m"), annotations={CPU_MANAGER: "exclusive"}) | {
+        "status": told
+    }
+    assert denied(rules.validate(request(wrong))) == [NO_POLICY]
+    wrong["metadata"]["annotations"] = {CPU_MANAGER: "exclusive", SMT: "isolate"}
+    assert rules.mutate(request(wrong)) == Allowed()

@@ -1,0 +1,245 @@
+"""What is told of an object is short whatever its user wrote, and an update is judged by what it changes alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pinning.brief import MOST_TOLD
+from pinning.contract import LIMIT_RANGER, SIDECAR_LIMITS_POD
+from pinning.pods.claims import read_pod
+from tests.pods import CORES, CPU_MANAGER, container, pod
+from tests.webhook.edge import Edge
+from tests.webhook.requests import RULES, denied, request
+from webhook.config.mutations import BUILT_IN
+from webhook.review.response import Allowed, Denied, encode, fit_warnings
+from webhook.rules.mutate import plan_mutation
+
+REFUSAL_LIMIT = 64_000  # bytes
+LONG = "\U0001f600\x01" * 40_000  # ten bytes each in JSON
+GHOST = "cpu-manager.corepin.io/container.ghost{}"
+VM = ("kubevirt.io", "VirtualMachine")
+VMI = ("kubevirt.io", "VirtualMachineInstance")
+
+
+def ghosts(*numbers: int, containers: int = 1) -> Any:
+    """Return a pod whose annotations name containers that it has not."""
+    members = [container(f"c{number:0>60}", "2") for number in range(containers)]
+    return pod(*members, annotations={GHOST.format(number): "exclusive" for number in numbers})
+
+
+def featured(*policies: str) -> Any:
+    """Return a VirtualMachine with CPU features of these policies."""
+    cpu = {"cores": 1, "features": [{"name": f"f{at}", "policy": one} for at, one in enumerate(policies)]}
+    spec = {"template": {"spec": {"domain": {"cpu": cpu, "memory": {"guest": "1Gi"}}}}}
+    return {"metadata": {"name": "vm"}, "spec": spec}
+
+
+HOSTILE = [
+    pytest.param(("", "Pod"), ghosts(*range(3000), containers=900), id="unknown containers in a large pod"),
+    pytest.param(
+        ("", "Pod"),
+        pod(annotations={f"smt-policy.corepin.io/{number}": "require" for number in range(20_000)}),
+        id="unknown scopes",
+    ),
+    pytest.param(
+        ("", "Pod"),
+        pod(
+            *[container(f"{number}{LONG}", {"cpu": LONG}) for number in range(3)],
+            annotations={f"cpu-manager.corepin.io/container.{number}{LONG}": LONG for number in range(3)},
+        ),
+        id="long names, keys and values",
+    ),
+    pytest.param(
+        ("", "Pod"),
+        pod(
+            *[container(f"c{number}", {CORES: "1", "cpu": "1m"}) for number in range(900)],
+            annotations={CPU_MANAGER: "exclusive", "cmk.intel.com/mutate": LONG},
+        ),
+        id="a word against each container",
+    ),
+    pytest.param(VM, featured(*["wrong"] * 6000), id="CPU features"),
+    pytest.param(VM, featured(LONG, LONG), id="long policies of CPU features"),
+    pytest.param(
+        VMI,
+        {
+            "metadata": {"annotations": {f"numa-policy.corepin.io/{at}{LONG}": LONG for at in range(3)}},
+            "spec": {"architecture": LONG, "domain": {"cpu": {"model": LONG, "realtime": {"mask": LONG}}}},
+        },
+        id="long words of a virtual machine",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "document"), HOSTILE)
+def test_a_refusal_is_short(kind: tuple[str, str], document: Any) -> None:
+    """However much is wrong: below 64 kB, the first causes told, and that there are more; the log line short too."""
+    edge = Edge(RULES)
+    body: dict[str, Any] = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+    body["request"] = {
+        "uid": "u",
+        "kind": {"group": kind[0], "version": "v1", "kind": kind[1]},
+        "operation": "CREATE",
+        "name": LONG,
+        "object": document,
+    }
+    answer = edge.post("/validate", json.dumps(body, ensure_ascii=False).encode())
+    status = answer.json()["response"]["status"]
+    assert status["code"] == 422
+    assert len(answer.content) < REFUSAL_LIMIT
+    assert 0 < len(status["details"]["causes"]) <= MOST_TOLD
+    assert len(status["message"]) <= 1000
+    assert len(edge.lines[0]) < 8000
+
+
+def test_what_is_not_told_is_not_counted() -> None:
+    """Up to fifty causes are counted; beyond it is told that there are more."""
+    few, many = (RULES.validate(request(ghosts(*range(count)))) for count in (40, 400))
+    assert isinstance(few, Denied)
+    assert isinstance(many, Denied)
+    told = [json.loads(encode("u", one))["response"]["status"] for one in (few, many)]
+    assert [len(one["details"]["causes"]) for one in told] == [40, MOST_TOLD]
+    assert [one["message"].rpartition("; and ")[2] for one in told] == ["36 more", "47 or more"]
+
+
+def test_warnings_are_few_and_short() -> None:
+    """Hundreds of warnings become a handful, and the last one says that there are more."""
+    fitting = fit_warnings(tuple(f"spec.a[{number}]: wrong" for number in range(400)))
+    assert len(fitting) == MOST_TOLD + 1
+    assert fitting[-1] == "corepin: 350 or more warnings are left out"
+    members = [container(f"c{number}") for number in range(199)]
+    crowd = pod(*members, container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
+    assert len(plan_mutation(crowd, RULES.settings, BUILT_IN).warnings) <= MOST_TOLD + 1
+    assert len(RULES.validate(request(crowd)).warnings) <= MOST_TOLD + 1
+
+
+def test_mutation_works_out_no_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only a refusal tells costs the mutating webhook nothing."""
+    made: list[str] = []
+    monkeypatch.setattr("pinning.pods.annotations.Cause", lambda *told, **_: made.append(told[0]))
+    assert RULES.mutate(request(ghosts(*range(200)))) == Allowed()
+    assert made == []
+
+
+def test_the_agent_reads_few_causes() -> None:
+    """An agent, which shows causes in events, works out no more of them than are told."""
+    assert len(read_pod(ghosts(*range(400))).causes) == MOST_TOLD + 1
+
+
+def test_a_container_that_does_not_exist_is_told_a_few_that_do() -> None:
+    """Ten names are listed, however many containers a pod has."""
+    (cause,) = read_pod(ghosts(1, containers=200)).causes
+    assert cause.message.count(", ") == 9
+    assert cause.message.endswith(" and 190 more")
+    assert len(cause.message) < 1000
+
+
+# Updates.
+
+
+def update(new: Any, old: Any, kind: tuple[str, str] = ("", "Pod")) -> Any:
+    """Return the answer to an update."""
+    return RULES.validate(request(new, old, kind=kind, operation="UPDATE"))
+
+
+def test_a_new_flaw_among_old_ones_is_told() -> None:
+    """A hundred wrong annotations stay wrong, one is added: refused, naming that one and no other."""
+    old, new = ghosts(*range(100)), ghosts(*range(101))
+    assert denied(update(new, old)) == [f"metadata.annotations[{GHOST.format(100)}]"]
+    assert denied(update(ghosts(*range(99), 200), old)) == [f"metadata.annotations[{GHOST.format(200)}]"]
+
+
+def test_a_repair_among_old_flaws_is_admitted() -> None:
+    """One of a hundred wrong annotations is removed, or put right: the others are nobody's fault now."""
+    old = ghosts(*range(100))
+    assert update(ghosts(*range(1, 100)), old) == Allowed()
+    repaired = ghosts(*range(100))
+    del repaired["metadata"]["annotations"][GHOST.format(50)]
+    repaired["metadata"]["annotations"][CPU_MANAGER] = "exclusive"
+    assert update(repaired, old) == Allowed()
+
+
+def test_long_words_are_compared_whole() -> None:
+    """Two keys, or two values, that are told alike because they are cut are two flaws all the same."""
+    long = "x" * 5000
+    old = pod(annotations={f"smt-policy.corepin.io/{long}1": "prefer", CPU_MANAGER: f"{long}1"})
+    key = pod(annotations={f"smt-policy.corepin.io/{long}2": "prefer", CPU_MANAGER: f"{long}1"})
+    value = pod(annotations={f"smt-policy.corepin.io/{long}1": "prefer", CPU_MANAGER: f"{long}2"})
+    assert len(denied(update(key, old))) == 1
+    assert denied(update(value, old)) == [f"metadata.annotations[{CPU_MANAGER}]"]
+
+
+WRONG = {"cpu-manager.corepin.io/container.main": "exclusive"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(
+            pod(container("main", "1500m"), annotations=WRONG),
+            pod(container("main", "1700m"), annotations=WRONG),
+            id="a named container cannot own CPUs",
+        ),
+        pytest.param(
+            pod(container("main", "1500m"), annotations={CPU_MANAGER: "exclusive"}),
+            pod(container("main", "1700m"), annotations={CPU_MANAGER: "exclusive"}),
+            id="no container can",
+        ),
+        pytest.param(
+            pod(container("main", "9000000"), annotations=WRONG),
+            pod(container("main", "9500000"), annotations=WRONG),
+            id="more than any machine has",
+        ),
+        pytest.param(
+            pod(container("main", "2"), container("side", "300m"), annotations={CPU_MANAGER: "exclusive"}),
+            pod(container("main", "2"), container("side", "400m"), annotations={CPU_MANAGER: "exclusive"}),
+            id="a neighbour in the shared set",
+        ),
+    ],
+)
+def test_what_was_wrong_may_stay_wrong_with_other_numbers(old: Any, new: Any) -> None:
+    """A resize does not bring the flaw, and is admitted without a word."""
+    assert update(new, old) == Allowed()
+
+
+def test_what_a_resize_breaks_is_refused() -> None:
+    """The flaw is new, whatever numbers it has."""
+    sound, wrong = (pod(container("main", cpus), annotations=WRONG) for cpus in ("2", "1500m"))
+    assert len(denied(update(wrong, sound))) == 1
+
+
+def test_features_of_a_machine_may_move() -> None:
+    """One of many wrong CPU features is taken out, so the others move up: admitted; a new one is refused."""
+    old = featured(*["wrong"] * 100)
+    fewer = featured(*["wrong"] * 100)
+    del fewer["spec"]["template"]["spec"]["domain"]["cpu"]["features"][3]
+    assert update(fewer, old, VM) == Allowed()
+    field = "spec.template.spec.domain.cpu.features[100].policy"
+    assert denied(update(featured(*["wrong"] * 101), old, VM)) == [field]
+
+
+# Who gave a container its values.
+
+
+@pytest.mark.parametrize(
+    ("told", "is_ranged"),
+    [
+        pytest.param("LimitRanger plugin set: cpu request for container side", True, id="alone"),
+        pytest.param("LimitRanger plugin set: cpu limit for init container side; x", True, id="first"),
+        pytest.param("; memory limit for container side", True, id="last"),
+        pytest.param("cpu request for container side-car; cpu limit for container aside", False, id="others"),
+        pytest.param("cpu request for container side b", False, id="two words"),
+        pytest.param(";" * 1000, False, id="nothing"),
+    ],
+)
+def test_the_limit_rangers_words_are_understood(told: str, is_ranged: bool) -> None:
+    """A container is named in a part of its annotation, at the part's end."""
+    document = pod(
+        container("main", {"cpu": "2", "memory": "1Gi"}),
+        container("side", "300m"),
+        annotations={CPU_MANAGER: "exclusive", SIDECAR_LIMITS_POD: "true", LIMIT_RANGER: told},
+    )
+    (warning,) = plan_mutation(document, RULES.settings, BUILT_IN).warnings
+    assert warning.message.endswith("(a LimitRange filled some in)") is is_ranged

@@ -1,0 +1,359 @@
+"""What a new pod gets: every row of the tables of Intel CMK's recorded behaviour, kept or fixed, and the rest."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from tests.pods import CORES, OTHER_CORES, SMT, container, pod
+from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
+from webhook.config.settings import Settings, load_settings
+from webhook.rules.mutate import plan_mutation
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "cmk"
+RESOURCES = load_mutations((EXAMPLES / "mutations-resources.yaml").read_bytes())
+CLUSTER_INIT = load_mutations((EXAMPLES / "mutations-cluster-init.yaml").read_bytes())
+MUTATE = "cmk.intel.com/mutate"
+INJECTED = {"cmk.intel.com/resources-injected": "true"}
+PROC_FS = {"name": "CMK_PROC_FS", "value": "/host/proc"}
+
+
+def applied(document: Any, mutations: Mutations = BUILT_IN, settings: Settings | None = None) -> Any:
+    """Return the pod after its plan, and hold the plan to its promise that a second pass finds nothing."""
+    before = copy.deepcopy(document)
+    plan = plan_mutation(document, settings or Settings(), mutations)
+    assert document == before
+    result = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
+    assert plan_mutation(result, settings or Settings(), mutations).operations == ()
+    return result
+
+
+def injected(document: Any, mutations: Mutations = BUILT_IN) -> bool:
+    """Say whether a pod gets the CMK contract."""
+    return (
+        "annotations" in applied(document, mutations)["metadata"]
+        and INJECTED.items() <= (applied(document, mutations)["metadata"]["annotations"] or {}).items()
+    )
+
+
+def env(document: Any, at: int = 0, kind: str = "containers") -> list[Any]:
+    """Return the environment of a container."""
+    return list(document["spec"][kind][at].get("env") or ())
+
+
+def cores(count: str | int = "1", **more: Any) -> Any:
+    """Return a container that claims cores."""
+    return container("main", {CORES: count}, {CORES: count}, **more)
+
+
+def test_t1_every_claiming_container_gets_its_own_count() -> None:
+    """T1: CMK_NUM_CORES follows the environment of the mutations file, with the container's own number."""
+    result = applied(pod(cores("1"), container("two", {CORES: "2"})), RESOURCES)
+    assert env(result) == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "1"}]
+    assert env(result, 1) == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "2"}]
+
+
+def test_t3_r1_a_pod_that_asks_for_nothing_gets_nothing() -> None:
+    """T3, T6, R1: without a resource or the annotation there is no patch."""
+    plan = plan_mutation(pod(container("main", "2")), Settings(), RESOURCES)
+    assert (plan.operations, plan.warnings) == ((), ())
+
+
+@pytest.mark.parametrize("value", ["true", "True", "1"])
+def test_r2_the_annotation_injects_without_a_count(value: str) -> None:
+    """R2: three spellings ask for the injection; no resource, no CMK_NUM_CORES."""
+    result = applied(pod(annotations={MUTATE: value}), RESOURCES)
+    assert env(result) == [PROC_FS]
+    assert result["metadata"]["annotations"] == {MUTATE: value, **INJECTED}
+
+
+@pytest.mark.parametrize("value", ["TRUE", "yes", "on", " true", "", "false", "False", "0"])
+def test_r3_no_other_word_asks(value: str) -> None:
+    """R3: any other value asks for nothing."""
+    assert not injected(pod(annotations={MUTATE: value}))
+
+
+def test_r4_false_is_no_opt_out() -> None:
+    """R4: a resource injects whatever the annotation says (the refusal to opt out is a warning of /validate)."""
+    assert injected(pod(cores(), annotations={MUTATE: "false"}))
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "count"),
+    [
+        pytest.param({CORES: "2"}, {CORES: "2"}, "2", id="R5 both"),
+        pytest.param(None, {CORES: "2"}, "2", id="R5 request only"),
+        pytest.param({CORES: "3"}, None, "3", id="T5 R5 limit only"),
+        pytest.param({CORES: "3"}, {CORES: "1"}, "1", id="R5 the request counts"),
+        pytest.param({OTHER_CORES: "2"}, None, "2", id="R6 outside isolcpus"),
+        pytest.param({CORES: "1", OTHER_CORES: "2"}, None, "1", id="R6 the first resource wins"),
+        pytest.param(
+            {CORES: "1"}, {OTHER_CORES: "2"}, "1", id="R6 a limit of the first beats a request of the second"
+        ),
+        pytest.param({CORES: 2}, None, "2", id="R16 an integer becomes text"),
+        pytest.param({CORES: "1k"}, None, "1000", id="R16 1k is a thousand"),
+        pytest.param({CORES: "2000m"}, None, "2", id="2000m is two"),
+    ],
+)
+def test_cmk_num_cores_is_the_containers_own_resource(limits: Any, requests: Any, count: str) -> None:
+    """The value comes from the request, else the limit, of the first of CMK's resources, in plain digits."""
+    assert env(applied(pod(container("main", limits, requests)))) == [
+        {"name": "CMK_NUM_CORES", "value": count}
+    ]
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1500m", "junk"])
+def test_r16_a_count_that_is_none_is_not_passed_on(count: str) -> None:
+    """R16: what /validate refuses is injected without CMK_NUM_CORES, which `cmk isolate` could not read."""
+    assert env(applied(pod(container("main", {CORES: count})))) == []
+
+
+def test_r7_neighbours_get_the_mounts_but_no_count() -> None:
+    """R7: perContainer goes to every container of an injected pod."""
+    result = applied(pod(cores(), container("plain")), RESOURCES)
+    assert env(result, 1) == [PROC_FS]
+    assert [mount["mountPath"] for mount in result["spec"]["containers"][1]["volumeMounts"]] == [
+        "/host/proc",
+        "/etc/cmk",
+        "/opt/bin",
+    ]
+
+
+def test_r8_an_init_container_alone_asks() -> None:
+    """R8, fixed: a resource of an init container injects the pod; CMK left it alone."""
+    result = applied(pod(container("main"), init=[cores("1")]), RESOURCES)
+    assert env(result, kind="initContainers") == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "1"}]
+
+
+def test_r9_init_containers_and_sidecars_are_injected() -> None:
+    """R9: init containers get the mounts, and their own count when they claim; native sidecars too."""
+    init = [container("setup", {CORES: "1"}), container("mesh", restartPolicy="Always")]
+    result = applied(pod(cores("2"), init=init, annotations={MUTATE: "true"}))
+    assert env(result, 0, "initContainers") == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert len(result["spec"]["initContainers"][1]["volumeMounts"]) == 2
+
+
+def test_t7_r10_a_preset_count_is_kept() -> None:
+    """T7, R10: the user's own CMK_NUM_CORES stays (above the claim it is refused by /validate)."""
+    preset = {"name": "CMK_NUM_CORES", "value": "7"}
+    assert env(applied(pod(cores("1", env=[preset])))) == [preset]
+
+
+def test_r11_a_preset_variable_of_the_file_is_kept_once() -> None:
+    """R11, fixed: CMK appended a second CMK_PROC_FS, which won at run time."""
+    preset = {"name": "CMK_PROC_FS", "value": "/mine"}
+    assert env(applied(pod(cores(env=[preset])), RESOURCES)) == [
+        preset,
+        {"name": "CMK_NUM_CORES", "value": "1"},
+    ]
+
+
+def test_r12_tolerations_are_appended_once() -> None:
+    """R12: the user's tolerations stay in their order; an equal one is not added again."""
+    own = {"key": "gpu", "operator": "Exists"}
+    result = applied(pod(cores(), tolerations=[own]), RESOURCES)
+    assert result["spec"]["tolerations"] == [own, {"operator": "Exists"}]
+    again = applied(pod(cores(), tolerations=[{"operator": "Exists", "key": "", "value": None}]), RESOURCES)
+    assert len(again["spec"]["tolerations"]) == 1
+
+
+@pytest.mark.parametrize("mutations", [RESOURCES, CLUSTER_INIT], ids=["resources", "cluster-init"])
+@pytest.mark.parametrize(
+    ("given", "account", "alias"),
+    [
+        pytest.param({}, "cmk-serviceaccount", None, id="absent"),
+        pytest.param({"serviceAccountName": ""}, "cmk-serviceaccount", None, id="empty"),
+        pytest.param({"serviceAccountName": "default"}, "cmk-serviceaccount", None, id="defaulted"),
+        pytest.param(
+            {"serviceAccountName": "default", "serviceAccount": "default"},
+            "cmk-serviceaccount",
+            "cmk-serviceaccount",
+            id="defaulted with the alias",
+        ),
+        pytest.param({"serviceAccountName": "mysa"}, "mysa", None, id="R13 the user's own"),
+        pytest.param({"serviceAccount": "mysa"}, None, "mysa", id="the user's own by the alias"),
+    ],
+)
+def test_r13_a_chosen_service_account_is_never_replaced(
+    mutations: Mutations, given: dict[str, Any], account: str | None, alias: str | None
+) -> None:
+    """R13, fixed: only what the API server fills in is replaced, and alias and name never disagree."""
+    spec = applied(pod(cores(), **given), mutations)["spec"]
+    assert (spec.get("serviceAccountName"), spec.get("serviceAccount")) == (account, alias)
+
+
+def test_r14_what_is_there_already_stays() -> None:
+    """R14, fixed: a volume of the same name and a mount at the same path are not added a second time."""
+    document = pod(
+        cores(volumeMounts=[{"name": "tools", "mountPath": "/opt/bin"}]),
+        volumes=[{"name": "cmk-host-proc", "emptyDir": {}}, {"name": "tools", "emptyDir": {}}],
+    )
+    spec = applied(document, RESOURCES)["spec"]
+    names = [volume["name"] for volume in spec["volumes"]]
+    assert names == ["cmk-host-proc", "tools", "cmk-config-dir", "cmk-install-dir"]
+    assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == [
+        "/opt/bin",
+        "/host/proc",
+        "/etc/cmk",
+    ]
+
+
+@pytest.mark.parametrize(
+    "mutations", [BUILT_IN, RESOURCES, CLUSTER_INIT], ids=["built-in", "resources", "cluster-init"]
+)
+def test_r15_a_second_pass_adds_nothing(mutations: Mutations) -> None:
+    """R15, fixed: reinvocation finds its own work (`applied` plans twice)."""
+    assert injected(pod(cores(), container("other")), mutations)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(
+            {"metadata": {"annotations": None}, "spec": {"containers": [cores()]}}, id="annotations null"
+        ),
+        pytest.param({"metadata": None, "spec": {"containers": [cores()]}}, id="metadata null"),
+        pytest.param({"spec": {"containers": [cores()]}}, id="no metadata"),
+        pytest.param(
+            {"metadata": {}, "spec": {"containers": [cores()], "initContainers": None}}, id="init null"
+        ),
+        pytest.param(
+            {"metadata": {}, "spec": {"containers": [cores(), {"name": "b", "resources": None}]}},
+            id="resources null",
+        ),
+        pytest.param(
+            {"metadata": {}, "spec": {"containers": [cores(env=None, volumeMounts=None)]}}, id="lists null"
+        ),
+    ],
+)
+def test_r17_absent_and_null_parents_are_created(document: Any) -> None:
+    """R17, fixed: CMK's webhook died on each of these."""
+    assert injected(document)
+
+
+def test_a_pod_without_spec_or_metadata_is_left_alone() -> None:
+    """R17: nothing to read is nothing to add."""
+    assert plan_mutation({}, Settings(), BUILT_IN).operations == ()
+    assert plan_mutation({"spec": None, "metadata": None}, Settings(), BUILT_IN).operations == ()
+
+
+def test_the_marker_is_no_authority() -> None:
+    """A pod that carries the marker by hand is injected all the same."""
+    result = applied(pod(cores(), annotations=INJECTED))
+    assert env(result) == [{"name": "CMK_NUM_CORES", "value": "1"}]
+
+
+def test_the_built_in_default_needs_no_rights() -> None:
+    """Without a mutations file: two directories read-only, one toleration, no service account, no host /proc."""
+    spec = applied(pod(cores()))["spec"]
+    assert [volume["hostPath"]["path"] for volume in spec["volumes"]] == ["/opt/bin", "/etc/cmk"]
+    assert all(mount["readOnly"] for mount in spec["containers"][0]["volumeMounts"])
+    assert spec["tolerations"] == [
+        {"key": "cmk", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+    ]
+    assert "serviceAccountName" not in spec
+
+
+@pytest.mark.parametrize("mutations", [RESOURCES, CLUSTER_INIT], ids=["resources", "cluster-init"])
+def test_host_directories_are_mounted_read_only(mutations: Mutations) -> None:
+    """CMK's variant A mounts the host's /opt/bin writable; here no container can replace the host's programs."""
+    result = applied(pod(cores()), mutations)
+    assert all(mount["readOnly"] for mount in result["spec"]["containers"][0]["volumeMounts"])
+
+
+def test_every_injected_host_path_is_told() -> None:
+    """One warning for each host directory, also when Pod Security will refuse the pod."""
+    told = [warning.message for warning in plan_mutation(pod(cores()), Settings(), RESOURCES).warnings]
+    assert [
+        path
+        for path in ("/proc", "/etc/cmk", "/opt/bin")
+        if any(f"directory {path} is" in one for one in told)
+    ] == [
+        "/proc",
+        "/etc/cmk",
+        "/opt/bin",
+    ]
+    assert len(told) == 3
+
+
+def test_a_volume_that_takes_cmks_name_is_told() -> None:
+    """A pod's own volume of that name stays, and its owner learns what CMK would have mounted."""
+    document = pod(cores(), volumes=[{"name": "cmk-install-dir", "hostPath": {"path": "/srv"}}])
+    told = [warning.message for warning in plan_mutation(document, Settings(), BUILT_IN).warnings]
+    assert told[0] == "volume cmk-install-dir is the pod's own; CMK's would be host directory /opt/bin"
+
+
+def test_isolate_charges_whole_cores_to_the_scheduler() -> None:
+    """`isolate` on 4 CPUs takes 4 cores: the container requests 4 of corepin.io/isolated-cores."""
+    result = applied(pod(container("main", "4"), container("log"), annotations={SMT: "isolate"}))
+    resources = result["spec"]["containers"][0]["resources"]
+    assert resources["limits"] == {"cpu": "4", "corepin.io/isolated-cores": "4"}
+    assert resources["requests"] == {"corepin.io/isolated-cores": "4"}
+    assert "resources" not in result["spec"]["containers"][1]
+
+
+@pytest.mark.parametrize(
+    ("document", "settings"),
+    [
+        pytest.param(
+            pod(container("main", "4"), annotations={SMT: "isolate"}), b"isolatedCores: false", id="off"
+        ),
+        pytest.param(pod(container("main", "4"), annotations={SMT: "require"}), b"", id="require"),
+        pytest.param(
+            pod(container("main", "4"), annotations={SMT: "isolate", "qos.gocrane.io/cpu-manager": "share"}),
+            b"",
+            id="share",
+        ),
+    ],
+)
+def test_nothing_else_is_charged(document: Any, settings: bytes) -> None:
+    """Only exclusive CPUs under `isolate` cost idle siblings, and the operator may switch the count off."""
+    assert plan_mutation(document, load_settings(settings), BUILT_IN).operations == ()
+
+
+def test_isolate_on_cmk_cores_is_not_charged_twice() -> None:
+    """A CMK claim already counts cores for the scheduler."""
+    result = applied(pod(cores("2"), annotations={SMT: "isolate"}))
+    assert result["spec"]["containers"][0]["resources"]["limits"] == {CORES: "2"}
+
+
+def test_any_fragment_of_a_pod_can_be_added() -> None:
+    """A file beyond the usual keys is merged key by key into the whole object; the user's values stay."""
+    mutations = load_mutations(
+        b"mutations: {perPod: {metadata: {labels: {team: rt, a/b: x}}, spec: {dnsPolicy: Default, hostAliases:"
+        b" [{ip: 10.0.0.1, hostnames: [a]}]}}, perContainer: {ports: [{containerPort: 80}], tty: true}}"
+    )
+    assert not mutations.is_typed
+    document = pod(
+        cores(ports=[{"containerPort": 80, "protocol": "TCP"}]), labels={"team": "own"}, dnsPolicy="None"
+    )
+    result = applied(document, mutations)
+    assert result["metadata"]["labels"] == {"team": "own", "a/b": "x"}
+    assert result["spec"]["dnsPolicy"] == "None"
+    assert result["spec"]["hostAliases"] == [{"ip": "10.0.0.1", "hostnames": ["a"]}]
+    assert result["spec"]["containers"][0]["ports"] == [{"containerPort": 80, "protocol": "TCP"}]
+    assert result["spec"]["containers"][0]["tty"] is True
+
+
+def test_a_fragment_joins_with_what_the_claim_needs() -> None:
+    """Resources of the file and those of the claim reach the container in one step."""
+    mutations = load_mutations(b"mutations: {perContainer: {resources: {limits: {x.example/y: 1}}}}")
+    document = pod(container("main", "2"), annotations={SMT: "isolate", MUTATE: "true"})
+    limits = applied(document, mutations)["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "2", "x.example/y": 1, "corepin.io/isolated-cores": "2"}
+
+
+def test_t9_what_does_not_fit_is_left_out_and_told() -> None:
+    """T9, fixed: a pod whose values have another shape than the file's keeps them, and gets the rest."""
+    mutations = load_mutations(
+        b"mutations: {perPod: {spec: {hostAliases: [{ip: 10.0.0.1}], dnsConfig: {searches: [x]}}}, perContainer: {ports: []}}"
+    )
+    document = pod(cores(ports="none"), hostAliases={"a": 1}, dnsConfig={"searches": ["y"]})
+    plan = plan_mutation(document, Settings(), mutations)
+    fields = [warning.field for warning in plan.warnings]
+    assert fields == ["spec.hostAliases", "spec.containers[0].ports"]
+    assert applied(document, mutations)["spec"]["dnsConfig"] == {"searches": ["y", "x"]}

@@ -1,0 +1,314 @@
+"""Pods held to the contract: what is refused, what is told, and what an update may leave as it is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, launcher, pod
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
+
+MUTATE = "cmk.intel.com/mutate"
+SHAPES = b"nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}, {name: big, cores: 9, threadsPerCore: 1}]"
+
+
+def judged(document: Any, settings: bytes = b"") -> Verdict:
+    """Return the verdict on a new pod after its injection, as the API server asks for it."""
+    made = load_settings(settings)
+    plan = plan_mutation(document, made, BUILT_IN)
+    final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
+    return review_new_pod(final, made, BUILT_IN)
+
+
+def fields(verdict: Verdict) -> list[str]:
+    """Return the fields of the causes."""
+    return [cause.field for cause in verdict.causes]
+
+
+def changed(old: Any, new: Any, settings: bytes = b"") -> Verdict:
+    """Return the verdict on an update."""
+    return review_changed_pod(old, new, load_settings(settings))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(pod(), id="asks for nothing"),
+        pytest.param(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}), id="exclusive"),
+        pytest.param(pod(container("main", {CORES: "2"})), id="cmk"),
+        pytest.param(pod(container("main", "2"), annotations={SMT: "isolate"}), id="isolate"),
+        pytest.param(launcher(container("istio")), id="launcher with a silent sidecar"),
+    ],
+)
+def test_a_sound_pod_is_admitted(document: Any) -> None:
+    """After its injection there is nothing to refuse and nothing to tell."""
+    assert judged(document) == Verdict()
+
+
+def test_every_cause_is_collected() -> None:
+    """Nothing short-circuits: an annotation, a count, a quantity and a preset are refused together."""
+    document = pod(
+        container("main", {CORES: "2", "memory": "much"}, env=[{"name": "CMK_NUM_CORES", "value": "3"}]),
+        container("two", {CORES: "0"}),
+        annotations={"smt-policy.corepin.io/pod": "alone", "cpu-manager.corepin.io/container.x": "share"},
+    )
+    assert sorted(fields(judged(document))) == [
+        "metadata.annotations[cpu-manager.corepin.io/container.x]",
+        "metadata.annotations[smt-policy.corepin.io/pod]",
+        "spec.containers[0].env[0].value",
+        "spec.containers[0].resources.limits[memory]",
+        "spec.containers[1].resources.limits[cmk.intel.com/exclusive-cores]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"),
+    [
+        ("2", False),
+        ("1", False),
+        ("3", True),
+        ("0", True),
+        ("two", True),
+        ("", True),
+        ("٢", True),
+        ("9" * 40, True),
+        (None, False),
+    ],
+)
+def test_a_preset_count_stays_within_the_claim(value: str | None, refused: bool) -> None:
+    """CMK_NUM_CORES above the claim would take cores that the scheduler never counted."""
+    document = pod(
+        container("main", {CORES: "2"}, env=[{"name": "A"}, {"name": "CMK_NUM_CORES", "value": value}])
+    )
+    assert fields(judged(document)) == (["spec.containers[0].env[1].value"] if refused else [])
+
+
+def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
+    """Only a container that claims cores is held to their number."""
+    document = pod(
+        container("main", env=[{"name": "CMK_NUM_CORES", "value": "3"}]), annotations={MUTATE: "true"}
+    )
+    assert fields(judged(document)) == []
+
+
+def test_a_missing_injection_is_refused_with_the_remedy() -> None:
+    """A pod that reached the API server past the mutating webhook must be created again."""
+    verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), BUILT_IN)
+    assert fields(verdict) == ["metadata.annotations[cmk.intel.com/resources-injected]"]
+    assert "create the pod again" in verdict.causes[0].message
+
+
+@pytest.mark.parametrize(
+    ("value", "resource", "warned"),
+    [
+        ("false", True, True),
+        ("0", True, True),
+        ("true", True, False),
+        ("false", False, False),
+        ("", False, False),
+        ("yes", False, True),
+        ("TRUE", False, True),
+    ],
+)
+def test_words_of_the_mutate_annotation_are_told(value: str, resource: bool, warned: bool) -> None:
+    """`false` is no opt-out beside a resource (R4), and a word that asks for nothing is told."""
+    document = pod(container("main", {CORES: "1"} if resource else None), annotations={MUTATE: value})
+    verdict = judged(document)
+    assert verdict.causes == ()
+    assert [one.field for one in verdict.warnings] == ([f"metadata.annotations[{MUTATE}]"] if warned else [])
+
+
+@pytest.mark.parametrize(
+    ("cpu", "settings", "warned"),
+    [("1", b"", True), ("2", b"", False), ("2", SHAPES, True), ("4", SHAPES, False)],
+)
+def test_a_limit_below_the_claimed_cores_is_told(cpu: str, settings: bytes, warned: bool) -> None:
+    """Two cores bring at least two CPUs, and four where nodes have two threads a core."""
+    verdict = judged(pod(container("main", {CORES: "2", "cpu": cpu})), settings)
+    assert [one.field for one in verdict.warnings] == (
+        ["spec.containers[0].resources.limits[cpu]"] if warned else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("documented", "refused"),
+    [
+        pytest.param({SMT: "isolate"}, [False, True], id="isolate: one core a CPU"),
+        pytest.param({SMT: "require"}, [False, True], id="require: threads share cores"),
+        pytest.param({CPU_MANAGER: "exclusive"}, [False, False], id="prefer is the node's business"),
+    ],
+)
+def test_cores_that_no_node_has_are_refused(documented: dict[str, str], refused: list[bool]) -> None:
+    """Whole cores beyond the largest configured node kind, less its reserved core, are refused naming it."""
+    for cpus, expected in zip(("8", "9"), refused, strict=True):
+        verdict = judged(pod(container("main", cpus), annotations=documented), SHAPES)
+        assert fields(verdict) == (["spec.containers[0].resources.limits[cpu]"] if expected else [])
+        assert all("big, has 8" in cause.message for cause in verdict.causes)
+
+
+def test_the_neediest_moment_of_a_pod_counts() -> None:
+    """Main containers and sidecars run together; ordinary init containers run before the main ones."""
+    isolate = {SMT: "isolate"}
+    sidecar = container("mesh", "2", restartPolicy="Always")
+    fits = pod(container("main", "6"), init=[container("setup", "6"), sidecar], annotations=isolate)
+    assert fields(judged(fits, SHAPES)) == []
+    over = pod(container("main", "6"), container("more", "1"), init=[sidecar], annotations=isolate)
+    assert len(fields(judged(over, SHAPES))) == 3
+
+
+def test_claimed_cores_and_plain_exclusive_cpus_count_beside_whole_ones() -> None:
+    """CMK cores of the same pod are whole cores; plain exclusive CPUs may share a core and are not counted."""
+    smt = {
+        "smt-policy.corepin.io/container.main": "isolate",
+        "cpu-manager.corepin.io/container.plain": "exclusive",
+    }
+    document = pod(
+        container("main", "4"), container("dpdk", {CORES: "5"}), container("plain", "9"), annotations=smt
+    )
+    assert fields(judged(document, SHAPES)) == ["spec.containers[0].resources.limits[cpu]"]
+
+
+@pytest.mark.parametrize(("given", "refused"), [("4", False), ("3", True), ("8", True)])
+def test_a_wrong_count_of_isolated_cores_is_refused(given: str, refused: bool) -> None:
+    """The count that the scheduler sees is what `isolate` will take."""
+    amounts = {"cpu": "4", "corepin.io/isolated-cores": given}
+    verdict = judged(pod(container("main", amounts, amounts), annotations={SMT: "isolate"}))
+    path = "spec.containers[0].resources.requests[corepin.io/isolated-cores]"
+    assert fields(verdict) == ([path] if refused else [])
+
+
+def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
+    """Return a pod under `isolate` for whose container the scheduler counts so many cores."""
+    amounts = {"cpu": cpu, "corepin.io/isolated-cores": cores}
+    return pod(
+        container("main", amounts, amounts), container("other", "1"), annotations={SMT: "isolate", **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "told"),
+    [
+        pytest.param("3", "isolate takes 3 now; the agent gives them once they are free", id="more"),
+        pytest.param("1", "isolate takes 1 now; create the pod again", id="fewer"),
+        pytest.param("2", None, id="as many as at the creation"),
+    ],
+)
+def test_an_isolated_container_can_be_resized(cpu: str, told: str | None) -> None:
+    """No resize can change what the scheduler counts, so a difference is told and nothing is refused."""
+    for before in ("2", "4"):
+        verdict = changed(charged(before), charged(cpu))
+        assert verdict.causes == ()
+        assert [one.field for one in verdict.warnings] == (
+            ["spec.containers[0].resources.requests[corepin.io/isolated-cores]"] if told else []
+        )
+        for one in verdict.warnings:
+            assert one.message.startswith("the scheduler goes on counting 2 cores for container main, and")
+            assert told
+            assert told in one.message
+
+
+def test_a_resized_isolated_container_can_be_edited() -> None:
+    """An annotation may change afterwards, and what did not change is not told again."""
+    edit = {"numa-policy.corepin.io/pod": "single"}
+    assert changed(charged("3"), charged("3", **edit)) == Verdict()
+    [told] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
+    assert "goes on counting 2 cores" in told.message
+
+
+def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
+    """Its pods will be created, so the rule of the creation holds."""
+    [cause] = review_template(charged("3"), load_settings(b"")).causes
+    assert cause.message == "2 differs from the 3 cores that isolate takes; remove it, corepin sets it"
+
+
+def test_a_dedicated_launcher_must_be_guaranteed() -> None:
+    """KubeVirt gives up on it after it ran (FailedGuaranteePodResources); here each container and field is named."""
+    document = launcher(container("istio"), container("log", {"memory": "1Mi"}, {"cpu": "10m"}))
+    assert fields(judged(document)) == [
+        "spec.containers[1].resources.limits[cpu]",
+        "spec.containers[1].resources.limits[memory]",
+        "spec.containers[2].resources.limits[cpu]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(pod(container("compute", "4"), labels=LAUNCHER), id="not dedicated"),
+        pytest.param(launcher(compute=container("compute", "1500m")), id="no whole CPU"),
+        pytest.param(
+            pod(container("other", "4"), labels=LAUNCHER, nodeSelector={"cpumanager": "true"}),
+            id="no compute",
+        ),
+    ],
+)
+def test_other_launchers_need_not_be_guaranteed(document: Any) -> None:
+    """Only whole dedicated CPUs need QoS Guaranteed."""
+    assert judged(document) == Verdict()
+
+
+def test_a_template_is_judged_without_its_injection() -> None:
+    """Nobody injects into templates, so nothing is missing there."""
+    assert review_template(pod(container("main", {CORES: "1"})), load_settings(b"")) == Verdict()
+    assert len(review_template(pod(annotations={CPU_MANAGER: "all"}), load_settings(b"")).causes) == 1
+
+
+WRONG = pod(container("main", "1500m"), annotations={CPU_MANAGER: "exclusive", SMT: "alone"})
+
+
+def test_an_update_of_something_else_is_admitted_however_wrong_the_pod_is() -> None:
+    """Labels, foreign annotations and images of a wrong pod may change."""
+    new: Any = copy.deepcopy(WRONG)
+    new["metadata"] = {**(new["metadata"] or {}), "labels": {"a": "b"}}
+    new["metadata"]["annotations"] = {**(new["metadata"]["annotations"] or {}), "example.com/x": "y"}
+    assert changed(WRONG, new) == Verdict()
+
+
+def test_an_update_is_judged_by_what_it_changes() -> None:
+    """A new wrong value is refused; one that was wrong before, and is left as it was, is not."""
+    new = pod(
+        container("main", "1500m"),
+        annotations={CPU_MANAGER: "none", SMT: "alone", "numa-policy.corepin.io/pod": "x"},
+    )
+    assert fields(changed(WRONG, new)) == ["metadata.annotations[numa-policy.corepin.io/pod]"]
+
+
+def test_a_live_change_of_policy_is_judged() -> None:
+    """A policy may be edited while the pod runs: to a word that is one."""
+    old = pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
+    share = pod(container("main", "2"), annotations={CPU_MANAGER: "share"})
+    assert changed(old, share) == Verdict()
+    assert len(changed(old, pod(container("main", "2"), annotations={CPU_MANAGER: "shared"})).causes) == 1
+    assert changed(old, pod(container("main", "2"))) == Verdict()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "refused"), [("3", False), ("1500m", True), (None, True)], ids=["whole", "fraction", "absent"]
+)
+def test_a_resize_must_stay_eligible(cpu: str | None, refused: bool) -> None:
+    """A resize after which a container could not keep its policy is refused, naming the container's limit."""
+    annotations = {CPU_MANAGER: "exclusive"}
+    old = pod(container("main", "2"), container("other", "1"), annotations=annotations)
+    new = pod(container("main", cpu), container("other", "1"), annotations=annotations)
+    verdict = changed(old, new)
+    assert fields(verdict) == (["spec.containers[0].resources.limits[cpu]"] if refused else [])
+
+
+def test_a_resize_of_the_only_claimant_is_refused_once() -> None:
+    """When nobody stays eligible the annotation's own rule speaks, and only it."""
+    annotations = {CPU_MANAGER: "exclusive"}
+    old, new = (pod(container("main", cpu), annotations=annotations) for cpu in ("2", "1500m"))
+    assert fields(changed(old, new)) == [f"metadata.annotations[{CPU_MANAGER}]"]
+
+
+def test_giving_up_the_policy_with_the_resize_is_no_loss() -> None:
+    """Who edits policy and resources together is judged by the new policy."""
+    old = pod(container("main", "2"), container("b", "1"), annotations={CPU_MANAGER: "exclusive"})
+    new = pod(container("main", "1500m"), container("b", "1"), annotations={CPU_MANAGER: "none"})
+    assert changed(old, new) == Verdict()

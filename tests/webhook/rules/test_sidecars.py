@@ -1,0 +1,196 @@
+"""Sidecar limits: keep a pod with dedicated CPUs in QoS Guaranteed, and touch nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from pinning.contract import QoSClass
+from pinning.pods.resources import qos_class
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, container, launcher, pod
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.mutate import plan_mutation
+
+ASK = {"sidecar-limits.corepin.io/pod": "true"}
+FULL = {"cpu": "2", "memory": "1Gi"}
+CLAIMS = b"sidecarLimits: claims"
+
+
+def planned(document: Any, settings: bytes = b"") -> tuple[Any, list[str]]:
+    """Return the pod after its plan, and the warnings' messages."""
+    plan = plan_mutation(document, load_settings(settings), BUILT_IN)
+    result = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
+    return result, [warning.message for warning in plan.warnings]
+
+
+def annotated(*beside: Any, **more: Any) -> Any:
+    """Return a pod with one exclusive Guaranteed container and others beside it."""
+    annotations = {CPU_MANAGER: "exclusive", **more.pop("annotations", {})}
+    return pod(container("main", FULL), *beside, annotations=annotations, **more)
+
+
+def test_a_silent_sidecar_of_a_launcher_gets_kubevirts_values() -> None:
+    """200m and 64M as requests and limits, for init containers and native sidecars too, each told."""
+    document = launcher(
+        container("istio-proxy"),
+        init=[container("setup"), container("mesh", restartPolicy="Always")],
+    )
+    result, told = planned(document)
+    amounts = {"cpu": "200m", "memory": "64M"}
+    for kind, at in (("containers", 1), ("initContainers", 0), ("initContainers", 1)):
+        assert result["spec"][kind][at]["resources"] == {"requests": amounts, "limits": amounts}
+    assert qos_class(result) is QoSClass.GUARANTEED
+    assert len(told) == 3
+    assert any("istio-proxy got requests = limits cpu 200m, memory 64M" in one for one in told)
+
+
+def test_other_resources_of_a_silent_sidecar_stay() -> None:
+    """A container that states only storage states no CPU or memory."""
+    result, _ = planned(launcher(container("log", {"ephemeral-storage": "1Gi"})))
+    assert result["spec"]["containers"][1]["resources"]["limits"] == {
+        "ephemeral-storage": "1Gi",
+        "cpu": "200m",
+        "memory": "64M",
+    }
+
+
+def test_the_values_are_configurable() -> None:
+    """The operator chooses the amounts."""
+    result, _ = planned(launcher(container("log")), b"sidecarResources: {cpu: 50m, memory: 100Mi}")
+    assert result["spec"]["containers"][1]["resources"]["limits"] == {"cpu": "50m", "memory": "100Mi"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(launcher(), id="nobody is silent"),
+        pytest.param(
+            launcher(container("log"), compute=container("compute", "1500m")), id="compute is no whole CPU"
+        ),
+        pytest.param(launcher(container("log"), resources={"limits": FULL}), id="pod-level resources"),
+        pytest.param(
+            pod(container("main", FULL), container("log"), labels=LAUNCHER), id="no compute container"
+        ),
+        pytest.param(annotated(container("log")), id="no launcher, nobody asks"),
+        pytest.param(pod(container("main", FULL), container("log")), id="no claim"),
+        pytest.param(
+            annotated(container("log"), annotations={"sidecar-limits.corepin.io/pod": "false"}), id="declined"
+        ),
+        pytest.param(
+            launcher(container("log"), annotations={"sidecar-limits.corepin.io/pod": "false"}),
+            id="launcher declined",
+        ),
+    ],
+)
+def test_every_other_pod_is_left_alone(document: Any) -> None:
+    """Without the case that the limits are for, nothing is added and nothing is said."""
+    assert planned(document) == (document, [])
+
+
+@pytest.mark.parametrize(
+    "settings", [b"sidecarLimits: 'off'", b"feature-gates: CPUManager"], ids=["off", "gate"]
+)
+def test_the_operator_switches_it_off(settings: bytes) -> None:
+    """`sidecarLimits: off`, or no Sidecar gate, stops it; who asked for it learns that."""
+    assert planned(launcher(container("log")), settings)[0] == launcher(container("log"))
+    document = annotated(container("log"), annotations=ASK)
+    assert planned(document, settings) == (
+        document,
+        ["has no effect: the operator switched sidecar limits off"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "settings"),
+    [
+        pytest.param(annotated(container("log"), annotations=ASK), b"", id="the pod asks"),
+        pytest.param(annotated(container("log")), CLAIMS, id="the operator asks"),
+    ],
+)
+def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: bytes) -> None:
+    """A throttled proxy is a high price, so somebody has to ask for it."""
+    result, told = planned(document, settings)
+    assert qos_class(result) is QoSClass.GUARANTEED
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        pytest.param(
+            pod(container("main", FULL), annotations=ASK), "no container of the pod claims", id="no claim"
+        ),
+        pytest.param(annotated(annotations=ASK, resources={"limits": FULL}), "pod-level", id="pod level"),
+    ],
+)
+def test_an_unheard_request_is_told(document: Any, why: str) -> None:
+    """Who asks and gets nothing learns why."""
+    (told,) = planned(document)[1]
+    assert why in told
+
+
+def test_a_container_that_states_something_is_never_touched() -> None:
+    """One obstacle that is not ours to remove stops all injection, and is named."""
+    document = launcher(container("istio-proxy"), container("log", None, {"cpu": "10m"}))
+    result, told = planned(document)
+    assert result == document
+    assert told == [
+        "container log keeps the pod from QoS Guaranteed: set requests = limits of cpu and memory"
+    ]
+
+
+def test_values_of_a_limit_range_are_left_alone_and_told() -> None:
+    """What a LimitRange filled in is somebody's decision."""
+    marked = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu request for container log"}
+    document = launcher(
+        container("log", {"memory": "1Gi"}, {"cpu": "10m", "memory": "1Gi"}), annotations=marked
+    )
+    result, (told,) = planned(document)
+    assert result == document
+    assert told.endswith("requests = limits of cpu (a LimitRange filled some in)")
+
+
+RANGED = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu, memory limit for container log; x"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "settings", "told"),
+    [
+        pytest.param(ASK, b"", True, id="the pod asks"),
+        pytest.param({**ASK, **RANGED}, b"", True, id="the pod asks, a LimitRange came first"),
+        pytest.param(RANGED, CLAIMS, True, id="the operator asks, a LimitRange came first"),
+        pytest.param({}, CLAIMS, False, id="the operator asks, the user chose"),
+        pytest.param(RANGED, b"", False, id="nobody asks"),
+    ],
+)
+def test_an_obstacle_is_told_where_limits_were_asked_for(
+    annotations: dict[str, str], settings: bytes, told: bool
+) -> None:
+    """Who asks for limits, and gets none because nobody is silent, learns who is in the way."""
+    document = annotated(
+        container("log", {"cpu": "500m"}, {"cpu": "100m"}),
+        container("logger", FULL),
+        annotations=annotations,
+    )
+    result, warnings = planned(document, settings)
+    assert result == document
+    where = " (a LimitRange filled some in)" if annotations.keys() & RANGED.keys() else ""
+    sentence = "container log keeps the pod from QoS Guaranteed: set requests = limits of cpu and memory"
+    assert warnings == ([sentence + where] if told else [])
+
+
+def test_a_container_with_a_claim_gets_none() -> None:
+    """A CMK claim without CPU limits is an obstacle, never a target."""
+    document = annotated(container("dpdk", {CORES: "1"}), container("log"))
+    result, told = planned(document, CLAIMS)
+    assert "cpu" not in result["spec"]["containers"][1]["resources"]["limits"]
+    assert any("container dpdk keeps the pod from QoS Guaranteed" in one for one in told)
+
+
+def test_a_launcher_that_never_was_guaranteed_is_not_commented() -> None:
+    """A machine without dedicated CPUs whose containers all state something is nobody's concern."""
+    document = pod(container("compute", FULL, {"memory": "1Mi"}), labels=LAUNCHER)
+    assert planned(document) == (document, [])

@@ -1,0 +1,103 @@
+"""No review takes much memory, whatever fills its body."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.webhook.clients import CA, client, connected, request_head, tls_flags
+from tests.webhook.hostile_bodies import bodies, unlike_pods
+from tests.webhook.mounted import Mounted, pair
+from tests.webhook.reviews import review
+from tests.webhook.serving import PATIENCE_SECONDS, serving
+from webhook.review.app import BODY_LIMIT, UNREAD_LIMIT
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+    from tests.webhook.serving import Server
+
+MOST_MEGABYTES = 80
+MOST_KEPT_MEGABYTES = 20  # of answers to thousands of pods, and what the allocator keeps of the largest
+MOST_RESIDENT_MEGABYTES = 225  # the limit of a replica is 256
+EACH_UNLIKE = 200
+REVIEWS = 400
+MUTATIONS = b"mutations:\n  perPod: {spec: {dnsPolicy: Default}}\n  perContainer: {}\n"
+
+
+@pytest.mark.parametrize("mutations", [None, MUTATIONS], ids=["built in", "whole pods are read"])
+def test_no_body_takes_much_memory(tmp_path: Path, mutations: bytes | None) -> None:
+    """Each body up to the limit stays below 80 MB above the idle server, and its answer below 64 kB."""
+    flags = [*tls_flags(Mounted(tmp_path / "tls", pair(CA)))]
+    if mutations:
+        (tmp_path / "mutations.yaml").write_bytes(mutations)
+        flags += ["--mutations", tmp_path / "mutations.yaml"]
+    with serving(*flags) as server, client(server) as http:
+        assert http.post("/validate", content=review()).status_code == 200
+        idle = server.resident_megabytes()
+        for name, body in bodies():
+            assert len(body) <= BODY_LIMIT
+            for path in ("/mutate", "/validate"):
+                server.forget_peak()
+                answer = http.post(path, content=body)
+                assert answer.status_code == 200, (name, answer.text)
+                assert len(answer.content) < 64_000, name
+                taken = server.peak_megabytes() - idle
+                print(f"{taken:5.1f} MB {len(body) >> 20} MiB {path} {name}")  # noqa: T201 - shown with pytest -s
+                assert taken < MOST_MEGABYTES, (path, name)
+
+
+def test_a_replica_stays_below_its_limit(tmp_path: Path) -> None:
+    """Not even the heaviest review, with as many bodies in arrival as may be, after thousands of hostile pods."""
+    tls = tls_flags(Mounted(tmp_path / "tls", pair(CA)))
+    with serving(*tls, request_seconds=10 * PATIENCE_SECONDS) as server, client(server) as http:
+        idle = server.resident_megabytes()
+        kept = 0.0
+        for name, body in unlike_pods(EACH_UNLIKE):
+            for path in ("/mutate", "/validate"):
+                answer = http.post(path, content=body)
+                assert answer.status_code == 200, (name, answer.text)
+            kept = max(kept, server.resident_megabytes() - idle)
+        with contextlib.ExitStack() as stack:
+            for _ in range(UNREAD_LIMIT // BODY_LIMIT - 1):  # and one that is judged
+                stack.enter_context(arriving(server))
+            server.wait_until_read()
+            heaviest(http)
+            peak = server.peak_megabytes()
+    print(f"idle {idle:.0f}, kept {kept:.0f}, peak {peak:.0f} MB")  # noqa: T201 - shown with pytest -s
+    assert kept < MOST_KEPT_MEGABYTES
+    assert peak < MOST_RESIDENT_MEGABYTES
+
+
+def test_reviews_share_the_memory_they_are_read_into(tmp_path: Path) -> None:
+    """The C library keeps the buffers of TLS: a mapping for each review would cost a page fault, and 7 us."""
+    with serving(*tls_flags(Mounted(tmp_path / "tls", pair(CA)))) as server, client(server) as http:
+        body = review()
+        for _ in range(REVIEWS):
+            assert http.post("/mutate", content=body).status_code == 200
+        before = server.page_faults()
+        for _ in range(REVIEWS):
+            assert http.post("/mutate", content=body).status_code == 200
+        assert server.page_faults() - before < REVIEWS / 4
+
+
+@contextlib.contextmanager
+def arriving(server: Server) -> Iterator[ssl.SSLSocket]:
+    """Send a body as large as may be, but for its last byte."""
+    with connected(server) as connection:
+        connection.sendall(request_head(BODY_LIMIT) + b" " * (BODY_LIMIT - 1))
+        yield connection
+
+
+def heaviest(http: httpx.Client) -> None:
+    """Send the reviews that take most memory."""
+    for name, body in islice(bodies(), 6):  # annotations of pods
+        for path in ("/mutate", "/validate"):
+            assert http.post(path, content=body).status_code == 200, name

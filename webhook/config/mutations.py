@@ -1,0 +1,230 @@
+"""CMK's mutations file: what is added to every pod (`perPod`) and to each of its containers (`perContainer`).
+
+The format is CMK's (facts: `resources/webhook/cmk-webhook-configmap.yaml`), loaded once per change of the file and
+made safe while loading: host directories are mounted read-only, and the service account is kept apart, because
+it may only replace one that nobody chose.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from pinning.contract import (
+    CMK_INJECTED,
+    CMK_MUTATE,
+    CMK_NUM_CORES,
+    CMK_TAINT_KEY,
+    CMK_TAINT_VALUE,
+    LIMIT_RANGER,
+    MIRROR_POD,
+)
+from pinning.errors import BadContract, Cause
+from pinning.pods.types import Container, Pod
+from webhook.config.errors import explain
+from webhook.config.settings import parse_yaml
+from webhook.patch import Wanted, joined, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Fragment = dict[str, Any]
+Shape = TypeVar("Shape")
+
+# What the typed decoding of a review keeps; a file that goes beyond makes the webhook decode whole objects.
+_TYPED_META: Final = frozenset({"annotations"})
+_TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
+_TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
+PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
+_OWN_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
+
+
+class Counted(NamedTuple):
+    """A number of cores that a container gets for its own claim."""
+
+    name: str
+    number: int
+
+    @property
+    def fragment(self) -> Fragment:
+        """What says so in the container."""
+        number = str(self.number)
+        if self.name == CMK_NUM_CORES:
+            return {"env": [{"name": self.name, "value": number}]}
+        return {"resources": {"requests": {self.name: number}, "limits": {self.name: number}}}
+
+
+@dataclass(frozen=True)
+class Mutations:
+    """A checked mutations file."""
+
+    per_pod: Fragment
+    per_container: Fragment
+    service_account: str | None = None
+    host_paths: dict[str, str] = field(default_factory=dict)  # volume name -> host directory
+
+    @cached_property
+    def mounted(self) -> dict[str, Cause]:
+        """What a pod's owner is told of each volume that is added."""
+        told = "host directory {} is mounted read-only into the pod (volume {})"
+        return {
+            name: Cause("spec.volumes", told.format(path, name)) for name, path in self.host_paths.items()
+        }
+
+    @cached_property
+    def pod_wanted(self) -> tuple[Wanted, ...]:
+        """Return what is added to every pod."""
+        return wanted("", self.per_pod)
+
+    @cached_property
+    def container_wanted(self) -> Callable[[str, Counted | None], tuple[Wanted, ...]]:
+        """Return what is added to the container at a JSON pointer, which owns a count of cores or does not."""
+
+        @lru_cache(maxsize=PREPARED_KEPT)
+        def prepared(pointer: str, counted: Counted | None) -> tuple[Wanted, ...]:
+            return wanted(pointer, self.container_fragment(counted))
+
+        return prepared
+
+    def container_fragment(self, counted: Counted | None) -> Fragment:
+        """Return what is added to a container, at whatever place."""
+        return joined(self.per_container, counted.fragment) if counted else self.per_container
+
+    @cached_property
+    def volumes(self) -> frozenset[str]:
+        """Return the names of the volumes that are added; whether a pod has others plays no part."""
+        return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
+
+    @cached_property
+    def annotations(self) -> frozenset[str]:
+        """Return the annotations that decide what is added, beside those that steer corepin."""
+        added = self.per_pod.get("metadata", {}).get("annotations", {})
+        return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, *added})
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Return the variables of a container that decide what is added, or whether it is consistent."""
+        return frozenset(
+            {CMK_NUM_CORES, *(variable["name"] for variable in self.per_container.get("env", ()))}
+        )
+
+    @cached_property
+    def is_typed(self) -> bool:
+        """Say whether the partial types of `pinning.pods.types` hold all that merging this file must look at."""
+        metadata, spec = self.per_pod.get("metadata", {}), self.per_pod.get("spec", {})
+        return (
+            metadata.keys() <= _TYPED_META
+            and spec.keys() <= _TYPED_SPEC
+            and self.per_container.keys() <= _TYPED_CONTAINER
+        )
+
+
+class _Mutations(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    per_pod: dict[str, Any] | None = None
+    per_container: dict[str, Any] | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    mutations: _Mutations
+
+
+def load_mutations(document: bytes) -> Mutations:
+    """Read a mutations file; raise BadContract naming what is wrong and where."""
+    given = parse_yaml(document, "mutations file")
+    if given is None:
+        raise BadContract("mutations file: it is empty: write `mutations:` with perPod and perContainer")
+    parsed = _converted(given, _File).mutations
+    per_pod, per_container = parsed.per_pod or {}, parsed.per_container or {}
+    _converted(per_pod, Pod, "perPod")
+    _converted(per_container, Container, "perContainer")
+    _refuse_misplaced(per_pod, per_container)
+    return _made_safe(copy.deepcopy(per_pod), copy.deepcopy(per_container))
+
+
+def _converted(parsed: object, kind: type[Shape], prefix: str = "") -> Shape:
+    try:
+        return msgspec.convert(parsed, kind)
+    except msgspec.ValidationError as error:
+        raise BadContract(f"mutations file: {explain(error, parsed, kind, prefix)}") from error
+
+
+def _refuse_misplaced(per_pod: Fragment, per_container: Fragment) -> None:
+    unknown = per_pod.keys() - {"metadata", "spec"}
+    if unknown:
+        raise BadContract(
+            f"mutations file: perPod.{min(unknown)} is no part of a pod: write metadata or spec"
+        )
+    for name in _OWN_LISTS:
+        if name in (per_pod.get("spec") or {}):
+            raise BadContract(f"mutations file: perPod.spec.{name} cannot be added: use perContainer")
+    for what in ("name", "image"):
+        if what in per_container:
+            raise BadContract(
+                f"mutations file: perContainer.{what} would replace every container's: remove it"
+            )
+    for where, entries, keys in (
+        ("perPod.spec.volumes", (per_pod.get("spec") or {}).get("volumes"), ("name",)),
+        ("perContainer.env", per_container.get("env"), ("name",)),
+        ("perContainer.volumeMounts", per_container.get("volumeMounts"), ("name", "mountPath")),
+    ):
+        for key in keys:
+            _require_key(where, entries or [], key)
+
+
+def _require_key(where: str, entries: list[Fragment], key: str) -> None:
+    seen: set[str] = set()
+    for at, entry in enumerate(entries):
+        value = entry.get(key)
+        if not value:
+            raise BadContract(f"mutations file: {where}[{at}].{key} is missing")
+        if value in seen and not (where.endswith("volumeMounts") and key == "name"):
+            raise BadContract(f"mutations file: {where}[{at}].{key} {value!r} stands there twice: remove one")
+        seen.add(value)
+
+
+def _made_safe(per_pod: Fragment, per_container: Fragment) -> Mutations:
+    spec = _without_nulls(per_pod.get("spec") or {})
+    alias = spec.pop("serviceAccount", None)
+    service_account = spec.pop("serviceAccountName", None) or alias
+    metadata = _without_nulls(per_pod.get("metadata") or {})
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), CMK_INJECTED: "true"}
+    host_paths = {
+        volume["name"]: str(volume["hostPath"].get("path", ""))
+        for volume in spec.get("volumes", ())
+        if volume.get("hostPath")
+    }
+    container = _without_nulls(per_container)
+    for mount in container.get("volumeMounts", ()):
+        if mount["name"] in host_paths:
+            mount["readOnly"] = True  # a pod's root could replace the host's files that others run
+    return Mutations({"metadata": metadata, "spec": spec}, container, service_account, host_paths)
+
+
+def _without_nulls(fragment: Fragment) -> Fragment:
+    return {key: value for key, value in fragment.items() if value is not None}
+
+
+NOTHING: Final = Mutations({}, {})
+BUILT_IN: Final = _made_safe(
+    {
+        "spec": {
+            "tolerations": [
+                {"key": CMK_TAINT_KEY, "operator": "Equal", "value": CMK_TAINT_VALUE, "effect": "NoSchedule"}
+            ],
+            "volumes": [
+                {"name": "cmk-install-dir", "hostPath": {"path": "/opt/bin", "type": "DirectoryOrCreate"}},
+                {"name": "cmk-config-dir", "hostPath": {"path": "/etc/cmk", "type": "DirectoryOrCreate"}},
+            ],
+        }
+    },
+    {
+        "volumeMounts": [
+            {"name": "cmk-install-dir", "mountPath": "/opt/bin"},
+            {"name": "cmk-config-dir", "mountPath": "/etc/cmk"},
+        ]
+    },
+)

@@ -1,0 +1,137 @@
+"""What the nodes have told of their machines: the kinds of nodes there are, as one value that changes seldom.
+
+The watch writes it; the reload of the configuration reads it as it reads a file. So reviews meet it only as a part of
+their generation, complete and unchanging.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from pinning.machine.topology import BadTopology, Topology
+from webhook.config.settings import NodeShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from webhook.metrics import NodeMeter
+
+LONGEST_TEXT: Final = 64 * 1024  # an annotation of the largest machine we know, 896 CPUs, has 23 kB
+TEXTS_KEPT: Final = 32  # nodes of one kind tell the same text
+WHY_LIMIT: Final = 200
+
+logger = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+_shapes = msgspec.json.Decoder(tuple[NodeShape, ...])
+
+
+class Machine(NamedTuple):
+    """What decides whether a node could ever hold a claim."""
+
+    threads: int  # of its widest core
+    cores: int
+
+
+class NodeShapes:
+    """The kinds of the nodes that are known. Written by one task; `read` may be called from any thread."""
+
+    path: Final = "the nodes"
+
+    def __init__(self, meter: NodeMeter) -> None:
+        self._meter = meter
+        self._machines: dict[str, Machine] = {}
+        self._refused: dict[str, int] = {}  # hash of what a node told, so that it is complained of once
+        self._written = _encode(())
+
+    def read(self) -> bytes:
+        """Return the shapes as JSON, for `load_shapes`; as long as nothing changes, the same bytes."""
+        return self._written
+
+    def replace(self, nodes: Mapping[str, Machine | None]) -> None:
+        """Take over the machines of all nodes that there are, by name; None of a node that tells none."""
+        self._machines = {name: machine for name, machine in nodes.items() if machine}
+        self._refused = {name: mark for name, mark in self._refused.items() if name in nodes}
+        self._write()
+
+    def tell(self, name: str, text: str | None) -> None:
+        """Take over what one node tells, None for nothing (any more)."""
+        machine = self.machine_of(name, text)
+        self._meter.ignored.set(len(self._refused))
+        if machine == self._machines.get(name):
+            return
+        if machine:
+            self._machines[name] = machine
+        else:
+            del self._machines[name]
+        self._write()
+
+    def machine_of(self, name: str, text: str | None) -> Machine | None:
+        """Read what a node tells; nonsense is counted and logged, once for each text, and then as if nothing was told."""
+        if text is None:
+            self._refused.pop(name, None)
+            return None
+        try:
+            machine = read_machine(text)
+        except BadTopology as error:
+            self._refuse(name, text, str(error))
+            return None
+        self._refused.pop(name, None)
+        return machine
+
+    def _refuse(self, name: str, text: str, why: str) -> None:
+        if self._refused.get(name) == hash(text):
+            return
+        self._refused[name] = hash(text)
+        self._meter.refused.inc()
+        logger.warning("topology of a node ignored", extra={"facts": {"node": name, "why": why[:WHY_LIMIT]}})
+
+    def _write(self) -> None:
+        self._meter.known.set(len(self._machines))
+        self._meter.ignored.set(len(self._refused))
+        written = _encode(kinds(self._machines))
+        if written != self._written:
+            self._written = written
+            logger.info("kinds of nodes changed", extra={"facts": {"shapes": written.decode()}})
+
+
+def load_shapes(written: bytes) -> tuple[NodeShape, ...]:
+    """Return the shapes that `NodeShapes.read` gave."""
+    return _shapes.decode(written)
+
+
+def kinds(machines: Mapping[str, Machine]) -> tuple[NodeShape, ...]:
+    """Return the kinds that matter, each with the first of its nodes as its name.
+
+    A kind that has neither more cores nor more threads per core than another can hold nothing that the other cannot.
+    """
+    first: dict[Machine, str] = {}
+    for name in sorted(machines):
+        first.setdefault(machines[name], name)
+    found: list[NodeShape] = []
+    for machine in sorted(first, reverse=True):  # by threads, then cores
+        if not found or machine.cores > found[-1].cores:
+            name = f"node {first[machine]}"
+            found.append(NodeShape(name=name, cores=machine.cores, threads_per_core=machine.threads))
+    return tuple(found)
+
+
+@lru_cache(maxsize=TEXTS_KEPT)
+def read_machine(text: str) -> Machine:
+    """Read an annotation `status.corepin.io/topology`; raise BadTopology for anything else."""
+    if len(text) > LONGEST_TEXT:
+        raise BadTopology(f"{len(text)} characters are more than the {LONGEST_TEXT} of any topology")
+    try:
+        saved = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise BadTopology(f"it is no JSON: {error}") from error
+    topology = Topology.from_dict(saved)
+    running = [len(topology.online_cpus_of(core)) for core in topology.cores]
+    if not any(running):
+        raise BadTopology("none of its cores is online")
+    if sum(len(core.cpus) for core in topology.cores) != len(topology.cpus):
+        raise BadTopology("a CPU belongs to two of its cores")
+    return Machine(threads=max(running), cores=sum(1 for width in running if width))

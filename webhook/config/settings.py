@@ -1,0 +1,167 @@
+"""The webhook's configuration: one frozen value, read from YAML, validated once, unknown keys refused."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
+from pinning.errors import BadContract, BadQuantity
+from pinning.pods.quantity import RawQuantity, parse_quantity
+from webhook.config.errors import explain
+
+GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
+KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
+_MERGE = "tag:yaml.org,2002:merge"
+Count = Annotated[int, Meta(ge=1, le=8192)]
+
+
+class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A part of the configuration."""
+
+
+class SidecarResources(_Frozen, frozen=True):
+    """What a container that states nothing gets, as requests and limits (KubeVirt's hook sidecar values)."""
+
+    cpu: RawQuantity = "200m"
+    memory: RawQuantity = "64M"
+
+
+class NodeShape(_Frozen, frozen=True):
+    """One kind of node of the cluster, as the checks of `require` and `isolate` need it."""
+
+    name: str
+    cores: Count  # physical cores
+    threads_per_core: Count = 1
+    reserved_cores: Annotated[int, Meta(ge=0)] = 1
+
+    @property
+    def free_cores(self) -> int:
+        """Physical cores that an empty node of this kind can give away."""
+        return self.cores - self.reserved_cores
+
+
+class KubeVirt(_Frozen, frozen=True):
+    """The cluster settings of KubeVirt that its own webhooks read from the KubeVirt CR."""
+
+    service_accounts: tuple[str, ...] = KUBEVIRT_ACCOUNTS  # names, in any namespace
+    architecture: Literal["amd64", "arm64", "s390x"] = "amd64"
+    rollout_strategy: Literal["LiveUpdate", "Stage"] = "LiveUpdate"
+    max_cpu_sockets: Count | None = None
+    cpu_request: RawQuantity = "100m"
+    even_parity: bool = False  # gate AlignCPUs is on, and the KubeVirt CR has the even-parity annotation
+
+
+class Settings(_Frozen, frozen=True):
+    """Everything that an operator may set for the webhook."""
+
+    feature_gates: str = msgspec.field(name="feature-gates", default=f"{GATE_SIDECAR},{GATE_CPU_MANAGER}")
+    sidecar_limits: Literal["launcher", "claims", "off"] = "launcher"
+    sidecar_resources: SidecarResources = SidecarResources()
+    isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
+    node_shapes: tuple[NodeShape, ...] = ()
+    kube_virt: KubeVirt = msgspec.field(name="kubevirt", default=KubeVirt())
+
+    @property
+    def gates(self) -> frozenset[str]:
+        """The feature gates that are on."""
+        return _words(self.feature_gates)
+
+    @property
+    def threads_per_core(self) -> tuple[int, ...]:
+        """Threads per core of every configured node shape; empty when the webhook knows nothing of nodes."""
+        return tuple(shape.threads_per_core for shape in self.node_shapes)
+
+
+@lru_cache(maxsize=8)  # asked at every review
+def _words(listed: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in listed.split(",") if word.strip())
+
+
+def load_settings(document: bytes) -> Settings:
+    """Read the configuration file; raise BadContract naming key, value and remedy. An empty file means defaults."""
+    settings = _convert(parse_yaml(document, "configuration"))
+    unknown = settings.gates - GATES
+    if unknown:
+        raise BadContract(
+            f"feature-gates: {', '.join(sorted(unknown))} is unknown; known are {', '.join(sorted(GATES))}"
+        )
+    for name, value in (
+        ("sidecarResources.cpu", settings.sidecar_resources.cpu),
+        ("sidecarResources.memory", settings.sidecar_resources.memory),
+        ("kubevirt.cpuRequest", settings.kube_virt.cpu_request),
+    ):
+        _require_amount(name, value)
+    _require_unlike(settings.node_shapes)
+    for shape in settings.node_shapes:
+        if shape.free_cores < 1:
+            told = f"reservedCores {shape.reserved_cores} of {shape.cores} cores leave none: reserve fewer"
+            raise BadContract(f"nodeShapes[{shape.name}]: {told}")
+    return settings
+
+
+class _Loader(yaml.SafeLoader):  # not the C loader: deep nesting ends that one in a segmentation fault
+    """Refuses a key that stands twice, where YAML's own loader keeps the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 (PyYAML's)
+        """Return the mapping; raise YAMLError naming the key that stands twice."""
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE and key.value in seen:
+                told = f"line {line}: key {key.value!r} stands there twice (first on line {seen[key.value]})"
+                raise yaml.YAMLError(f"{told}: remove one")
+            if isinstance(key, yaml.ScalarNode):
+                seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(document: bytes, what: str) -> object:
+    """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
+    try:
+        return yaml.load(document, _Loader)  # noqa: S506 (a safe loader)
+    except yaml.reader.ReaderError as error:
+        told = f"{error.reason} at byte {error.position}"
+        raise BadContract(
+            f"{what} is no YAML: {told}: save it as UTF-8 without control characters"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        told = " ".join(str(error.problem or error.context).split())[:200]
+        raise BadContract(f"{what} is no YAML: {where}{told}: mend it there or just above") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
+
+
+def _convert(parsed: object) -> Settings:
+    given = {} if parsed is None else parsed
+    if isinstance(given, dict) and given.get("sidecarLimits") is False:
+        given = {**given, "sidecarLimits": "off"}  # a bare `off` is false to YAML 1.1
+    try:
+        return msgspec.convert(given, Settings)
+    except msgspec.ValidationError as error:
+        raise BadContract(f"configuration: {explain(error, given, Settings)}") from error
+
+
+def _require_unlike(shapes: tuple[NodeShape, ...]) -> None:
+    """Refuse two node shapes of one name: refusals tell the name, and nobody would know which is meant."""
+    first: dict[str, int] = {}
+    for at, shape in enumerate(shapes):
+        if shape.name in first:
+            told = f"{shape.name!r} is the name of nodeShapes[{first[shape.name]}] too"
+            raise BadContract(f"nodeShapes[{at}].name: {told}: give each kind of node a name of its own")
+        first[shape.name] = at
+
+
+def _require_amount(name: str, value: RawQuantity) -> None:
+    try:
+        amount = parse_quantity(value)
+    except BadQuantity as error:
+        raise BadContract(f"{name}: {error}") from error
+    if amount <= 0:
+        raise BadContract(f"{name}: {value} must be more than 0")

@@ -1,0 +1,274 @@
+"""The HTTP edge of the webhook: bodies in, answers out, every failure told apart.
+
+A decision is HTTP 200, also when it refuses. What the caller did wrong is 4xx, a bug of ours is 500; only those
+obey the `failurePolicy` of the webhook configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from fastapi import FastAPI
+
+from webhook import wire
+from webhook.metrics import Metrics, ReviewMeter
+from webhook.review.log import ReviewLine, ReviewLog
+from webhook.review.response import Allowed, Answer, Denied, Patched, encode
+from webhook.wire import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastapi.telemetry import TelemetryConfig
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from webhook.config.reload import Generation
+
+BODY_LIMIT = 7 * 2**20  # two objects of 3 MB, which is what etcd and the API server take, plus the envelope
+LARGE_BODY = 2**18  # bytes; what has fewer is not looked through
+MOST_VALUES = (
+    100_000  # lists and objects in a body: each takes up to 500 bytes when it is read, `{}` three on the wire
+)
+MOST_COMMAS = 250_000  # a short text takes 60 bytes, with its place among others 150, and four on the wire
+UNREAD_LIMIT = 64 * 2**20  # bytes of bodies that are held at once while they arrive
+FIELDS_TOLD = 10
+TOLD_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
+JSON = b"application/json"
+TEXT = b"text/plain; charset=utf-8"
+NO_TELEMETRY: TelemetryConfig = {  # FastAPI looks for OpenTelemetry in the environment at every request otherwise
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class Decisions(Protocol):
+    """Decides reviews by one generation of the configuration; pure."""
+
+    def mutate(self, request: Request) -> Answer:
+        """Return the changes that the object needs."""
+        ...
+
+    def validate(self, request: Request) -> Allowed | Denied:
+        """Return whether the object is consistent."""
+        ...
+
+
+class Disconnected(Exception):
+    """The caller went away before its body had ended."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An HTTP answer and what is counted and logged of it."""
+
+    status: int
+    body: bytes
+    outcome: str
+    reason: str = ""
+    fields: tuple[str, ...] = ()
+    request: Request | None = None
+    generation: int = 0
+    content_type: bytes = TEXT
+
+
+TOO_LARGE = Reply(413, b"corepin: the body has more than 7 MiB\n", "rejected", "too_large")
+TOO_MANY = Reply(
+    413,
+    b"corepin: the body has more than 100000 lists and objects, or 250000 commas\n",
+    "rejected",
+    "too_large",
+)
+BUSY = Reply(503, b"corepin: too many large bodies at once, try again\n", "rejected", "busy")
+NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "rejected", "content_type")
+
+
+class Unread:
+    """How many bytes of unfinished bodies are held, by all endpoints together."""
+
+    def __init__(self, limit: int = UNREAD_LIMIT) -> None:
+        self.limit = limit
+        self.held = 0
+
+
+class ReviewEndpoint:
+    """An ASGI application that answers the reviews of one endpoint."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        judge: Callable[[Decisions, Request], Answer],
+        deciders: Callable[[], Generation[Decisions]],
+        meter: ReviewMeter,
+        log: ReviewLog,
+        unread: Unread | None = None,
+    ) -> None:
+        self._unread = unread or Unread()
+        self._endpoint = endpoint
+        self._judge = judge
+        self._deciders = deciders
+        self._meter = meter
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a caller that goes away gets none."""
+        began = perf_counter()
+        try:
+            reply = await self._reply(scope, receive)
+        except Disconnected:
+            return
+        self._record(reply, perf_counter() - began)
+        await _send(send, reply)
+
+    async def _reply(self, scope: Scope, receive: Receive) -> Reply:
+        content_type, length = _framing(scope)
+        if content_type.partition(b";")[0].strip().lower() != JSON:
+            return NOT_JSON
+        if length > BODY_LIMIT:
+            return TOO_LARGE
+        body = await _read(receive, self._unread)
+        if isinstance(body, Reply):
+            return body
+        if len(body) > LARGE_BODY and _is_crowded(body):
+            return TOO_MANY
+        return self.review(body)
+
+    def review(self, body: bytes) -> Reply:
+        """Return the answer to one review, decided by one generation of the configuration."""
+        generation = self._deciders()
+        request = None
+        try:
+            request = wire.decode(body)
+            answer = self._judge(generation.value, request)
+            return _decision(request, answer, generation.number)
+        except wire.Malformed as error:
+            text = f"corepin: cannot read the review: {error}\n".encode(errors="replace")
+            return Reply(400, text, "rejected", "malformed", (error.path,), request, generation.number)
+        except Exception:
+            uid = request.uid[:TOLD_LENGTH] if request else None
+            logger.exception("review failed", extra={"facts": {"uid": uid, "endpoint": self._endpoint}})
+            text = b"corepin: internal error, see the log of the webhook\n"
+            return Reply(500, text, "failed", "bug", (), request, generation.number)
+
+    def _record(self, reply: Reply, seconds: float) -> None:
+        self._meter.count(reply.outcome, reply.reason, seconds)
+        line = ReviewLine(
+            time=datetime.now(UTC),
+            level="INFO",
+            event="review",
+            endpoint=self._endpoint,
+            outcome=reply.outcome,
+            reason=reply.reason,
+            seconds=round(seconds, 6),
+            generation=reply.generation,
+        )
+        line.fields = reply.fields
+        if (request := reply.request) is not None:
+            line.uid = request.uid[:TOLD_LENGTH]
+            line.namespace = request.namespace and request.namespace[:TOLD_LENGTH]
+            line.kind = request.kind.kind[:TOLD_LENGTH]
+            line.operation = request.operation[:TOLD_LENGTH]
+            line.name = request.name and request.name[:TOLD_LENGTH]
+            line.generate_name = None if request.name else wire.peek_generate_name(request)
+        self._log(line)
+
+
+class Express(FastAPI):
+    """Leads a review to its endpoint past middleware and router, which cost as much as the decision; the rest goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(openapi_url=None, redirect_slashes=False, telemetry=NO_TELEMETRY)
+        self._endpoints: dict[str, ASGIApp] = {}
+
+    def add_endpoint(self, path: str, endpoint: ASGIApp) -> None:
+        """Serve reviews at a path."""
+        self.add_route(path, endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
+        self._endpoints[path] = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        endpoint = self._endpoints.get(scope["path"]) if scope.get("method") == "POST" else None
+        await (endpoint or super().__call__)(scope, receive, send)
+
+
+def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, log: ReviewLog) -> FastAPI:
+    """Return the application; `deciders` gives the configuration in service at each review."""
+    app = Express()
+    judges: dict[str, Callable[[Decisions, Request], Answer]] = {
+        "mutate": lambda decider, request: decider.mutate(request),
+        "validate": lambda decider, request: decider.validate(request),
+    }
+    unread = Unread()
+    for name, judge in judges.items():
+        endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log, unread)
+        app.add_endpoint(f"/{name}", endpoint)
+    return app
+
+
+def _decision(request: Request, answer: Answer, generation: int) -> Reply:
+    outcome, reason = "allowed", ""
+    fields: tuple[str, ...] = ()
+    if isinstance(answer, Denied):
+        outcome = "denied"
+        reason = answer.causes[0].reason
+        fields = tuple(cause.field[:TOLD_LENGTH] for cause in answer.causes[:FIELDS_TOLD])
+    elif isinstance(answer, Patched) and answer.operations:
+        outcome = "patched"
+    return Reply(200, encode(request.uid, answer), outcome, reason, fields, request, generation, JSON)
+
+
+def _framing(scope: Scope) -> tuple[bytes, int]:
+    """Return the content type and the declared length, 0 without one."""
+    content_type, length = b"", 0
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"content-length" and value.isdigit():
+            length = int(value[:20])  # 20 digits are too many already
+    return content_type, length
+
+
+def _is_crowded(body: bytes) -> bool:
+    return body.count(b"{") + body.count(b"[") > MOST_VALUES or body.count(b",") > MOST_COMMAS
+
+
+async def _read(receive: Receive, unread: Unread) -> bytes | Reply:
+    """Return the body, or the refusal of one that is over the limit, whatever its header said."""
+    message = await _next(receive)
+    chunk: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return chunk if len(chunk) <= BODY_LIMIT else TOO_LARGE
+    chunks, size = [chunk], len(chunk)
+    unread.held += size
+    try:
+        while message.get("more_body", False):
+            if size > BODY_LIMIT:
+                return TOO_LARGE
+            if unread.held > unread.limit:
+                return BUSY
+            message = await _next(receive)
+            chunk = message.get("body", b"")
+            chunks.append(chunk)
+            size += len(chunk)
+            unread.held += len(chunk)
+        return b"".join(chunks) if size <= BODY_LIMIT else TOO_LARGE
+    finally:
+        unread.held -= size
+
+
+async def _next(receive: Receive) -> Message:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Disconnected
+    return message
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    headers = [(b"content-type", reply.content_type), (b"content-length", b"%d" % len(reply.body))]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -1,0 +1,125 @@
+"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits. Pure.
+
+A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
+pod again gives nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pinning.brief import few
+from pinning.contract import (
+    CMK_MUTATE,
+    CMK_MUTATE_TRUE,
+    CMK_NUM_CORES,
+    ISOLATED_CORES,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.pods.claims import Claim, Origin, Reading, read_pod
+from webhook.config.mutations import NOTHING, Counted
+from webhook.patch import Operation, add, clashes, joined, missing, wanted
+from webhook.rules.sidecars import plan_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.pods.types import Pod
+    from webhook.config.mutations import Fragment, Mutations
+    from webhook.config.settings import Settings
+
+UNCHOSEN = frozenset({None, "", "default"})  # the API server writes "default" before any webhook is called
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The additions to one pod, and what its owner is told about them."""
+
+    operations: tuple[Operation, ...]
+    warnings: tuple[Cause, ...] = ()
+
+
+def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
+    """Return everything that corepin adds to a pod when it is created."""
+    reading = read_pod(pod)
+    limits, told = plan_limits(pod, reading, settings)
+    operations = plan_injection(pod, reading, settings, mutations, limits)
+    if not wants_injection(pod, reading):
+        return Plan(tuple(operations), few(told))
+    warnings = chain(_host_path_warnings(pod, mutations), _misfits(pod, reading, mutations), told)
+    return Plan(tuple(operations), few(warnings))
+
+
+def wants_injection(pod: Pod, reading: Reading) -> bool:
+    """Say whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
+    for member in reading.members:
+        if member.cores:
+            return True
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE
+
+
+def plan_injection(
+    pod: Pod,
+    reading: Reading,
+    settings: Settings,
+    mutations: Mutations,
+    limits: Mapping[str, Fragment] | None = None,
+) -> list[Operation]:
+    """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
+    source = mutations if wants_injection(pod, reading) else NOTHING
+    operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.service_account)]
+    for member in reading.members:
+        pointer, claim = member.pointer, reading.claim_of(member.name)
+        counted = _counted(claim, settings) if claim else None
+        members = source.container_wanted(pointer, counted)
+        if limits and pointer in limits:
+            members = wanted(pointer, joined(source.container_fragment(counted), limits[pointer]))
+        operations += missing(member.container, members)
+    return operations
+
+
+def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
+    """Give a service account to a pod for which nobody chose one; the deprecated alias follows where it stands."""
+    spec = pod.get("spec") or {}
+    if account is None or spec.get("serviceAccountName") not in UNCHOSEN or account == "default":
+        return
+    if spec.get("serviceAccountName") or spec.get("serviceAccount") in UNCHOSEN:
+        yield add("/spec/serviceAccountName", account)
+        if spec.get("serviceAccount"):
+            yield add("/spec/serviceAccount", account)
+
+
+def _counted(claim: Claim, settings: Settings) -> Counted | None:
+    """Return what a container gets for its own claim."""
+    if claim.origin is Origin.CMK:
+        return Counted(CMK_NUM_CORES, claim.count)
+    if claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
+        return Counted(ISOLATED_CORES, claim.count)
+    return None
+
+
+def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
+    present = {volume.get("name"): volume for volume in (pod.get("spec") or {}).get("volumes") or ()}
+    for name, path in mutations.host_paths.items():
+        other = present.get(name)
+        if other is None:
+            yield mutations.mounted[name]
+        elif (other.get("hostPath") or {}).get("path") != path:
+            yield Cause(
+                "spec.volumes", f"volume {name} is the pod's own; CMK's would be host directory {path}"
+            )
+
+
+def _misfits(pod: Pod, reading: Reading, mutations: Mutations) -> Iterator[Cause]:
+    """Tell what the mutations file could not add, because the pod has a value of another shape there (T9)."""
+    if mutations.is_typed:
+        return  # decoding has held the pod to the same shapes as the file
+    fields = [*clashes("", pod, mutations.per_pod)]
+    for member in reading.members:
+        fields += clashes(member.path, member.container, mutations.per_container)
+    for field in fields:
+        yield Cause(field, "has another shape than in the mutations file, which adds nothing there")

@@ -1,0 +1,262 @@
+"""The rules that hold a pod, or a workload's template of one, to the contract. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pinning.brief import few
+from pinning.contract import (
+    CMK_INJECTED,
+    CMK_MUTATE,
+    CMK_MUTATE_TRUE,
+    CMK_NUM_CORES,
+    ISOLATED_CORES,
+    LAUNCHER_CONTAINER,
+    STATUS_CPUS,
+    QoSClass,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.pods.annotations import annotation_field, is_policy_key
+from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
+from pinning.pods.quantity import millicores, parse_quantity, whole
+from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
+from webhook.rules.mutate import plan_injection, wants_injection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pinning.pods.claims import Claim, Reading
+    from pinning.pods.types import Pod
+    from webhook.config.mutations import Mutations
+    from webhook.config.settings import NodeShape, Settings
+
+GROWN = f"the agent gives them once they are free on its node, and tells in {STATUS_CPUS} what is held"
+SHRUNK = "create the pod again to have it counted with fewer"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with an object, and what its owner should know; no causes means it is admitted."""
+
+    causes: tuple[Cause, ...] = ()
+    warnings: tuple[Cause, ...] = ()
+
+    def weight(self) -> int:
+        """Return how many bytes a verdict takes at most; what two causes share counts twice."""
+        return sum(cause.weight() for cause in (*self.causes, *self.warnings))
+
+
+def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdict:
+    """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""
+    reading = read_pod(pod)
+    causes = chain(
+        _causes(reading, settings),
+        _isolated_cores(reading),
+        _not_guaranteed(pod, reading),
+        _not_injected(pod, reading, settings, mutations),
+    )
+    return Verdict(few(causes), few(_warnings(pod, reading, settings)))
+
+
+def review_template(pod: Pod, settings: Settings) -> Verdict:
+    """Judge a pod that nobody has injected anything into yet."""
+    reading = read_pod(pod)
+    causes = chain(_causes(reading, settings), _isolated_cores(reading))
+    return Verdict(few(causes), few(_warnings(pod, reading, settings)))
+
+
+def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
+    """Judge what an update changes; what was wrong before is nobody's fault now."""
+    if not changes_claims(old, new):
+        return Verdict()
+    before, after = read_pod(old), read_pod(new)
+    causes = few(added(_causes(before, settings), _causes(after, settings)))
+    warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
+    return Verdict(
+        causes or few(_lost(old, new, before, after)), few(chain(warnings, _recounted(before, after)))
+    )
+
+
+def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:
+    """Yield what is wrong after a change and was not wrong before, however many flaws there were."""
+    known = {cause.identity for cause in before}
+    return (cause for cause in after if cause.identity not in known)
+
+
+def changes_claims(old: Pod, new: Pod) -> bool:
+    """Say whether policy annotations or container resources differ between two states of a pod."""
+    return _policies(old) != _policies(new) or _amounts(old) != _amounts(new)
+
+
+def _policies(pod: Pod) -> Mapping[str, str]:
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return {key: value for key, value in annotations.items() if key == CMK_MUTATE or is_policy_key(key)}
+
+
+def _amounts(pod: Pod) -> list[object]:
+    return [(member.name, dict(member.requests), dict(member.limits)) for member in members(pod)]
+
+
+def _causes(reading: Reading, settings: Settings) -> Iterator[Cause]:
+    yield from reading.every_cause()
+    yield from _too_large(reading, settings.node_shapes)
+    for member in reading.members:
+        yield from _preset_cores(member, reading.claim_of(member.name))
+
+
+def _warnings(pod: Pod, reading: Reading, settings: Settings) -> Iterator[Cause]:
+    yield from reading.every_warning()
+    yield from _mutate_words(pod, reading)
+    for member in reading.members:
+        yield from _throttled(member, reading.claim_of(member.name), settings)
+
+
+def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
+    """Refuse a CMK_NUM_CORES of the user's that is more than the container claims (R10: it is kept)."""
+    if claim is None or claim.origin is not Origin.CMK:
+        return
+    for at, variable in enumerate(member.container.get("env") or ()):
+        value = variable.get("value")
+        if variable.get("name") != CMK_NUM_CORES or value is None or value == str(claim.count):
+            continue
+        if not (
+            value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= claim.count and len(value) < 10
+        ):
+            field = f"{member.path}.env[{at}].value"
+            told = f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.called} claims; remove it"
+            yield Cause(field, told, flaw=("preset", field, value))
+
+
+def _isolated_cores(reading: Reading) -> Iterator[Cause]:
+    """Refuse a count of isolated cores that differs from what `isolate` will take."""
+    for member, claim in _miscounted(reading):
+        given = shown(member.requests[ISOLATED_CORES])
+        told = f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
+        yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", told)
+
+
+def _recounted(before: Reading, after: Reading) -> Iterator[Cause]:
+    """Tell who resizes an isolated container what the scheduler goes on counting: no resize can change that."""
+    was = {claim.container: (claim.smt, claim.count) for claim in before.claims}
+    for member, claim in _miscounted(after):
+        if was.get(member.name) == (claim.smt, claim.count):
+            continue
+        given = member.requests[ISOLATED_CORES]
+        told = f"the scheduler goes on counting {shown(given)} cores for container {member.called}"
+        grows = claim.count > parse_quantity(given)
+        yield Cause(
+            f"{member.path}.resources.requests[{ISOLATED_CORES}]",
+            f"{told}, and isolate takes {claim.count} now; {GROWN if grows else SHRUNK}",
+        )
+
+
+def _miscounted(reading: Reading) -> Iterator[tuple[Member, Claim]]:
+    """Yield the containers for which the scheduler counts other cores than `isolate` takes."""
+    isolated = {
+        claim.container: claim
+        for claim in reading.claims
+        if claim.smt is SMTPolicy.ISOLATE and claim.origin is not Origin.CMK
+    }
+    for member in reading.members if isolated else ():
+        claim, given = isolated.get(member.name), member.requests.get(ISOLATED_CORES)
+        if claim and given is not None and whole(given) != claim.count:
+            yield member, claim
+
+
+def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Iterator[Cause]:
+    """Warn when the CPU limit is below the CPUs that a CMK claim brings."""
+    limit = member.limits.get("cpu")
+    if claim is None or claim.origin is not Origin.CMK or limit is None:
+        return
+    brought = claim.count * max(settings.threads_per_core, default=1)
+    if millicores(limit) < brought * 1000:
+        cores = f"whose {claim.count} cores bring {brought} CPUs or more"
+        told = f"{shown(limit)} throttles container {member.called}, {cores}; raise or drop the limit"
+        field = f"{member.path}.resources.limits[cpu]"
+        yield Cause(field, told, flaw=("throttled", field))
+
+
+def _mutate_words(pod: Pod, reading: Reading) -> Iterator[Cause]:
+    value = ((pod.get("metadata") or {}).get("annotations") or {}).get(CMK_MUTATE)
+    if value is None or value in CMK_MUTATE_TRUE:
+        return
+    field = annotation_field(CMK_MUTATE)
+    if wants_injection(pod, reading):
+        yield Cause(field, f"{value[:20]!r} is no opt-out: a container claims cores, so the pod is injected")
+    elif value[:20].strip().lower() not in {"false", "0", ""}:
+        yield Cause(field, f'{value[:20]!r} asks for nothing: write "true" to be injected')
+
+
+def _too_large(reading: Reading, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
+    """Refuse whole cores that no configured node could give even when it is empty."""
+    owners = [claim for claim in reading.claims if claim.smt in OWN_CORES]
+    if not shapes or not owners:
+        return
+    if any(_cores_needed(reading.claims, shape) <= shape.free_cores for shape in shapes):
+        return
+    largest = max(shapes, key=lambda shape: (shape.free_cores, shape.name))
+    needed = _cores_needed(reading.claims, largest)
+    for claim in owners:
+        told = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
+        told = f"{told}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs"
+        field = f"{reading.member_of(claim).path}.resources.limits[cpu]"
+        yield Cause(field, told, flaw=("too large", field))
+
+
+def _cores_needed(claims: tuple[Claim, ...], shape: NodeShape) -> int:
+    """Return the cores that a pod takes on an empty node of a shape, while its neediest containers run."""
+    needs = [(claim.role, _cores_of(claim, shape.threads_per_core)) for claim in claims]
+    lasting = sum(count for role, count in needs if role is Role.SIDECAR)
+    running = sum(count for role, count in needs if role is Role.MAIN)
+    starting = max((count for role, count in needs if role is Role.INIT), default=0)
+    return lasting + max(running, starting)
+
+
+def _cores_of(claim: Claim, threads: int) -> int:
+    if claim.origin is Origin.CMK or claim.smt is SMTPolicy.ISOLATE:
+        return claim.count
+    return -(-claim.count // threads) if claim.smt in OWN_CORES else 0
+
+
+def _not_guaranteed(pod: Pod, reading: Reading) -> Iterator[Cause]:
+    """Refuse a launcher with dedicated CPUs that KubeVirt would give up on later (FailedGuaranteePodResources)."""
+    if not is_dedicated_launcher(pod):
+        return
+    compute = next((one for one in reading.members if one.name == LAUNCHER_CONTAINER), None)
+    if compute is None or not whole_cpus(compute):
+        return
+    if qos_class(pod) is QoSClass.GUARANTEED:
+        return
+    for member in reading.members:
+        for name in guarantee_gaps(member):
+            told = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
+            yield Cause(
+                f"{member.path}.resources.limits[{name}]", f"{told} with dedicated CPUs is not Guaranteed"
+            )
+
+
+def _not_injected(pod: Pod, reading: Reading, settings: Settings, mutations: Mutations) -> Iterator[Cause]:
+    missing = plan_injection(pod, reading, settings, mutations)
+    if missing:
+        told = "not injected: the mutating webhook was not called; create the pod again"
+        yield Cause(annotation_field(CMK_INJECTED), f"{told} (missing: {missing[0]['path']})")
+
+
+def _lost(old: Pod, new: Pod, before: Reading, after: Reading) -> Iterator[Cause]:
+    """Refuse a resize after which a container could not keep the policy it has."""
+    if _policies(old) != _policies(new):
+        return
+    for member in after.members:
+        claim = before.claim_of(member.name)
+        if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:
+            limit, request = shown(member.limits.get("cpu")), shown(member.requests.get("cpu"))
+            told = (
+                f"container {member.called} has {claim.policy} CPUs, and limit {limit} with request {request}"
+            )
+            yield Cause(
+                f"{member.path}.resources.limits[cpu]",
+                f"{told} is no whole number equal for both: set both to one, or set its policy to none first",
+            )

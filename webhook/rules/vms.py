@@ -1,0 +1,136 @@
+"""Hold KubeVirt's objects to the contract: the rules of `pinning.kubevirt.review`, and our annotations that KubeVirt copies. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypedDict
+
+import msgspec
+
+from pinning.brief import few
+from pinning.contract import GATE_SIDECAR
+from pinning.errors import Cause
+from pinning.kubevirt.review import (
+    Kind,
+    KubeVirtSettings,
+    find_template,
+    review_vmi,
+    vmi_causes,
+    vmi_hotplug_causes,
+    vmi_update_causes,
+)
+from pinning.kubevirt.types import VirtSpec
+from pinning.pods.annotations import read_wishes
+from pinning.pods.types import ObjectMeta
+from webhook.rules.machine_parts import changes
+from webhook.rules.pods import Verdict, added
+from webhook.wire import NULL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from webhook.config.settings import Settings
+
+KINDS: Final = {
+    ("kubevirt.io", Kind.VMI.value): Kind.VMI,
+    ("kubevirt.io", Kind.VM.value): Kind.VM,
+    ("kubevirt.io", Kind.REPLICA_SET.value): Kind.REPLICA_SET,
+    ("pool.kubevirt.io", Kind.POOL.value): Kind.POOL,
+}
+SERVICE_ACCOUNT: Final = "system:serviceaccount:"
+
+
+class VirtObject(TypedDict, total=False):
+    """Any of KubeVirt's four kinds."""
+
+    metadata: ObjectMeta | None
+    spec: VirtSpec | None
+
+
+class RunningMachine(TypedDict, total=False):
+    """A VirtualMachineInstance that runs; its spec is compared before it is read."""
+
+    metadata: ObjectMeta | None
+    spec: msgspec.Raw
+
+
+def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
+    """Judge one object as a whole."""
+    metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
+    review = review_vmi(
+        kind,
+        metadata,
+        spec,
+        kubevirt_settings(settings),
+        sidecar_gate=GATE_SIDECAR in settings.gates,
+        threads_per_core=settings.threads_per_core,
+    )
+    template = find_template(kind, metadata, spec)
+    if isinstance(template, Cause):
+        return Verdict(review.causes)
+    wishes = read_wishes(template.annotations, None)
+    return Verdict(
+        few(chain(review.causes, _under(template.path, wishes.causes))),
+        few(chain(review.warnings, _under(template.path, wishes.warnings))),
+    )
+
+
+def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Settings) -> Verdict:
+    """Judge what an update of an object with a template changes; what was wrong before stays as it is."""
+    was, now = review_vm(kind, old, settings), review_vm(kind, new, settings)
+    if not now.causes:
+        return Verdict(warnings=tuple(added(was.warnings, now.warnings)))
+    causes = few(added(_every_cause(kind, old, settings), _every_cause(kind, new, settings)))
+    return Verdict(causes, tuple(added(was.warnings, now.warnings)))
+
+
+def review_changed_vmi(old: RunningMachine, new: RunningMachine) -> Verdict:
+    """Judge the update of a running machine by somebody who may not change its spec."""
+    causes = vmi_update_causes(changes(old.get("spec", NULL), new.get("spec", NULL)))
+    return Verdict(few(chain(causes, _added_wishes(old, new))))
+
+
+def review_hotplugged_vmi(old: VirtObject, new: VirtObject) -> Verdict:
+    """Judge the update of a running machine by KubeVirt itself."""
+    causes = vmi_hotplug_causes(old.get("spec") or {}, new.get("spec") or {})
+    return Verdict(few(chain(causes, _added_wishes(old, new))))
+
+
+def is_kubevirt(username: str, settings: Settings) -> bool:
+    """Say whether a request comes from one of KubeVirt's own accounts, in whatever namespace it is installed."""
+    name = username.removeprefix(SERVICE_ACCOUNT).rpartition(":")[2]
+    return username.startswith(SERVICE_ACCOUNT) and name in settings.kube_virt.service_accounts
+
+
+def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
+    """Return the cluster's KubeVirt settings as the domain names them."""
+    given = settings.kube_virt
+    return KubeVirtSettings(
+        architecture=given.architecture,
+        live_update=given.rollout_strategy == "LiveUpdate",
+        max_cpu_sockets=given.max_cpu_sockets,
+        cpu_request=str(given.cpu_request),
+        even_parity=given.even_parity,
+    )
+
+
+def _added_wishes(*states: VirtObject | RunningMachine) -> Iterator[Cause]:
+    before, after = (
+        read_wishes((state.get("metadata") or {}).get("annotations") or {}, None) for state in states
+    )
+    return added(before.causes, after.causes)
+
+
+def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterator[Cause]:
+    template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
+    if isinstance(template, Cause):
+        yield template
+        return
+    gate = GATE_SIDECAR in settings.gates
+    yield from vmi_causes(kind, template, kubevirt_settings(settings), sidecar_gate=gate)
+    yield from _under(template.path, read_wishes(template.annotations, None).causes)
+
+
+def _under(path: str, found: Iterable[Cause]) -> Iterator[Cause]:
+    return (replace(one, field=path + one.field) for one in found)

@@ -1,0 +1,178 @@
+"""The webhook's process: one event loop with the TLS listener for reviews, and a plain one for health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import signal
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import uvloop
+from prometheus_client import disable_created_metrics
+
+from webhook.config.node_shapes import NodeShapes
+from webhook.config.reload import File, Watched, watch
+from webhook.metrics import Metrics, ReloadMeter
+from webhook.review.app import create_app
+from webhook.review.log import GatheredLines, ReviewLog
+from webhook.server.connection import Policy
+from webhook.server.listener import Address, Limits, Listener
+from webhook.server.status import Readiness, create_status_app
+from webhook.server.tls import Identities, TLSFiles, listener_context, now_utc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from pathlib import Path
+
+    from webhook.config.node_watch import NodeWatch
+    from webhook.config.reload import Contents
+    from webhook.review.app import Decisions
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+# Bytes; setting it keeps glibc from raising it to 32 MB and more. uvloop reads TLS into a fresh buffer of 256 KiB each
+# time, which must stay below, or every review pays for a mapping of its own (measured: 7 of 155 us).
+RETURNED_FROM = 512 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator may choose."""
+
+    listen: Address
+    metrics_listen: Address
+    tls: TLSFiles
+    config: File
+    mutations: File
+    client_names: frozenset[str] = frozenset()
+    node_account: Path | None = (
+        None  # the mounted service account that watches nodes, if they shall be watched
+    )
+    poll_seconds: float = 2.0  # reading four small files costs 50 us
+    limits: Limits = field(default_factory=Limits)
+
+
+class Service:
+    """Everything that serves, loaded and bound; raises `Unusable` when a file or an address is."""
+
+    def __init__(self, options: Options, build: Callable[[Contents], Decisions]) -> None:
+        self.options = options
+        self.metrics = Metrics()
+        self.nodes = NodeShapes(self.metrics.nodes)
+        self.node_watch = self._node_watch()
+        self.deciders = Watched(
+            "configuration",
+            (options.config, options.mutations, *((self.nodes,) if self.node_watch else ())),
+            build,
+            ReloadMeter(self.metrics, "configuration"),
+        )
+        self.identities = Watched(
+            "certificate",
+            options.tls.watched(),
+            Identities(options.tls),
+            ReloadMeter(self.metrics, "certificate"),
+        )
+        self.deciders.load()
+        self.identities.load()
+        self.readiness = Readiness(self._not_after, now_utc)
+        self.reviews = self._review_listener()
+        self.status = self._status_listener()
+        self._observe()
+
+    def _node_watch(self) -> NodeWatch | None:
+        if self.options.node_account is None:
+            return None
+        from webhook.config.node_watch import Account, NodeWatch  # httpx costs 9 MB
+
+        account = Account.of_pod(self.options.node_account, os.environ)
+        return NodeWatch(account.client, self.nodes, self.metrics.nodes)
+
+    def _review_listener(self) -> Listener:
+        options = self.options
+        asks_clients = options.tls.client_ca is not None
+        context = listener_context(lambda: self.identities.current().value.context, asks_clients=asks_clients)
+        app = create_app(self.deciders.current, self.metrics, ReviewLog(GatheredLines()))
+        policy = Policy(asks_clients, options.client_names, options.limits.connections)
+        return Listener(app, options.listen.bind(), options.limits, policy, context)
+
+    def _status_listener(self) -> Listener:
+        app = create_status_app(self.readiness, self.metrics)
+        limits = self.options.limits
+        policy = Policy(connections=limits.connections)
+        return Listener(app, self.options.metrics_listen.bind(), limits, policy)
+
+    def _not_after(self) -> datetime:
+        return self.identities.current().value.not_after
+
+    def _observe(self) -> None:
+        observe = self.metrics.observe
+        observe("corepin_webhook_certificate_not_after_seconds", lambda: self._not_after().timestamp())
+        observe("corepin_webhook_connections", lambda: len(self.reviews.connections))
+        observe("corepin_webhook_ready", lambda: self.readiness.obstacle() is None)
+
+    async def serve(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(watch((self.deciders, self.identities), self.options.poll_seconds)),
+                *([group.create_task(self.node_watch.run())] if self.node_watch else []),
+            ]
+            status = group.create_task(self.status.serve())
+            reviews = group.create_task(self.reviews.serve())
+            await self._tell_ready()
+            await stop.wait()
+            for task in background:
+                task.cancel()
+            self._tell_draining()
+            await reviews
+            self.status.drain()
+            await status
+        logger.info("stopped")
+
+    async def _tell_ready(self) -> None:
+        await self.status.has_started.wait()
+        await self.reviews.has_started.wait()
+        self.readiness.is_listening = True
+        facts = {"reviews": str(self.reviews.address), "metrics": str(self.status.address)}
+        logger.info("serving", extra={"facts": facts})
+
+    def _tell_draining(self) -> None:
+        self.readiness.is_draining = True
+        self.reviews.drain()
+        logger.info("draining", extra={"facts": {"connections": len(self.reviews.connections)}})
+
+
+def give_back_memory() -> None:
+    """Let the C library return what a large body took; it would keep tens of megabytes for the next one."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:  # glibc has it
+        mallopt(M_TRIM_THRESHOLD, RETURNED_FROM)
+        mallopt(M_MMAP_THRESHOLD, RETURNED_FROM)
+
+
+def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
+    """Serve until told to stop; raise `Unusable` when it cannot start."""
+    give_back_memory()
+
+    async def main() -> None:
+        service = Service(options, build)
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: collections need not walk it again and again
+        await service.serve()
+
+    disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
+    with warnings.catch_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # of peers in mid-handshake, whom only the loop can reach

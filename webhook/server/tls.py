@@ -1,0 +1,147 @@
+"""The server's TLS: contexts built from files, changed under a running listener.
+
+The listener's own context holds no certificate. At every handshake it hands over to the context in service, so a
+new pair, or a new CA for clients, is complete or not there at all, and connections that stand are not touched.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from webhook.config.reload import File, Unusable
+from webhook.server import x509
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from webhook.config.reload import Contents
+
+
+@dataclass(frozen=True, slots=True)
+class TLSFiles:
+    """Where the pair is, and the CA of client certificates if they are asked for."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def watched(self) -> tuple[File, ...]:
+        """Return the files in the order in which `Identities` expects their contents."""
+        paths = (self.certificate, self.key, self.client_ca)
+        return tuple(File(path) for path in paths if path is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A pair that works."""
+
+    context: ssl.SSLContext
+    not_after: datetime
+
+
+def now_utc() -> datetime:
+    """Return the present."""
+    return datetime.now(UTC)
+
+
+class Identities:
+    """Builds identities. An expired one is taken at the start only: it shall not displace one that works."""
+
+    def __init__(self, files: TLSFiles, now: Callable[[], datetime] = now_utc) -> None:
+        self._files = files
+        self._now = now
+        self._serving: Identity | None = None
+
+    def __call__(self, contents: Contents) -> Identity:
+        """Return the identity of these files, or raise `Unusable`."""
+        identity = Identity(self._context(contents), self._not_after(contents[0]))
+        if self._serving and identity.not_after <= self._now() < self._serving.not_after:
+            raise Unusable(f"{self._files.certificate} expired at {identity.not_after.isoformat()}")
+        self._serving = identity
+        return identity
+
+    def _context(self, contents: Contents) -> ssl.SSLContext:
+        files = self._files
+        _expect_pem(files.certificate, contents[0], "CERTIFICATE", "a certificate chain")
+        _expect_pem(files.key, contents[1], "PRIVATE KEY", "the certificate's private key")
+        context = server_context(asks_clients=files.client_ca is not None)
+        try:
+            context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            told = f"{files.certificate} and {files.key} are no pair: {_why(error)}"
+            remedy = "give a certificate and its own private key, both in PEM"
+            raise Unusable(f"{told}: {remedy}") from error
+        if files.client_ca is not None:
+            _trust(context, files.client_ca, contents[2])
+        return context
+
+    def _not_after(self, pem: bytes | None) -> datetime:
+        try:
+            return x509.not_after(pem or b"")
+        except x509.BadCertificate as error:
+            raise Unusable(f"{self._files.certificate}: {error}") from error
+
+
+def server_context(*, asks_clients: bool) -> ssl.SSLContext:
+    """Return a context without certificate. TLS 1.2 or later; no tickets, which would outlive a certificate.
+
+    A client without a certificate passes the handshake: it is told what is missing by HTTP, which people can read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    context.set_alpn_protocols(["http/1.1"])
+    context.verify_mode = ssl.CERT_OPTIONAL if asks_clients else ssl.CERT_NONE
+    return context
+
+
+def listener_context(current: Callable[[], ssl.SSLContext], *, asks_clients: bool) -> ssl.SSLContext:
+    """Return the context of a listener, which hands every handshake to the `current` one."""
+
+    def hand_over(connection: ssl.SSLObject, _name: str | None, _listener: ssl.SSLContext) -> None:
+        connection.context = current()
+
+    context = server_context(asks_clients=asks_clients)
+    context.sni_callback = hand_over  # called without SNI too
+    return context
+
+
+def peer_names(certificate: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names that a verified client certificate bears: its common name and its subject alternatives."""
+    return frozenset(_common_names(certificate)) | {name for _, name in certificate.get("subjectAltName", ())}
+
+
+def _common_names(certificate: Mapping[str, Any]) -> Iterator[str]:
+    for attributes in certificate.get("subject", ()):
+        for key, value in attributes:
+            if key == "commonName":
+                yield value
+
+
+def _expect_pem(path: Path, content: bytes | None, label: str, wanted: str) -> None:
+    """Refuse a file without a PEM block of this label: OpenSSL would not say which file it means."""
+    if not content or content.isspace():
+        raise Unusable(f"{path} is empty: write {wanted} in PEM into it")
+    if f"{label}-----".encode() not in content:
+        raise Unusable(f"{path} holds no {label} in PEM: write {wanted} into it")
+
+
+def _trust(context: ssl.SSLContext, path: Path, pem: bytes | None) -> None:
+    _expect_pem(path, pem, "CERTIFICATE", "the CA's certificates")
+    try:
+        context.load_verify_locations(cadata=(pem or b"").decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise Unusable(f"{path} holds no CA certificates: {_why(error)}: give certificates in PEM") from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, give a plain one")
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
