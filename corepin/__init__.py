@@ -1,1 +1,1 @@
-"""The `corepin` command: argparse, one module per verb, nothing that decides."""
+"""The `corepin` command: argparse, one module for each verb, nothing that decides which CPUs anybody gets."""
