@@ -1,4 +1,4 @@
-"""What the agent stands on: the four things it asks of the outside, so that each can be real, local or simulated.
+"""What the agent asks of the outside, so that each of these can be real, local or simulated.
 
 The loop (`agent.reconcile.loop`) knows only these. They raise what is in `agent.errors`.
 """
@@ -199,3 +199,14 @@ class Machine(Protocol):
     def machine_id(self) -> str:
         """Return the id of this machine."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """What the agent of one node stands on."""
+
+    runtime: Runtime
+    cgroups: Cgroups
+    pods: PodSource
+    machine: Machine
+    nursery: Nursery | None = None  # None: no container is made but by the agent

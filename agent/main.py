@@ -1,4 +1,4 @@
-"""Choose what stands behind each seam, as the configuration says. What is heavy is imported when it is chosen."""
+"""Choose what stands behind each interface as the configuration says. What is heavy is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from agent.errors import Refused, Unavailable
+from agent.interfaces import Interfaces
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cpusets import KernelCgroups
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_told
 from agent.reconcile.checkpoint import StateDir, Unusable
-from agent.reconcile.observe import Seams
 from agent.reconcile.reconciler import Settings
 from pinning.planning.node_sets import check_machine
 
@@ -60,10 +60,10 @@ async def build(config: AgentConfig) -> Agent:
         _tell_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
-    seams = Seams(runtime, cgroups, pods, machine, nursery)
+    interfaces = Interfaces(runtime, cgroups, pods, machine, nursery)
     metrics = Metrics()
-    told = reporters(config, api, seams.pods, metrics)
-    return Agent(Parts(seams, settings, state_dir, saved, told, metrics))
+    told = reporters(config, api, interfaces.pods, metrics)
+    return Agent(Parts(interfaces, settings, state_dir, saved, told, metrics))
 
 
 def _machine(

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from agent.interfaces import Interfaces
     from agent.node_state import Reporter
     from agent.reconcile.checkpoint import Saved, StateDir
-    from agent.reconcile.observe import Seams
     from agent.reconcile.reconciler import Settings
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Listeners:
 class Parts:
     """Everything an agent is made of."""
 
-    seams: Seams
+    interfaces: Interfaces
     settings: Settings
     state_dir: StateDir
     saved: Saved | None = None  # what the checkpoint held
@@ -60,11 +60,11 @@ class Agent:
         self.hints = Hints()
         self.publisher = Publisher(parts.reporters, parts.metrics)
         self.reconciler = Reconciler(
-            parts.seams, parts.settings, parts.state_dir, parts.metrics, parts.clock, self.hints.give
+            parts.interfaces, parts.settings, parts.state_dir, parts.metrics, parts.clock, self.hints.give
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)
-        self.loop = Loop(parts.seams, self.reconciler, self.publisher, self.hints)
+        self.loop = Loop(parts.interfaces, self.reconciler, self.publisher, self.hints)
 
     async def serve(self, listeners: Listeners) -> None:
         """Work and answer until cancelled."""
@@ -74,7 +74,7 @@ class Agent:
                 await stack.enter_async_context(await listen_http(status, *listeners.http))
             if listeners.socket:
                 await stack.enter_async_context(await listen_socket(status, listeners.socket))
-            logger.info("serving", extra={"facts": {"runtime": self._parts.seams.runtime.name}})
+            logger.info("serving", extra={"facts": {"runtime": self._parts.interfaces.runtime.name}})
             await self.loop.run()
 
     async def reset(self) -> None:

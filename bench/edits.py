@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from agent.interfaces import Interfaces
     from agent.node_state import ContainerState, NodeState
     from agent.reconcile.checkpoint import Saved, StateDir
-    from agent.reconcile.observe import Seams
     from pinning.machine.cpuset import CPUSet
 
 CRANE: Final = "qos.gocrane.io/cpu-manager"
@@ -121,16 +121,20 @@ def time_saves(state_dir: StateDir, times: list[float]) -> None:
 class StopWatch:
     """Sees what the pod source delivers, each read of a cpuset, and every state before a reporter does."""
 
-    def __init__(self, agent: Agent, seams: Seams) -> None:
+    def __init__(self, agent: Agent, interfaces: Interfaces) -> None:
         self.delivered = self.read_back = Moment.now()
         self._last = 0.0  # read, on the clock: asking for CPU time costs more than a read
-        self._tell, self._watch, self._read = agent.publisher.tell, seams.pods.watch, seams.cgroups.read
-        self.universe = seams.machine.universe
+        self._tell, self._watch, self._read = (
+            agent.publisher.tell,
+            interfaces.pods.watch,
+            interfaces.cgroups.read,
+        )
+        self.universe = interfaces.machine.universe
         self._news = asyncio.Event()
         self._state: NodeState | None = None
         agent.publisher.tell = self._told  # type: ignore[method-assign]
-        seams.pods.watch = self._watched  # type: ignore[method-assign]
-        seams.cgroups.read = self._was_read  # type: ignore[method-assign]
+        interfaces.pods.watch = self._watched  # type: ignore[method-assign]
+        interfaces.cgroups.read = self._was_read  # type: ignore[method-assign]
 
     async def _watched(self, changed: Callable[[], None]) -> None:
         def delivered() -> None:
@@ -170,11 +174,11 @@ async def _agent(folder: Path, server: YesServer, taken: Taken) -> tuple[Agent, 
     parts = (await build(chosen))._parts  # noqa: SLF001 the same agent, but for whom it tells
     time_saves(parts.state_dir, taken.disk)
     api = Api(Access("https://bench"), httpx.MockTransport(server.answer))
-    told = reporters(chosen, api, parts.seams.pods, parts.metrics)
+    told = reporters(chosen, api, parts.interfaces.pods, parts.metrics)
     agent = Agent(replace(parts, reporters=told))
     gc.collect()
     gc.freeze()  # as the agent's process does
-    return agent, StopWatch(agent, parts.seams)
+    return agent, StopWatch(agent, parts.interfaces)
 
 
 async def measure_edits(folder: Path, pods: int, edits: int) -> Taken:

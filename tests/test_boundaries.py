@@ -71,7 +71,7 @@ ROOMS = {
         *("agent.kept_pod", "agent.kubelet.policy", "agent.pod_watch", "apiserver", "pinning"),
     ),
     "agent.process": (
-        *("agent.clock", "agent.metrics", "agent.node_state"),
+        *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
     "agent.main": ("agent", "apiserver", "pinning"),

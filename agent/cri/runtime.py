@@ -1,4 +1,4 @@
-"""The container runtime of the node over CRI v1: containerd 1.6 and newer, CRI-O (seam `Runtime`)."""
+"""The container runtime of the node over CRI v1: containerd 1.6 and newer, CRI-O (interface `Runtime`)."""
 
 from __future__ import annotations
 

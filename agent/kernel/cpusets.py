@@ -43,7 +43,7 @@ EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes th
 
 
 class KernelCgroups:
-    """The cpuset hierarchy below `root` (seam `Cgroups`)."""
+    """The cpuset hierarchy below `root` (interface `Cgroups`)."""
 
     def __init__(self, root: Path = DEFAULT_ROOT, kernel_release: str | None = None) -> None:
         self._hierarchy = find_hierarchy(root)

@@ -1,4 +1,4 @@
-"""The CPUs of this node: what the kernel runs now, what it ran before, and which of them pods may use (seam `Machine`)."""
+"""The CPUs of this node: what the kernel runs now, what it ran before, and which of them pods may use (interface `Machine`)."""
 
 from __future__ import annotations
 

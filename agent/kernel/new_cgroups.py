@@ -2,7 +2,7 @@
 
 A runtime makes a container's cgroup below its pod's, puts a process of its own in, and at last runs the container's
 command in it. A folder whose name ends in a container's id is a container's; every other one below the root of the
-pods may hold pods or containers, and is watched (seam `Nursery`).
+pods may hold pods or containers, and is watched (interface `Nursery`).
 """
 
 from __future__ import annotations

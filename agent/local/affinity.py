@@ -27,7 +27,7 @@ MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
 
 
 class AffinityCgroups:
-    """Stands in for cgroups (seams `Cgroups` and `Homes`); the masks of the processes are all there is."""
+    """Stands in for cgroups (interfaces `Cgroups` and `Homes`); the masks of the processes are all there is."""
 
     version = 0
     writable = True

@@ -49,7 +49,7 @@ class Homes(Protocol):
 
 
 class KernelHomes:
-    """Homes in the kernel's cpuset hierarchy (seam `Homes`)."""
+    """Homes in the kernel's cpuset hierarchy (interface `Homes`)."""
 
     def __init__(self, hierarchy: Hierarchy, root: str = ROOT) -> None:
         self._hierarchy = hierarchy

@@ -1,4 +1,4 @@
-"""Pods from a folder of manifests (seam `PodSource`): for the demo, for tests, and for machines without Kubernetes.
+"""Pods from a folder of manifests (interface `PodSource`): for the demo, for tests, and for machines without Kubernetes.
 
 A file that cannot be read, or is only half written, changes nothing: its pods stay as they were, and the log says
 why. A pod is gone when its file is, or when its file was written without it.

@@ -1,4 +1,4 @@
-"""The runtime `local`: the containers of a folder's pods as plain processes in cgroups of their own (seam `Runtime`).
+"""The runtime `local`: the containers of a folder's pods as plain processes in cgroups of their own (interface `Runtime`).
 
 It is kubelet and runtime in one, and small: no images, no namespaces, no probes. Everything is done when the agent
 lists its containers, which it does in every pass: what is new is made there and shown as created, so the agent sends

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from agent.clock import Clock
+    from agent.interfaces import Interfaces
     from agent.reconcile.container_record import Track
-    from agent.reconcile.observe import Seams
     from agent.reconcile.runtime_sync import Background
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
@@ -36,9 +36,9 @@ Result = bool | asyncio.Task[bool]
 class Applier:
     """Does the actions of one plan after the other."""
 
-    def __init__(self, seams: Seams, background: Background, clock: Clock) -> None:
-        self._runtime = seams.runtime
-        self._cgroups = seams.cgroups
+    def __init__(self, interfaces: Interfaces, background: Background, clock: Clock) -> None:
+        self._runtime = interfaces.runtime
+        self._cgroups = interfaces.cgroups
         self._background = background
         self._clock = clock
         self._calls = asyncio.Semaphore(CALLS)

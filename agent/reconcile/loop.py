@@ -13,8 +13,8 @@ from pinning.errors import PinningError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.interfaces import Interfaces
     from agent.node_state import NodeState
-    from agent.reconcile.observe import Seams
     from agent.reconcile.reconciler import Reconciler
     from agent.report.publisher import Publisher
     from pinning.machine.cpuset import CPUSet
@@ -60,14 +60,14 @@ class Loop:
 
     def __init__(
         self,
-        seams: Seams,
+        interfaces: Interfaces,
         reconciler: Reconciler,
         publisher: Publisher,
         hints: Hints,
         sweep_seconds: float = SWEEP_SECONDS,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        self._seams = seams
+        self._interfaces = interfaces
         self._reconciler = reconciler
         self._publisher = publisher
         self._hints = hints
@@ -80,11 +80,11 @@ class Loop:
     async def run(self) -> None:
         """Watch everything and reconcile."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._seams.pods.watch(self._hints.give))
-            group.create_task(self._seams.runtime.watch(self._hints.give))
-            group.create_task(self._seams.cgroups.watch(self._reconciler.foreign_write))
-            if self._seams.nursery:
-                group.create_task(self._seams.nursery.watch(self._reconciler.born))
+            group.create_task(self._interfaces.pods.watch(self._hints.give))
+            group.create_task(self._interfaces.runtime.watch(self._hints.give))
+            group.create_task(self._interfaces.cgroups.watch(self._reconciler.foreign_write))
+            if self._interfaces.nursery:
+                group.create_task(self._interfaces.nursery.watch(self._reconciler.born))
             group.create_task(self._poll_machine(self._hints.give))
             group.create_task(self._reconciler.background.run())
             group.create_task(self._reconciler.observer.lookups.run())
@@ -147,7 +147,7 @@ class Loop:
         last: tuple[Topology, CPUSet] | None = None
         while True:
             try:
-                seen = (self._seams.machine.topology(), self._seams.machine.universe())
+                seen = (self._interfaces.machine.topology(), self._interfaces.machine.universe())
             except (AgentError, PinningError, OSError) as error:
                 logger.warning("machine cannot be read", extra={"facts": {"reason": str(error)}})
             else:

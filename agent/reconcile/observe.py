@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import Cgroups, Machine, Nursery, PodSource, Runtime, RuntimeContainer
+    from agent.interfaces import Interfaces, RuntimeContainer
     from pinning.machine.topology import Topology
     from pinning.pods.types import Pod
 
@@ -27,25 +27,14 @@ AT_ONCE: Final = 64  # containers read before others get their turn: about 2 ms
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Seams:
-    """What the agent stands on."""
-
-    runtime: Runtime
-    cgroups: Cgroups
-    pods: PodSource
-    machine: Machine
-    nursery: Nursery | None = None  # None: no container is made but by the agent
-
-
 class Observer:
     """Sees the node again and again, reading only what changed, and remembers its containers."""
 
-    def __init__(self, seams: Seams, clock: Clock, hint: Callable[[], None]) -> None:
-        self.lookups = Lookups(seams.pods, hint)
+    def __init__(self, interfaces: Interfaces, clock: Clock, hint: Callable[[], None]) -> None:
+        self.lookups = Lookups(interfaces.pods, hint)
         self.tracks: dict[str, Track] = {}
         self.rewritten: list[Track] = []  # by somebody else, as seen this time
-        self._seams = seams
+        self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
         self._topology: Topology | None = None
@@ -70,9 +59,9 @@ class Observer:
         observed = Observed(
             topology=topology,
             universe=universe,
-            pods=self._read_pods(self.lookups.completed(self._seams.pods.pods())),
+            pods=self._read_pods(self.lookups.completed(self._interfaces.pods.pods())),
             containers=containers,
-            pods_complete=self._seams.pods.complete,
+            pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
         )
         if observed.pods_complete and complete:
@@ -87,16 +76,16 @@ class Observer:
         self.lookups.want({uid: (listed[uid].namespace, listed[uid].pod) for uid in live}, listed.keys())
 
     def _machine(self) -> tuple[Topology, CPUSet]:
-        topology = self._seams.machine.topology()
+        topology = self._interfaces.machine.topology()
         if self._topology:
             topology = topology.remembering(self._topology)
         self._topology = topology
-        return topology, self._seams.machine.universe()
+        return topology, self._interfaces.machine.universe()
 
     async def _list(self) -> bool:
         """Bring the tracks up to what the runtime has; say whether it answered."""
         try:
-            listed = await self._seams.runtime.containers()
+            listed = await self._interfaces.runtime.containers()
         except Unavailable as error:
             logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
             return False
@@ -133,7 +122,7 @@ class Observer:
         if state is State.EXITED or track.cgroup is None:
             return state, track.sent
         try:
-            cpus = self._seams.cgroups.read(track.cgroup)
+            cpus = self._interfaces.cgroups.read(track.cgroup)
         except Gone:  # not yet there, or not any more
             return (state, track.sent) if state is State.CREATED else (State.EXITED, EMPTY)
         except (Refused, Unavailable) as error:
@@ -150,7 +139,7 @@ class Observer:
     def _has_begun(self, cgroup: str) -> bool:
         """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
         try:
-            return self._seams.cgroups.life(cgroup).has_begun
+            return self._interfaces.cgroups.life(cgroup).has_begun
         except AgentError:
             return False
 

@@ -16,7 +16,7 @@ from agent.node_state import Fight, Round, build_state
 from agent.reconcile.apply import Applier
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.foreign_writes import Fights
-from agent.reconcile.observe import Observer, Seams
+from agent.reconcile.observe import Observer
 from agent.reconcile.prestart import Cradle
 from agent.reconcile.quota_policy import unset_quotas
 from agent.reconcile.recover import rebuild
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.interfaces import Newborn
+    from agent.interfaces import Interfaces, Newborn
     from agent.metrics import Metrics
     from agent.node_state import NodeState
     from agent.reconcile.container_record import Track
@@ -65,22 +65,22 @@ class Reconciler:
 
     def __init__(
         self,
-        seams: Seams,
+        interfaces: Interfaces,
         settings: Settings,
         state_dir: StateDir,
         metrics: Metrics,
         clock: Clock,
         hint: Callable[[], None],
     ) -> None:
-        self.observer = Observer(seams, clock, hint)
-        self.background = Background(seams.runtime, self._runtime_wrote)
+        self.observer = Observer(interfaces, clock, hint)
+        self.background = Background(interfaces.runtime, self._runtime_wrote)
         self.metrics = metrics
-        self._seams = seams
+        self._interfaces = interfaces
         self._settings = settings
         self._clock = clock
         self._hint = hint
-        self._applier = Applier(seams, self.background, clock)
-        self._cradle = Cradle(seams.cgroups, clock, self._newborn_cpus, self._tended)
+        self._applier = Applier(interfaces, self.background, clock)
+        self._cradle = Cradle(interfaces.cgroups, clock, self._newborn_cpus, self._tended)
         self._fights = Fights()
         self._started = clock.monotonic()
         self._has_begun = False
@@ -92,7 +92,7 @@ class Reconciler:
 
     def resume(self, saved: Saved) -> None:
         """Go on with what a checkpoint holds."""
-        machine = self._seams.machine
+        machine = self._interfaces.machine
         if saved.boot_id == machine.boot_id():
             self.observer.remember(saved.topology)
         self._ledger = as_kept(saved, machine.boot_id(), machine.topology())
@@ -102,11 +102,11 @@ class Reconciler:
         """Do one pass; return what the node is then, None when too little is known to do anything."""
         self.metrics.rounds.inc()
         self.background.hold()
-        self._seams.cgroups.hold()
+        self._interfaces.cgroups.hold()
         try:
             return await self._round()
         finally:
-            self._seams.cgroups.release()
+            self._interfaces.cgroups.release()
             self.background.release()
 
     async def _round(self) -> NodeState | None:
@@ -126,10 +126,10 @@ class Reconciler:
         await self._act(made, observed, sets, writes=not config.observe)
         await self.checkpoint.settle()
         if config.quota is Quota.UNSET and not config.observe:
-            unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._seams.cgroups)
+            unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._interfaces.cgroups)
         result = self._result(observed, made, sets)
         return build_state(
-            result, self._settings.node, self._seams.runtime.name, kubelet, observes=config.observe
+            result, self._settings.node, self._interfaces.runtime.name, kubelet, observes=config.observe
         )
 
     def _knows_enough(self, observed: Observed) -> bool:
@@ -141,16 +141,16 @@ class Reconciler:
 
     def _follow(self) -> None:
         """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
-        if self._seams.nursery:
+        if self._interfaces.nursery:
             there = [one.cgroup for one in self.observer.tracks.values() if one.cgroup]
-            _watch(self._seams.nursery.follow, there)
+            _watch(self._interfaces.nursery.follow, there)
         if self._running() != self._followed:
             self._follow_anew()
 
     def _follow_anew(self) -> None:
         """Watch every cgroup of what runs: another may have taken its place. That takes as long as reading them."""
         self._followed = self._running()
-        _watch(self._seams.cgroups.follow, self._followed)
+        _watch(self._interfaces.cgroups.follow, self._followed)
 
     def _running(self) -> frozenset[str]:
         return frozenset(one.cgroup for one in self.observer.tracks.values() if one.cgroup and one.is_running)
@@ -175,7 +175,7 @@ class Reconciler:
 
     async def _save(self, ledger: Ledger, observed: Observed) -> None:
         """Leave the ledger to the next agent; until that is done nothing else may be."""
-        machine = self._seams.machine
+        machine = self._interfaces.machine
         saved = Saved(machine.machine_id(), machine.boot_id(), observed.topology, observed.universe, ledger)
         await self.checkpoint.save(saved)
         self._ledger = ledger
@@ -259,7 +259,7 @@ class Reconciler:
     def born(self, newborn: Newborn) -> None:
         """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
         track = self.observer.tracks.get(newborn.id)
-        if not (track and track.is_running) and self._seams.cgroups.writable:
+        if not (track and track.is_running) and self._interfaces.cgroups.writable:
             self._cradle.take(newborn)
 
     def _newborn_cpus(self, owner: Owner) -> CPUSet | None:
@@ -298,7 +298,7 @@ class Reconciler:
         if track is None or track.cgroup is None or not track.is_running:
             return
         try:
-            found = self._seams.cgroups.read(track.cgroup)
+            found = self._interfaces.cgroups.read(track.cgroup)
         except AgentError:
             return
         if found != self._wanted.get(container_id):
@@ -338,7 +338,7 @@ class Reconciler:
         self._follow_anew()
         wanted = [(track, self._wanted[key]) for key, track in tracks.items() if key in self._wanted]
         self.metrics.show_throttled(self._throttled())
-        return await prove_tasks(wanted, self._seams.cgroups, is_wanted_elsewhere)
+        return await prove_tasks(wanted, self._interfaces.cgroups, is_wanted_elsewhere)
 
     def _throttled(self) -> dict[tuple[str, str, str], int]:
         counts = {}
@@ -346,7 +346,7 @@ class Reconciler:
             one = self._ledger.of(track.owner) if self._ledger else None
             if one and one.is_exclusive and track.cgroup and track.is_running:
                 try:
-                    times = self._seams.cgroups.times_throttled(track.cgroup)
+                    times = self._interfaces.cgroups.times_throttled(track.cgroup)
                 except AgentError:
                     continue
                 counts[one.namespace, one.pod, one.owner.container] = times

@@ -1,4 +1,4 @@
-"""A node small enough to see through: honest fakes of the agent's seams, in memory, with faults on demand."""
+"""A node small enough to see through: honest fakes of the agent's interfaces, in memory, with faults on demand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
-from agent.interfaces import Life, RuntimeContainer, StrayTasks
+from agent.interfaces import Interfaces, Life, RuntimeContainer, StrayTasks
 from agent.main import load
 from agent.process import Agent, Parts
 from agent.reconcile.checkpoint import StateDir
-from agent.reconcile.observe import Seams
 from agent.reconcile.reconciler import Settings
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
@@ -291,9 +290,9 @@ class FakeNode:
 
     def parts(self, *reporters: Any) -> Parts:
         """Return what an agent of this node is made of."""
-        seams = Seams(self.runtime, self.cgroups, self.pods, self.machine)
+        interfaces = Interfaces(self.runtime, self.cgroups, self.pods, self.machine)
         saved = load(self.state_dir, self.machine)
-        return Parts(seams, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
+        return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 
     def add(self, uid: str, *wishes: Wish) -> None:
         """Create a pod in the API, or replace it by another object."""

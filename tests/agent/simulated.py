@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.interfaces import Interfaces
 from agent.kernel import sysfs
 from agent.main import load
 from agent.process import Agent, Listeners, Parts, run_until_told
 from agent.reconcile.checkpoint import StateDir
-from agent.reconcile.observe import Seams
 from agent.reconcile.reconciler import Settings
 from logs import formatter
 from pinning.machine.cpuset import CPUSet
@@ -119,8 +119,8 @@ async def serve(root: Path, folder: Path) -> None:
     """Be the agent until SIGTERM."""
     machine, cpus = Machine(root), TreeMachine(root)
     state_dir = StateDir(folder)
-    seams = Seams(Runtime(machine), Cgroups(machine), FilePods(root / "pods.json"), cpus)
-    parts = Parts(seams, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus))
+    interfaces = Interfaces(Runtime(machine), Cgroups(machine), FilePods(root / "pods.json"), cpus)
+    parts = Parts(interfaces, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus))
     await run_until_told(Agent(parts), Listeners(socket=root / SOCKET))
 
 

@@ -1,4 +1,4 @@
-"""Talk to a simulated machine, and stand behind the agent's seams with it."""
+"""Talk to a simulated machine, and stand behind the agent's interfaces with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Machine:
         self._file = self._socket.makefile("rwb")
 
     def call(self, op: str, **values: Any) -> Any:
-        """Do one operation; raise the agent's errors as the real seams do."""
+        """Do one operation; raise the agent's errors as the real interfaces do."""
         self._file.write(json.dumps({"op": op, **values}).encode() + b"\n")
         self._file.flush()
         line = self._file.readline()

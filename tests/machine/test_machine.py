@@ -82,7 +82,7 @@ def test_a_container_lives_and_dies(machine: Machine) -> None:
 
 
 def test_what_it_refuses(machine: Machine) -> None:
-    """Offline CPUs, empty sets and unknown names get the errors that the real seams give."""
+    """Offline CPUs, empty sets and unknown names get the errors that the real interfaces give."""
     machine.call("create", id="r1", pod_uid="r", name="c")
     for error, op, values in (
         (Refused, "create", {"id": "r1", "pod_uid": "r", "name": "c"}),

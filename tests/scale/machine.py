@@ -32,7 +32,7 @@ class InProcess(Machine):
         self._operations = operations(WithoutFiles(Path("/nowhere"), TOPOLOGY))
 
     def call(self, op: str, **values: Any) -> Any:
-        """Do one operation; raise the agent's errors as the real seams do."""
+        """Do one operation; raise the agent's errors as the real interfaces do."""
         try:
             return self._operations[op](**values)
         except Wrong as no:

@@ -10,13 +10,13 @@ from typing import Final
 import httpx
 
 from agent.config import AgentConfig, ReportFlags
+from agent.interfaces import Interfaces
 from agent.main import reporters
 from agent.metrics import Metrics
 from agent.node_state import NodeState
 from agent.pod_watch import PodWatch
 from agent.process import Agent, Listeners, Parts
 from agent.reconcile.checkpoint import StateDir
-from agent.reconcile.observe import Seams
 from agent.reconcile.reconciler import Settings
 from apiserver.client import Access, Api
 from pinning.planning.node_config import DEFAULT
@@ -69,11 +69,11 @@ class Node:
         self._serving: asyncio.Task[None] | None = None
 
     def _parts(self, root: Path) -> Parts:
-        seams = Seams(self._runtime, Cgroups(self._machine), self._pods, CPUs(self.name))
+        interfaces = Interfaces(self._runtime, Cgroups(self._machine), self._pods, CPUs(self.name))
         metrics = Metrics()
         config = AgentConfig(self.name, root / "state", reports=ReportFlags(AGENT, GATES))
         told = (*reporters(config, self.api, self._pods, metrics), self._witness)
-        return Parts(seams, Settings(self.name, DEFAULT), self._state_dir, None, told, metrics)
+        return Parts(interfaces, Settings(self.name, DEFAULT), self._state_dir, None, told, metrics)
 
     async def start(self) -> None:
         """Start the agent, and wait until it has told the node and its pools."""

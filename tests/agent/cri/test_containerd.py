@@ -44,7 +44,7 @@ async def connected(containerd: Containerd, **options: float) -> AsyncIterator[C
 
 @asynccontextmanager
 async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[Any]]:
-    """Run a `watch` of the seams, and put what it tells into the queue."""
+    """Run a `watch` of the interfaces, and put what it tells into the queue."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     task = asyncio.create_task(watch(lambda *said: told.put_nowait(said)))
     try:

@@ -81,8 +81,8 @@ class World:
     ) -> dict[str, RuntimeContainer]:
         """List and send until something is so, waiting for the runtime's hints."""
         if not self.watching:
-            seams = (self.source, self.runtime)
-            self.watching = [asyncio.create_task(seam.watch(self.changed.set)) for seam in seams]
+            sources = (self.source, self.runtime)
+            self.watching = [asyncio.create_task(source.watch(self.changed.set)) for source in sources]
         async with asyncio.timeout(SECONDS):
             while True:
                 self.changed.clear()
@@ -410,7 +410,7 @@ def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
 
 
 def test_affinity_has_no_empty_set_and_no_unknown_home() -> None:
-    """The seam's errors are those of cgroups."""
+    """The interface's errors are those of cgroups."""
     affinity = AffinityCgroups("/corepin-test")
 
     assert affinity.read("/") == CPUSet(os.sched_getaffinity(0))

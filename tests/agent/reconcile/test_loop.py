@@ -148,7 +148,7 @@ def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
     asked: list[list[str]] = []
     nursery = SimpleNamespace(follow=lambda cgroups: asked.append(list(cgroups)))
     parts = node.parts()
-    node.agent = Agent(replace(parts, seams=replace(parts.seams, nursery=cast("Nursery", nursery))))
+    node.agent = Agent(replace(parts, interfaces=replace(parts.interfaces, nursery=cast("Nursery", nursery))))
     number = node.start("a")
 
     node.run(rounds=2)

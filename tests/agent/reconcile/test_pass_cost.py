@@ -59,7 +59,7 @@ class Node:
             self._make(version, fake.cgroup(fake.start(f"p{number}")))
         self.cgroups = KernelCgroups(root, NEW_KERNEL)
         parts = fake.parts()
-        fake.agent = Agent(replace(parts, seams=replace(parts.seams, cgroups=self.cgroups)))
+        fake.agent = Agent(replace(parts, interfaces=replace(parts.interfaces, cgroups=self.cgroups)))
         fake.run(rounds=2)
 
     def _make(self, version: int, cgroup: str) -> None:
@@ -128,14 +128,14 @@ def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
     node.add("p0", ONE_CPU)
     node.cgroups.writes.clear()
     calls: Counter[str] = Counter()
-    seams: list[tuple[Any, str]] = [
+    interfaces: list[tuple[Any, str]] = [
         (node.runtime, "containers"),
         (node.cgroups, "read"),
         (node.cgroups, "follow"),
         (node.agent.reconciler, "_plan"),
     ]
-    for seam, name in seams:
-        setattr(seam, name, counting(getattr(seam, name), name, calls))
+    for interface, name in interfaces:
+        setattr(interface, name, counting(getattr(interface, name), name, calls))
 
     node.runner.run(node.agent.reconciler.round())
 
