@@ -133,7 +133,7 @@ class StrayTasks:
     ] = ()  # task ids allowed on fewer CPUs: their own choice, or a mask they inherited
 
 
-class Newborn(NamedTuple):
+class NewContainer(NamedTuple):
     """A container whose cgroup was made just now: its command does not run yet."""
 
     id: str
@@ -141,15 +141,15 @@ class Newborn(NamedTuple):
     cgroup: str
 
 
-class Nursery(Protocol):
-    """Where a runtime that is not ours makes the cgroups of containers."""
+class ContainerWatch(Protocol):
+    """Watches where a runtime that is not ours makes the cgroups of containers."""
 
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch where these containers and their pods were made, and where the kubelet makes pods. Raises Refused."""
         ...
 
-    async def watch(self, born: Callable[[Newborn], None]) -> None:
-        """Call `born` with each container whose cgroup is made, until cancelled; maybe twice, and some are missed."""
+    async def watch(self, created: Callable[[NewContainer], None]) -> None:
+        """Call `created` with each container whose cgroup is made, until cancelled; maybe twice, and some are missed."""
         ...
 
 
@@ -209,4 +209,4 @@ class Interfaces:
     cgroups: Cgroups
     pods: PodSource
     machine: Machine
-    nursery: Nursery | None = None  # None: no container is made but by the agent
+    container_watch: ContainerWatch | None = None  # None: no container is made but by the agent

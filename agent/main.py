@@ -25,7 +25,7 @@ from pinning.planning.node_sets import check_machine
 if TYPE_CHECKING:
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
-    from agent.interfaces import Machine, Nursery, PodSource, Runtime
+    from agent.interfaces import ContainerWatch, Machine, PodSource, Runtime
     from agent.local.affinity import AffinityCgroups
     from agent.node_state import Reporter
     from agent.reconcile.checkpoint import Saved
@@ -54,13 +54,13 @@ async def build(config: AgentConfig) -> Agent:
     state_dir = StateDir(config.state_dir)
     api = None if config.pods_dir else _api(config)
     pods = _pods(config, api)
-    runtime, cgroups, nursery = await _runtime(config, pods)
+    runtime, cgroups, container_watch = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups, state_dir)
     if config.runtime == "cri":
         _tell_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
-    interfaces = Interfaces(runtime, cgroups, pods, machine, nursery)
+    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch)
     metrics = Metrics()
     told = reporters(config, api, interfaces.pods, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, told, metrics))
@@ -105,16 +105,16 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     from agent.kubelet.configz import adopt, ask_kubelet
 
     topology = machine.topology()
-    word = await ask_kubelet(replace(_access(config), url=config.kubelet_url), topology)
-    if word is None:
+    kubelet = await ask_kubelet(replace(_access(config), url=config.kubelet_url), topology)
+    if kubelet is None:
         return Settings(config.node, config.config, config.kubelet_state)
-    chosen = adopt(config.config, word, topology, machine.universe())
-    return Settings(config.node, chosen, config.kubelet_state, word.policy)
+    chosen = adopt(config.config, kubelet, topology, machine.universe())
+    return Settings(config.node, chosen, config.kubelet_state, kubelet.policy)
 
 
 async def _runtime(
     config: AgentConfig, pods: PodSource
-) -> tuple[Runtime, KernelCgroups | AffinityCgroups, Nursery | None]:
+) -> tuple[Runtime, KernelCgroups | AffinityCgroups, ContainerWatch | None]:
     """Return who runs the containers, the cgroups that these have, and where those are made by somebody else."""
     from agent.local.pods_dir import PodsDir
 
@@ -122,11 +122,11 @@ async def _runtime(
         from agent.local.runtime import open_local
 
         return *open_local(pods, config.cgroup_root, config.state_dir), None
-    from agent.kernel.new_cgroups import CgroupNursery
+    from agent.kernel.new_cgroups import CgroupWatcher
 
     runtime = await _cri(config)
-    nursery = CgroupNursery(config.cgroup_root, runtime, pod_roots(config.kubelet_cgroup_root))
-    return runtime, KernelCgroups(config.cgroup_root), nursery
+    container_watch = CgroupWatcher(config.cgroup_root, runtime, pod_roots(config.kubelet_cgroup_root))
+    return runtime, KernelCgroups(config.cgroup_root), container_watch
 
 
 async def _cri(config: AgentConfig) -> CRI:

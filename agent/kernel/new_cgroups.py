@@ -2,7 +2,7 @@
 
 A runtime makes a container's cgroup below its pod's, puts a process of its own in, and at last runs the container's
 command in it. A folder whose name ends in a container's id is a container's; every other one below the root of the
-pods may hold pods or containers, and is watched (interface `Nursery`).
+pods may hold pods or containers, and is watched (interface `ContainerWatch`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import AgentError, Refused
-from agent.interfaces import Newborn
+from agent.interfaces import NewContainer
 from agent.kernel.cgroupfs import find_hierarchy, subfolders
 from agent.kernel.inotify import CREATE, ONLY_FOLDERS, OVERFLOW, Inotify, inotify_refused
 
@@ -41,7 +41,7 @@ def container_id(name: str) -> str | None:
     return found[1] if found else None
 
 
-class CgroupNursery:
+class CgroupWatcher:
     """Watches the cgroups of pods, and those in which pods are made, for containers."""
 
     def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
@@ -52,7 +52,7 @@ class CgroupNursery:
         self._watch_of: dict[str, int] = {}
         self._cgroup_of: dict[int, str] = {}
         self._asking: set[asyncio.Task[None]] = set()
-        self._born: Callable[[Newborn], None] = lambda _: None
+        self._created: Callable[[NewContainer], None] = lambda _: None
 
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch below the roots of the pods, and where these containers and their pods were made. Raises Refused."""
@@ -83,16 +83,16 @@ class CgroupNursery:
         del self._cgroup_of[watch]
         self._inotify.remove(watch)
 
-    async def watch(self, born: Callable[[Newborn], None]) -> None:
-        """Call `born` with each container whose cgroup is made, until cancelled."""
+    async def watch(self, created: Callable[[NewContainer], None]) -> None:
+        """Call `created` with each container whose cgroup is made, until cancelled."""
         loop = asyncio.get_running_loop()
-        self._born = born
+        self._created = created
         loop.add_reader(self._inotify, self._tell)
         try:
             await loop.create_future()
         finally:
             loop.remove_reader(self._inotify)
-            self._born = lambda _: None
+            self._created = lambda _: None
 
     def _tell(self) -> None:
         news = self._inotify.news()
@@ -117,7 +117,7 @@ class CgroupNursery:
 
     async def _ask(self, found: str, cgroup: str) -> None:
         with suppress(AgentError):  # a sandbox; or a pass will find it
-            self._born(Newborn(found, await self._owners.owner(found), cgroup))
+            self._created(NewContainer(found, await self._owners.owner(found), cgroup))
 
     def close(self) -> None:
         """Stop watching."""

@@ -43,11 +43,11 @@ REMEDY: Final = (
 logger = logging.getLogger(__name__)
 
 
-class KubeletWord(NamedTuple):
-    """What the kubelet says of CPUs."""
+class KubeletCPUConfig(NamedTuple):
+    """How the kubelet uses CPUs: its policy, and what it reserves."""
 
     policy: KubeletPolicy
-    reserved: CPUSet  # empty: it keeps none
+    reserved: CPUSet  # empty: none
 
 
 class _Config(msgspec.Struct, rename="camel"):
@@ -61,11 +61,11 @@ class _Document(msgspec.Struct):
     kubeletconfig: _Config
 
 
-def read_configz(document: bytes, topology: Topology) -> KubeletWord:
+def read_configz(document: bytes, topology: Topology) -> KubeletCPUConfig:
     """Return what a configz document says about a machine; raise Refused for what cannot be understood."""
     try:
         config = msgspec.json.decode(document, type=_Document).kubeletconfig
-        return KubeletWord(_policy(config), _reserved(config, topology))
+        return KubeletCPUConfig(_policy(config), _reserved(config, topology))
     except (msgspec.DecodeError, BadCPUList, BadQuantity) as error:
         raise Refused(f"the kubelet's configz cannot be understood: {error}") from error
 
@@ -91,12 +91,12 @@ def _reserved(config: _Config, topology: Topology) -> CPUSet:
     return union(taken) if taken else EMPTY
 
 
-def adopt(config: NodeConfig, word: KubeletWord, topology: Topology, universe: CPUSet) -> NodeConfig:
+def adopt(config: NodeConfig, kubelet: KubeletCPUConfig, topology: Topology, universe: CPUSet) -> NodeConfig:
     """Reserve what the kubelet does where the operator named nothing; a set that leaves no CPU is not taken."""
-    if config.reserved is not None or not word.reserved:
+    if config.reserved is not None or not kubelet.reserved:
         return config
-    adopted = replace(config, reserved=word.reserved)
-    facts = {"reserved": str(word.reserved)}
+    adopted = replace(config, reserved=kubelet.reserved)
+    facts = {"reserved": str(kubelet.reserved)}
     try:
         check_machine(topology, universe, adopted)
     except BadContract as problem:
@@ -113,7 +113,7 @@ async def ask_kubelet(
     topology: Topology,
     transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> KubeletWord | None:
+) -> KubeletCPUConfig | None:
     """Return what the kubelet at `access` says; None, told in the log with the remedy, when it says nothing."""
     try:
         api = Api(access, transport)

@@ -27,7 +27,7 @@ MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
 
 
 class AffinityCgroups:
-    """Stands in for cgroups (interfaces `Cgroups` and `Homes`); the masks of the processes are all there is."""
+    """Stands in for cgroups (interfaces `Cgroups` and `ContainerCgroups`); the masks of the processes are all there is."""
 
     version = 0
     writable = True
@@ -37,7 +37,7 @@ class AffinityCgroups:
         self._usable = CPUSet(os.sched_getaffinity(0))
         self._given: dict[str, CPUSet] = {}
 
-    # Homes.
+    # The cgroups of containers.
 
     def make(self, cgroup: str) -> None:
         """Know a home from now on."""

@@ -24,7 +24,7 @@ _MEMS: Final = "cpuset.mems"
 _SUBTREE: Final = "cgroup.subtree_control"
 
 
-class Homes(Protocol):
+class ContainerCgroups(Protocol):
     """Where local containers live. A home is named by its cgroup: ROOT/POD_UID/CONTAINER."""
 
     def make(self, cgroup: str) -> None:
@@ -48,8 +48,8 @@ class Homes(Protocol):
         ...
 
 
-class KernelHomes:
-    """Homes in the kernel's cpuset hierarchy (interface `Homes`)."""
+class KernelContainerCgroups:
+    """Cgroups in the cpuset hierarchy of the kernel (interface `ContainerCgroups`)."""
 
     def __init__(self, hierarchy: Hierarchy, root: str = ROOT) -> None:
         self._hierarchy = hierarchy

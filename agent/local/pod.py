@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.local.cgroups import Homes
+    from agent.local.cgroups import ContainerCgroups
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class LocalPod:
 
     uid: str
     cgroup: str
-    homes: Homes
+    homes: ContainerCgroups
     logs: Path | None
     hint: Callable[[], None]
     run: PodRun | None = None  # None: an earlier agent began it, and no manifest was seen yet

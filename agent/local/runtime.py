@@ -18,7 +18,7 @@ from agent.errors import AgentError, Gone
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cpusets import KernelCgroups
 from agent.local.affinity import AffinityCgroups
-from agent.local.cgroups import ROOT, KernelHomes
+from agent.local.cgroups import ROOT, KernelContainerCgroups
 from agent.local.manifest import BadManifest, name_of
 from agent.local.pod import LocalPod
 from agent.local.spec import read_run
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.interfaces import Cgroups, RuntimeContainer
-    from agent.local.cgroups import Homes
+    from agent.local.cgroups import ContainerCgroups
     from agent.local.pods_dir import PodsDir
     from pinning.machine.cpuset import CPUSet
     from pinning.pods.types import Pod
@@ -41,7 +41,13 @@ class LocalRuntime:
     """Runs the pods of a `PodsDir`."""
 
     def __init__(
-        self, pods: PodsDir, cgroups: Cgroups, homes: Homes, *, root: str = ROOT, logs: Path | None = None
+        self,
+        pods: PodsDir,
+        cgroups: Cgroups,
+        homes: ContainerCgroups,
+        *,
+        root: str = ROOT,
+        logs: Path | None = None,
     ) -> None:
         how = (
             f"in cgroups v{cgroups.version}"
@@ -162,7 +168,7 @@ def open_local(
     if not cgroups.writable:
         cgroups.close()
         return _open_affinity(pods, root, logs, "cgroups cannot be written: run as root")
-    return LocalRuntime(pods, cgroups, KernelHomes(hierarchy, root), root=root, logs=logs), cgroups
+    return LocalRuntime(pods, cgroups, KernelContainerCgroups(hierarchy, root), root=root, logs=logs), cgroups
 
 
 def _open_affinity(

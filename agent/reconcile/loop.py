@@ -83,8 +83,8 @@ class Loop:
             group.create_task(self._interfaces.pods.watch(self._hints.give))
             group.create_task(self._interfaces.runtime.watch(self._hints.give))
             group.create_task(self._interfaces.cgroups.watch(self._reconciler.foreign_write))
-            if self._interfaces.nursery:
-                group.create_task(self._interfaces.nursery.watch(self._reconciler.born))
+            if self._interfaces.container_watch:
+                group.create_task(self._interfaces.container_watch.watch(self._reconciler.container_created))
             group.create_task(self._poll_machine(self._hints.give))
             group.create_task(self._reconciler.background.run())
             group.create_task(self._reconciler.observer.lookups.run())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.clock import Clock
-    from agent.interfaces import Cgroups, Newborn
+    from agent.interfaces import Cgroups, NewContainer
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
 
@@ -44,7 +44,7 @@ class Cradle:
         cgroups: Cgroups,
         clock: Clock,
         cpus_of: Callable[[Owner], CPUSet | None],
-        told: Callable[[Newborn], None],
+        told: Callable[[NewContainer], None],
     ) -> None:
         self._cgroups = cgroups
         self._clock = clock
@@ -53,7 +53,7 @@ class Cradle:
         self._tending: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
 
-    def take(self, newborn: Newborn) -> None:
+    def take(self, newborn: NewContainer) -> None:
         """Tend a container from now on; once is enough."""
         now = self._clock.monotonic()
         self._right = {key: one for key, one in self._right.items() if now - one.at < KEPT_SECONDS}
@@ -69,7 +69,7 @@ class Cradle:
         right = self._right.pop(container_id, None)
         return right.seconds if right and right.cpus == cpus else None
 
-    async def _tend(self, newborn: Newborn) -> None:
+    async def _tend(self, newborn: NewContainer) -> None:
         pause = FIRST_PAUSE
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
@@ -85,7 +85,7 @@ class Cradle:
             del self._tending[newborn.id]
             self._told(newborn)
 
-    def _look(self, newborn: Newborn) -> bool:
+    def _look(self, newborn: NewContainer) -> bool:
         """Write where nothing runs yet; say whether there is nothing left to do here."""
         cpus = self._cpus_of(newborn.owner)
         if cpus is None:

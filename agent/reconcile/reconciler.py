@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, Newborn
+    from agent.interfaces import Interfaces, NewContainer
     from agent.metrics import Metrics
     from agent.node_state import NodeState
     from agent.reconcile.container_record import Track
@@ -141,9 +141,9 @@ class Reconciler:
 
     def _follow(self) -> None:
         """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
-        if self._interfaces.nursery:
+        if self._interfaces.container_watch:
             there = [one.cgroup for one in self.observer.tracks.values() if one.cgroup]
-            _watch(self._interfaces.nursery.follow, there)
+            _watch(self._interfaces.container_watch.follow, there)
         if self._running() != self._followed:
             self._follow_anew()
 
@@ -254,9 +254,9 @@ class Reconciler:
         if window is not None:
             self.metrics.window_seconds.observe(window)
 
-    # Newborn containers.
+    # New containers.
 
-    def born(self, newborn: Newborn) -> None:
+    def container_created(self, newborn: NewContainer) -> None:
         """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
         track = self.observer.tracks.get(newborn.id)
         if not (track and track.is_running) and self._interfaces.cgroups.writable:
@@ -269,7 +269,7 @@ class Reconciler:
         one = self._ledger.of(owner)
         return one.cpus if one else self._shared
 
-    def _tended(self, newborn: Newborn) -> None:
+    def _tended(self, newborn: NewContainer) -> None:
         track = self.observer.tracks.get(newborn.id)
         if track:
             track.applied = EMPTY  # what was written beside the passes is nobody's rewrite

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agent.doctor.facts import Places, read_facts
-from agent.local.cgroups import KernelHomes
+from agent.local.cgroups import KernelContainerCgroups
 from tests.node.examined import corepin, examined
 from tests.node.node import EXCLUSIVE, pod
 from tests.node.waiting import until, until_equal
@@ -32,7 +32,7 @@ def shown(node: Node, *arguments: str) -> str:
 def busy(node: Node, cpus: CPUSet) -> Iterator[str]:
     """Keep a thread of nobody's pod running on some CPUs; yield its cgroup."""
     root = f"{node.containerd.cgroup}/stranger"
-    cgroup, homes = f"{root}/pod/main", KernelHomes(node.hierarchy, root)
+    cgroup, homes = f"{root}/pod/main", KernelContainerCgroups(node.hierarchy, root)
     homes.make(cgroup)
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Gone, Refused
-from agent.interfaces import Newborn
+from agent.interfaces import NewContainer
 from agent.kernel.inotify import OVERFLOW, Event
-from agent.kernel.new_cgroups import CgroupNursery, container_id
+from agent.kernel.new_cgroups import CgroupWatcher, container_id
 from pinning.planning.observed import Owner
 from tests.agent.cgroup_trees import make_root
 
@@ -38,23 +38,25 @@ def cpuset(tmp_path: Path) -> Path:
     return make_root(tmp_path, 1)
 
 
-def told(cpuset: Path, happens: Callable[[CgroupNursery], Awaitable[None]], *expected: str) -> list[Newborn]:
+def told(
+    cpuset: Path, happens: Callable[[CgroupWatcher], Awaitable[None]], *expected: str
+) -> list[NewContainer]:
     """Watch while something happens, until as many containers as expected are told; return them."""
-    nursery = CgroupNursery(cpuset.parent, Runtime(), PODS)
+    watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
 
-    async def run() -> list[Newborn]:
-        born: list[Newborn] = []
+    async def run() -> list[NewContainer]:
+        born: list[NewContainer] = []
         all_told = asyncio.Event()
 
-        def tell(newborn: Newborn) -> None:
+        def tell(newborn: NewContainer) -> None:
             if newborn not in born:  # one that is made while its pod begins to be watched may be told twice
                 born.append(newborn)
             if len(born) == len(expected):
                 all_told.set()
 
-        watching = asyncio.create_task(nursery.watch(tell))
+        watching = asyncio.create_task(watcher.watch(tell))
         await asyncio.sleep(0)
-        await happens(nursery)
+        await happens(watcher)
         await asyncio.wait_for(all_told.wait(), SECONDS)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -63,7 +65,7 @@ def told(cpuset: Path, happens: Callable[[CgroupNursery], Awaitable[None]], *exp
     try:
         born = asyncio.run(run())
     finally:
-        nursery.close()
+        watcher.close()
     assert [one.cgroup for one in born] == list(expected)
     return born
 
@@ -90,22 +92,22 @@ def test_container_beside_a_known_one_is_told(cpuset: Path) -> None:
     """In the pod of a known container, and in one that is made beside that pod later."""
     (cpuset / POD[1:] / ID).mkdir(parents=True)
 
-    async def happens(nursery: CgroupNursery) -> None:
-        nursery.follow([f"{POD}/{ID}"])
+    async def happens(watcher: CgroupWatcher) -> None:
+        watcher.follow([f"{POD}/{ID}"])
         (cpuset / POD[1:] / OTHER).mkdir()
         (cpuset / "kubepods/burstable/pod2" / OTHER).mkdir(parents=True)
 
     second = f"/kubepods/burstable/pod2/{OTHER}"
     born = told(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}", second)
-    assert born[-1] == Newborn(OTHER, Owner("uid", "b"), second)
+    assert born[-1] == NewContainer(OTHER, Owner("uid", "b"), second)
 
 
 def test_first_container_of_a_node_is_told(cpuset: Path) -> None:
     """Below the kubelet's cgroup of all pods nothing has to be known before."""
     (cpuset / "kubepods").mkdir()
 
-    async def happens(nursery: CgroupNursery) -> None:
-        nursery.follow([])
+    async def happens(watcher: CgroupWatcher) -> None:
+        watcher.follow([])
         (cpuset / POD[1:]).mkdir(parents=True)
         await asyncio.sleep(0)
         (cpuset / POD[1:] / ID).mkdir()
@@ -117,8 +119,8 @@ def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
     """Only containers are; what is below a container is its own."""
     (cpuset / POD[1:]).mkdir(parents=True)
 
-    async def happens(nursery: CgroupNursery) -> None:
-        nursery.follow([])
+    async def happens(watcher: CgroupWatcher) -> None:
+        watcher.follow([])
         (cpuset / POD[1:] / SANDBOX).mkdir()
         (cpuset / POD[1:] / ID / OTHER).mkdir(parents=True)
         await asyncio.sleep(0)
@@ -130,33 +132,33 @@ def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
 def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:
     """Their watches are given back, also when nobody ever knew a container of theirs."""
     (cpuset / POD[1:] / ID).mkdir(parents=True)
-    nursery = CgroupNursery(cpuset.parent, Runtime(), PODS)
+    watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
 
     async def follow() -> None:
-        nursery.follow([f"{POD}/{ID}"])
+        watcher.follow([f"{POD}/{ID}"])
         (cpuset / "kubepods/burstable/pod2").mkdir()
-        nursery._tell()
-        assert "/kubepods/burstable/pod2" in nursery._watch_of
+        watcher._tell()
+        assert "/kubepods/burstable/pod2" in watcher._watch_of
         shutil.rmtree(cpuset / "kubepods/burstable/pod2")
         shutil.rmtree(cpuset / POD[1:])
-        nursery.follow([])
+        watcher.follow([])
 
     asyncio.run(follow())
-    assert set(nursery._watch_of) == set(nursery._cgroup_of.values()) == {"/kubepods", "/kubepods/burstable"}
-    nursery.close()
+    assert set(watcher._watch_of) == set(watcher._cgroup_of.values()) == {"/kubepods", "/kubepods/burstable"}
+    watcher.close()
 
 
 def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was made while the queue ran over is found by the next pass."""
     (cpuset / POD[1:]).mkdir(parents=True)
 
-    async def happens(nursery: CgroupNursery) -> None:
-        nursery.follow([])
-        monkeypatch.setattr(nursery._inotify, "news", lambda: [Event(OVERFLOW, "")])
+    async def happens(watcher: CgroupWatcher) -> None:
+        watcher.follow([])
+        monkeypatch.setattr(watcher._inotify, "news", lambda: [Event(OVERFLOW, "")])
         (cpuset / POD[1:] / ID).mkdir()
-        nursery._tell()
+        watcher._tell()
         monkeypatch.undo()
-        nursery.follow([])
+        watcher.follow([])
 
     told(cpuset, happens, f"{POD}/{ID}")
 
@@ -164,7 +166,7 @@ def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPat
 def test_inotify_limits_are_told(cpuset: Path) -> None:
     """A queue that cannot watch says which limit to raise."""
     (cpuset / "kubepods").mkdir()
-    nursery = CgroupNursery(cpuset.parent, Runtime(), PODS)
-    nursery.close()
+    watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
+    watcher.close()
     with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
-        nursery.follow([])
+        watcher.follow([])

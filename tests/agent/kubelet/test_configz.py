@@ -20,7 +20,7 @@ import trustme
 from agent import main
 from agent.config import AgentConfig, ApiFlags, parse_configz
 from agent.errors import Refused
-from agent.kubelet.configz import TRIES, KubeletWord, adopt, ask_kubelet, read_configz
+from agent.kubelet.configz import TRIES, KubeletCPUConfig, adopt, ask_kubelet, read_configz
 from agent.kubelet.policy import KubeletPolicy
 from agent.reconcile.reconciler import Settings
 from apiserver.client import Access
@@ -69,7 +69,7 @@ def document(**config: Any) -> bytes:
 def test_configz_is_read(config: dict[str, Any], policy: KubeletPolicy, reserved: str) -> None:
     """On cores 0,4 1,5 2,6 3,7: the named CPUs, else whole cores for the sum of the amounts."""
     expected = CPUSet.parse(reserved) if reserved else EMPTY
-    assert read_configz(document(**config), FLAT) == KubeletWord(policy, expected)
+    assert read_configz(document(**config), FLAT) == KubeletCPUConfig(policy, expected)
 
 
 def test_amounts_are_taken_from_cores_that_run() -> None:
@@ -109,13 +109,15 @@ def test_odd_configz_is_refused(text: bytes) -> None:
 def test_reserved_cpus_are_adopted(chosen: str | None, told: str, reserved: str | None) -> None:
     """Only where the operator named none, and where they leave something to give out."""
     config = NodeConfig(reserved=CPUSet.parse(chosen) if chosen else None)
-    word = KubeletWord(NONE, CPUSet.parse(told) if told else EMPTY)
+    kubelet = KubeletCPUConfig(NONE, CPUSet.parse(told) if told else EMPTY)
 
-    found = adopt(config, word, FLAT, FLAT.online).reserved
+    found = adopt(config, kubelet, FLAT, FLAT.online).reserved
     assert found == (CPUSet.parse(reserved) if reserved else None)
 
 
-def ask(*answers: int | bytes | Exception, **access: Any) -> tuple[KubeletWord | None, list[httpx.Request]]:
+def ask(
+    *answers: int | bytes | Exception, **access: Any
+) -> tuple[KubeletCPUConfig | None, list[httpx.Request]]:
     """Ask a kubelet that answers so; return what came of it and the requests."""
     script, asked = iter(answers), []
 
@@ -137,18 +139,18 @@ def test_kubelet_is_asked_with_the_agents_token(tmp_path: Path) -> None:
     """One request to the node's own kubelet."""
     token = tmp_path / "token"
     token.write_text("secret")
-    word, asked = ask(document(cpuManagerPolicy="none", reservedSystemCPUs="0,4"), token_file=token)
+    found, asked = ask(document(cpuManagerPolicy="none", reservedSystemCPUs="0,4"), token_file=token)
 
-    assert word == KubeletWord(NONE, CPUSet.parse("0,4"))
+    assert found == KubeletCPUConfig(NONE, CPUSet.parse("0,4"))
     assert [str(request.url) for request in asked] == ["https://node-1:10250/configz"]
     assert asked[0].headers["authorization"] == "Bearer secret"
 
 
 def test_kubelet_that_starts_is_asked_again() -> None:
     """It may come up just after the agent."""
-    word, asked = ask(httpx.ConnectError("refused"), 503, document(cpuManagerPolicy="static"))
+    found, asked = ask(httpx.ConnectError("refused"), 503, document(cpuManagerPolicy="static"))
 
-    assert word == KubeletWord(STATIC, EMPTY)
+    assert found == KubeletCPUConfig(STATIC, EMPTY)
     assert len(asked) == TRIES
 
 
@@ -167,9 +169,9 @@ def test_silent_kubelet_is_told_with_the_remedy(
 ) -> None:
     """The default stays, and the log says why and what to do; a clear no is not asked for again."""
     with caplog.at_level(logging.WARNING):
-        word, asked = ask(*answers)
+        found, asked = ask(*answers)
 
-    assert (word, len(asked)) == (None, requests)
+    assert (found, len(asked)) == (None, requests)
     [record] = caplog.records
     assert "nodes/configz" in record.__dict__["facts"]["remedy"]
     assert record.__dict__["facts"]["reason"]
@@ -177,9 +179,9 @@ def test_silent_kubelet_is_told_with_the_remedy(
 
 def test_missing_ca_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file that is not there does not keep the agent from starting."""
-    word, asked = ask(ca_file=tmp_path / "none.crt")
+    found, asked = ask(ca_file=tmp_path / "none.crt")
 
-    assert (word, asked) == (None, [])
+    assert (found, asked) == (None, [])
     assert "none.crt" in caplog.records[0].__dict__["facts"]["reason"]
 
 
@@ -304,7 +306,7 @@ def test_token_is_sent_to_no_stranger(tmp_path: Path, caplog: pytest.LogCaptureF
 
     with kubelet(trustme.CA(), document(reservedSystemCPUs="1,5")) as (url, credentials):
         access = Access(url, tmp_path / "ca.crt", tmp_path / "token")
-        word = asyncio.run(ask_kubelet(access, FLAT, sleep=at_once))
+        found = asyncio.run(ask_kubelet(access, FLAT, sleep=at_once))
 
-    assert (word, credentials) == (None, [])
+    assert (found, credentials) == (None, [])
     assert "certificate" in caplog.records[-1].__dict__["facts"]["reason"]

@@ -19,7 +19,7 @@ from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cpusets import DEFAULT_ROOT, KernelCgroups
 from agent.kernel.procfs import is_alive
 from agent.local.affinity import AffinityCgroups
-from agent.local.cgroups import KernelHomes
+from agent.local.cgroups import KernelContainerCgroups
 from agent.local.finished_pods import write_finished
 from agent.local.manifest import uid_for
 from agent.local.pods_dir import PodsDir
@@ -54,10 +54,10 @@ class World:
         cgroups: KernelCgroups | AffinityCgroups
         if self.kind == "affinity":
             cgroups = AffinityCgroups(self.root)
-            homes: KernelHomes | AffinityCgroups = cgroups
+            homes: KernelContainerCgroups | AffinityCgroups = cgroups
         else:
             cgroups = KernelCgroups()
-            homes = KernelHomes(find_hierarchy(DEFAULT_ROOT), self.root)
+            homes = KernelContainerCgroups(find_hierarchy(DEFAULT_ROOT), self.root)
         self.cgroups, self.homes = cgroups, homes
         self.runtime = LocalRuntime(self.source, cgroups, homes, root=self.root, logs=self.folder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agent.interfaces import Newborn
+from agent.interfaces import NewContainer
 from agent.reconcile.reconciler import Settings
 from pinning.planning.observed import Owner, State
 from tests.pinning.world import Wish
@@ -45,7 +45,7 @@ def test_newborn_container_is_written_without_a_pass(node: FakeNode) -> None:
     async def be_born() -> None:
         for number, owner, _ in born:
             node.cpusets[node.cgroup(number)] = node.topology.online
-            node.agent.reconciler.born(Newborn(number, owner, node.cgroup(number)))
+            node.agent.reconciler.container_created(NewContainer(number, owner, node.cgroup(number)))
         await asyncio.sleep(0)
 
     node.runner.run(be_born())
@@ -65,7 +65,7 @@ def test_newborn_container_is_left_to_the_kubelet_where_the_agent_observes(
     node.cpusets[node.cgroup(number)] = node.topology.online
 
     async def be_born() -> None:
-        node.agent.reconciler.born(Newborn(number, Owner("b", "c0"), node.cgroup(number)))
+        node.agent.reconciler.container_created(NewContainer(number, Owner("b", "c0"), node.cgroup(number)))
         await asyncio.sleep(0)
 
     node.runner.run(be_born())

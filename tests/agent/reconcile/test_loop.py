@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from agent.errors import Unavailable
-from agent.interfaces import Nursery
+from agent.interfaces import ContainerWatch
 from agent.node_state import NodeState
 from agent.process import Agent, Listeners
 from agent.reconcile.reconciler import PODS_SECONDS
@@ -144,11 +144,16 @@ def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeN
 
 
 def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
-    """The nursery may have lost its watches, so it is told of all cgroups by every pass."""
+    """The watch may have lost its watches, so it is told of all cgroups by every pass."""
     asked: list[list[str]] = []
-    nursery = SimpleNamespace(follow=lambda cgroups: asked.append(list(cgroups)))
+    container_watch = SimpleNamespace(follow=lambda cgroups: asked.append(list(cgroups)))
     parts = node.parts()
-    node.agent = Agent(replace(parts, interfaces=replace(parts.interfaces, nursery=cast("Nursery", nursery))))
+    node.agent = Agent(
+        replace(
+            parts,
+            interfaces=replace(parts.interfaces, container_watch=cast("ContainerWatch", container_watch)),
+        )
+    )
     number = node.start("a")
 
     node.run(rounds=2)

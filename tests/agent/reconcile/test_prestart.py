@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from agent.clock import Clock
 from agent.errors import Gone
-from agent.interfaces import Life, Newborn
+from agent.interfaces import Life, NewContainer
 from agent.reconcile.prestart import Cradle
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
 
 ALL, OWN = CPUSet.parse("0-3"), CPUSet.parse("1")
-NEWBORN = Newborn("one", Owner("uid", "main"), "/kubepods/pod1/one")
+NEWBORN = NewContainer("one", Owner("uid", "main"), "/kubepods/pod1/one")
 NOBODY, HELD, RUNNING = (
     Life(None, has_begun=False),
     Life(0.02, has_begun=False),
@@ -48,9 +48,9 @@ class Cgroup:
             self.cpus = cpus
 
 
-def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[Cradle, list[Newborn]]:
+def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[Cradle, list[NewContainer]]:
     """Let a container be born, and return who tended it and what was told meanwhile."""
-    told: list[Newborn] = []
+    told: list[NewContainer] = []
 
     async def run() -> Cradle:
         cradle = Cradle(cgroup, Clock(), lambda _: cpus, told.append)  # type: ignore[arg-type]
