@@ -48,14 +48,14 @@ class Judged:
 def load_decider(args: argparse.Namespace) -> Decider:
     """Return the rules under the configuration files that the flags name, as the server would load them."""
     from webhook.config.reload import File, Unusable
-    from webhook.server.loader import Generations
+    from webhook.server.loader import DeciderLoader
 
     files = [
         File(Path(given)) if given else File(default, optional=True)
         for given, default in ((args.config, CONFIG), (args.mutations, MUTATIONS))
     ]
     try:
-        return Generations(*files)(tuple(file.read() for file in files))
+        return DeciderLoader(*files)(tuple(file.read() for file in files))
     except Unusable as error:
         raise CommandFailed(str(error)) from error
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from webhook.config.reload import File
     from webhook.server.listener import Address
-    from webhook.server.loader import Generations
+    from webhook.server.loader import DeciderLoader
     from webhook.server.process import Options
 
 CONFIG = Path("/etc/corepin/config/config.yaml")
@@ -80,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from webhook.server.loader import Generations
+    from webhook.server.loader import DeciderLoader
 
     files = _config_files(args)
     contents = tuple(file.read() for file in files)
-    Generations(*files)(contents)
+    DeciderLoader(*files)(contents)
     words = ["ok" if content is not None else "absent, built-in defaults are used" for content in contents]
     write_out("".join(f"{file.path}: {word}\n" for file, word in zip(files, words, strict=True)))
     return 0
@@ -93,10 +93,10 @@ def _check(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from logs import formatter
     from webhook.server import process
-    from webhook.server.loader import Generations
+    from webhook.server.loader import DeciderLoader
 
     options = _options(args)
-    build = Generations(options.config, options.mutations)
+    build = DeciderLoader(options.config, options.mutations)
     _check_files(options, build)
     formatter.configure(noisy=("uvicorn",))  # it warns of every garbled request: anyone could flood us
     logging.getLogger(__name__).info("starting", extra={"facts": _told(args)})
@@ -104,7 +104,7 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_files(options: Options, build: Generations) -> None:
+def _check_files(options: Options, build: DeciderLoader) -> None:
     """Raise `Unusable` for files that cannot serve before the log begins, so that it is the first line that is read."""
     from webhook.server.tls import Identities
 

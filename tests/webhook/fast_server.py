@@ -11,7 +11,7 @@ from corepin.run import webhook as verb
 from logs import formatter
 from webhook.server import process
 from webhook.server.listener import Limits
-from webhook.server.loader import Generations
+from webhook.server.loader import DeciderLoader
 
 POLL_SECONDS = 0.02
 
@@ -25,7 +25,7 @@ def main() -> None:
         verb._options(parser.parse_args(["webhook", *sys.argv[2:]])), poll_seconds=POLL_SECONDS, limits=limits
     )
     formatter.configure(noisy=("uvicorn",))
-    process.run(options, Generations(options.config, options.mutations))
+    process.run(options, DeciderLoader(options.config, options.mutations))
 
 
 if __name__ == "__main__":

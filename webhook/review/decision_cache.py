@@ -62,15 +62,15 @@ class _Spec(TypedDict, total=False):
     volumes: list[Volume] | None
 
 
-class _Likeness(TypedDict, total=False):
+class _KeyPart(TypedDict, total=False):
     metadata: _Metadata | None
     spec: _Spec | None
 
 
-decoder: Final = msgspec.json.Decoder(_Likeness)
+decoder: Final = msgspec.json.Decoder(_KeyPart)
 
 
-def likeness(read: _Likeness, mutations: Mutations) -> tuple[Pod, bytes]:
+def pod_key(read: _KeyPart, mutations: Mutations) -> tuple[Pod, bytes]:
     """Return the part of a pod that decides, and its key; it keeps few of the annotations, variables and volumes."""
     metadata, spec = read.get("metadata"), read.get("spec")
     if metadata and (annotations := metadata.get("annotations")):
@@ -94,8 +94,8 @@ def _forget_variables(containers: list[_Container] | None, known: frozenset[str]
             variables.clear()
 
 
-class Answers(Generic[Answer]):
-    """Answers by likeness; bounded, and forgotten with the configuration generation that gave them."""
+class DecisionCache(Generic[Answer]):
+    """Answers by the keys of pods; bounded, and forgotten with the configuration generation that gave them."""
 
     def __init__(self, weigh: Callable[[Answer], int]) -> None:
         self._weigh = weigh

@@ -12,8 +12,8 @@ from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.kubevirt.review import Kind
 from pinning.pods.claims import count_containers, crowded
-from webhook.review.decision_cache import Answers, likeness
-from webhook.review.decision_cache import decoder as likeness_decoder
+from webhook.review.decision_cache import DecisionCache, pod_key
+from webhook.review.decision_cache import decoder as key_decoder
 from webhook.review.response import Allowed, Denied, Patched, weight
 from webhook.rules.judged import JudgedPod
 from webhook.rules.mutate import plan_mutation
@@ -57,11 +57,11 @@ class Decider:
 
     settings: Settings
     mutations: Mutations
-    _mutated: Answers[Allowed | Patched] = field(
-        default_factory=lambda: Answers(weight), init=False, repr=False, compare=False
+    _mutated: DecisionCache[Allowed | Patched] = field(
+        default_factory=lambda: DecisionCache(weight), init=False, repr=False, compare=False
     )
-    _judged: Answers[Verdict] = field(
-        default_factory=lambda: Answers(Verdict.weight), init=False, repr=False, compare=False
+    _judged: DecisionCache[Verdict] = field(
+        default_factory=lambda: DecisionCache(Verdict.weight), init=False, repr=False, compare=False
     )
 
     def mutate(self, request: Request) -> Allowed | Patched:
@@ -69,23 +69,23 @@ class Decider:
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
         if self.mutations.is_typed:
-            pod, key = self._likeness(request)
+            pod, key = self._key(request)
             return self._mutated.of(key, lambda: self._mutate(pod))
-        self._likeness(request)  # which holds the pod to its shape
+        self._key(request)  # which holds the pod to its shape
         return self._mutate(_decode_pod(request.object, _whole))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Return the verdict on a pod as it will be stored."""
         if self.mutations.is_typed:
-            pod, key = self._likeness(request)
+            pod, key = self._key(request)
             return self._judged.of(key, lambda: self._judge(pod))
-        self._likeness(request)  # which holds the pod to its shape
+        self._key(request)  # which holds the pod to its shape
         return self._judge(_decode_pod(request.object, _whole))
 
-    def _likeness(self, request: Request) -> tuple[Pod, bytes]:
-        read = _decode(likeness_decoder, request.object)
+    def _key(self, request: Request) -> tuple[Pod, bytes]:
+        read = _decode(key_decoder, request.object)
         try:
-            return likeness(read, self.mutations)
+            return pod_key(read, self.mutations)
         except OverflowError as error:  # the API server writes amounts as texts, and no such number
             raise Malformed(OBJECT, "a number has more than 64 bits: write it as a text") from error
 

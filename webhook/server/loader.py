@@ -42,7 +42,7 @@ SAMPLE: Final = b"""{
 }"""
 
 
-class Generations:
+class DeciderLoader:
     """Builds deciders from the contents of the configuration, the mutations file, and the shapes of watched nodes."""
 
     def __init__(self, config: File, mutations: File) -> None:

@@ -17,7 +17,7 @@ from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
 from tests.webhook.requests import BEYOND, generated, request
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.config.settings import Settings, load_settings
-from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, Answers, decoder, likeness
+from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, DecisionCache, decoder, pod_key
 from webhook.review.handler import Decider
 from webhook.review.response import Patched, weight
 from webhook.rules.mutate import plan_mutation
@@ -32,9 +32,9 @@ NAMING = load_mutations(
 @given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING]))
 @settings(max_examples=200, deadline=None)
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
-    """For any pod, plan and verdict on its likeness are those on the pod itself."""
+    """For any pod, plan and verdict on the part in its key are those on the pod itself."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part, _ = likeness(decoder.decode(json.dumps(document)), mutations)
+    part, _ = pod_key(decoder.decode(json.dumps(document)), mutations)
     assert plan_mutation(part, rules, mutations) == plan_mutation(document, rules, mutations)
     assert review_new_pod(part, rules, mutations) == review_new_pod(document, rules, mutations)
 
@@ -114,7 +114,7 @@ def test_a_configuration_forgets_what_another_one_decided() -> None:
 
 
 def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
-    """Where the whole pod matters there is no likeness; a status that somebody sends along plays no part."""
+    """Where the whole pod matters no answer is kept; a status that somebody sends along plays no part."""
     rules = Decider(Settings(), BEYOND)
     assert rules.mutate(request(sibling(1))) is not rules.mutate(request(sibling(1)))
     injected = {
@@ -126,7 +126,7 @@ def test_a_file_beyond_the_usual_keys_decides_each_pod_anew() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     """Neither many kinds of pods nor huge ones, nor small ones with huge answers, fill the memory."""
-    answers: Answers[int] = Answers(lambda _: 1000)
+    answers: DecisionCache[int] = DecisionCache(lambda _: 1000)
     decided = []
 
     def decide() -> int:
@@ -140,7 +140,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert answers.of(b"%01000d" % 0, decide) == fitting + 2, "the oldest were forgotten together"
     huge = b"x" * MOST_KEPT
     assert answers.of(huge, decide) != answers.of(huge, decide)
-    heavy: Answers[int] = Answers(lambda _: MOST_KEPT)
+    heavy: DecisionCache[int] = DecisionCache(lambda _: MOST_KEPT)
     assert heavy.of(b"small", decide) != heavy.of(b"small", decide)
 
 

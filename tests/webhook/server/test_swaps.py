@@ -16,7 +16,7 @@ from tests.webhook.serving import PATIENCE_SECONDS, Server, serving, trusting
 from webhook import wire
 from webhook.config.reload import File
 from webhook.review.response import Patched, encode
-from webhook.server.loader import SAMPLE, Generations
+from webhook.server.loader import SAMPLE, DeciderLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +102,7 @@ def expected_patches(root: Path) -> dict[str, str]:
     """Return the color that each patch stands for, computed without a server."""
     patches = {}
     for color in COLORS:
-        decider = Generations(File(root), File(root))((None, mutations(color)["mutations.yaml"]))
+        decider = DeciderLoader(File(root), File(root))((None, mutations(color)["mutations.yaml"]))
         answer = decider.mutate(wire.decode(SAMPLE))
         assert isinstance(answer, Patched)
         operations = [dict(operation) for operation in answer.operations]
