@@ -1,17 +1,31 @@
-"""What goes wrong outside of the agent; each error is translated at the edge that meets it.
-
-The kernel and the runtime fail as the API server does, so that whoever tries again need not know which of them it was:
+"""What goes wrong with the kernel, the runtime and the source of pods; each error is translated where it is met.
 
 AgentError
-  +- Unavailable   the runtime, the API server or the kernel does not answer now; try again later
+  +- Unavailable   it does not answer now; try again later
   +- Gone          the container or pod is not there any more; nothing to do
-  +- Refused       it answered no; the message says why and what to do
+  +- Refused       the answer is no; the message says why and what to do
+
+What the API server answers to a report is an `apiserver.errors.APIError` and stays with the reports.
 """
 
 from __future__ import annotations
 
-from apiserver.errors import APIError, Gone, Refused, Unavailable
 
-__all__ = ["AgentError", "Gone", "Refused", "Unavailable"]
+class AgentError(Exception):
+    """Anything that went wrong outside of the agent."""
 
-AgentError = APIError
+
+class Unavailable(AgentError):
+    """What was asked does not answer now; `retry_seconds` is how long it asks to be left alone, if it does."""
+
+    def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_seconds = retry_seconds
+
+
+class Gone(AgentError):
+    """What was asked for is not there any more."""
+
+
+class Refused(AgentError):
+    """The answer is no; the message says why."""

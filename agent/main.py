@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
 
-from agent.errors import Refused, Unavailable
+from agent.errors import AgentError, Refused, Unavailable
 from agent.interfaces import Interfaces
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cpusets import KernelCgroups
@@ -150,9 +150,13 @@ def _api(config: AgentConfig) -> Api:
 
 def _access(config: AgentConfig) -> Access:
     from apiserver.client import Access
+    from apiserver.errors import APIError
 
     if config.api is None:
-        return Access.in_cluster(os.environ)
+        try:
+            return Access.in_cluster(os.environ)
+        except APIError as error:
+            raise AgentError(f"{error}: name an API server with --api-server, or --pods-dir") from error
     return Access(config.api.url, config.api.ca_file, config.api.token_file)
 
 

@@ -148,7 +148,7 @@ class Reporter(Protocol):
     """Somebody who is told of every new state; never two calls at a time, and only the newest state counts."""
 
     async def publish(self, state: NodeState) -> None:
-        """Tell `state`; an AgentError is tried again with backoff, with the state that is the newest by then."""
+        """Tell `state`; an APIError is tried again with backoff, with the state that is the newest by then."""
         ...
 
     async def reset(self) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from agent.errors import Refused, Unavailable
 from agent.kept_pod import PodDecoder
+from apiserver import errors
 from apiserver.list_watch import ListWatch
 from apiserver.pages import decode, pages
 
@@ -51,6 +53,15 @@ class PodWatch:
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
         """Ask the server for one pod of this node: a list of one, for which the right to list is enough."""
+        try:
+            return await self._asked(namespace, name)
+        except errors.Unavailable as error:
+            asked = error.retry_seconds if isinstance(error, errors.Busy) else None
+            raise Unavailable(str(error), asked) from error
+        except errors.APIError as error:
+            raise Refused(str(error)) from error
+
+    async def _asked(self, namespace: str, name: str) -> Pod | None:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
         selector = f"metadata.name={name},spec.nodeName={self._node}"
         found: Pod | None = None

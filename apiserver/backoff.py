@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from apiserver.errors import APIError, Busy
+from apiserver.errors import Busy
 
 LONGEST_ASKED: Final = 120.0  # seconds: a proxy that asks for a day is not believed
 
@@ -26,7 +26,7 @@ class Backoff:
         drawn = ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
         return max(drawn, min(asked or 0, LONGEST_ASKED) * random.uniform(1, 1.2))  # noqa: S311
 
-    def after(self, error: APIError) -> float:
+    def after(self, error: Exception) -> float:
         """Return the next wait after a failure, as long as was asked for with it."""
         return self.next(error.retry_seconds if isinstance(error, Busy) else None)
 

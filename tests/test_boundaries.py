@@ -43,13 +43,13 @@ ROOMS = {
     "pinning.planning": (*PODS, "pinning.allocation", "pinning.machine"),
     "pinning.kubevirt": (*PODS, "pinning.brief"),
     "agent.clock": (),
-    "agent.errors": ("apiserver.errors",),
+    "agent.errors": (),
     "agent.config": ("pinning",),
     "agent.interfaces": ("pinning",),
     "agent.kept_pod": ("pinning",),
     "agent.node_state": ("agent.kubelet.policy", "pinning"),
     "agent.metrics": ("agent.node_state", "pinning"),
-    "agent.pod_watch": ("agent.kept_pod", "apiserver", "pinning"),
+    "agent.pod_watch": ("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
     "agent.kernel": ("agent.errors", "agent.interfaces", "pinning"),
     "agent.cri": (
         "agent.errors",
@@ -93,7 +93,7 @@ ROOMS = {
     "corepin.drawing": ("pinning.machine",),
     "corepin.run": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node_file"),
-        *("agent.config", "agent.errors", "agent.main", "certs", "logs", "pinning"),
+        *("agent.config", "agent.errors", "agent.main", "apiserver.errors", "certs", "logs", "pinning"),
         *("webhook.config", "webhook.server"),
     ),
     "corepin.node": (

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from agent.config import CONFIGZ
-from agent.errors import AgentError, Refused, Unavailable
+from agent.errors import AgentError, Refused
 from agent.kubelet.policy import KubeletPolicy
 from apiserver.backoff import Backoff
 from apiserver.client import Api
+from apiserver.errors import APIError, Unavailable
 from pinning.errors import BadContract, BadCPUList, BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.node_sets import check_machine
@@ -122,7 +123,7 @@ async def ask_kubelet(
         return None
     try:
         return read_configz(await _fetch(api, sleep), topology)
-    except AgentError as error:
+    except (AgentError, APIError) as error:
         _tell_silence(str(error))
         return None
     finally:

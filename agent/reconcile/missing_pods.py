@@ -89,7 +89,7 @@ class Lookups:
         try:
             pod = await self._source.look_up(*name)
         except Unavailable as error:
-            wait = self._backoff.after(error)
+            wait = self._backoff.next(error.retry_seconds)
             logger.warning("pod not looked up", extra={"facts": {**facts, "reason": str(error)}})
             return wait
         except AgentError as error:  # gone, or none that may be asked for

@@ -10,8 +10,7 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone
-from apiserver.errors import Conflict
+from apiserver.errors import Conflict, Gone
 from pinning.contract import (
     CMK_CONFIG_MAP_PREFIX,
     EXCLUSIVE_NON_ISOLCPUS_CORES,

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.clock import Clock
-from agent.errors import Gone, Refused
 from agent.report.events import event_document, events_between
 from agent.report.patience import BETWEEN_SECONDS, FAILURES, Patience
 from agent.report.publisher import Later
-from apiserver.errors import Conflict, Failed
+from apiserver.errors import Conflict, Failed, Gone, Refused
 from pinning.pods.identity import by_runtime_uid
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.clock import Clock
-from agent.errors import AgentError, Unavailable
 from agent.report.desired_node import Node, NodeOptions, Wanted, nothing, wanted
 from agent.report.node_patch import differences
 from apiserver.backoff import Backoff
 from apiserver.client import STRATEGIC_PATCH
-from apiserver.errors import Conflict
+from apiserver.errors import APIError, Conflict, Unavailable
 from apiserver.list_watch import ListWatch
 from apiserver.pages import decode
 
@@ -92,7 +91,7 @@ class NodeReport:
             self._changed.clear()
             try:
                 await self._bring()
-            except AgentError as error:
+            except APIError as error:
                 logger.warning("node not mended", extra={"facts": {"reason": str(error)}})
                 wait = backoff.after(error)
             except Exception:  # the loop's edge: mending goes on with the next change

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Unavailable
 from apiserver.backoff import Backoff
+from apiserver.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from agent.clock import Clock
-    from agent.errors import AgentError
+    from apiserver.errors import APIError
 
 BETWEEN_SECONDS: Final = (
     5.0  # two tries, whoever they are for: a node full of refused pods asks no more often
@@ -53,7 +53,7 @@ class Patience:
     def __contains__(self, key: object) -> bool:
         return key in self._refused
 
-    def refuse(self, key: str, error: AgentError, version: str = "") -> bool:
+    def refuse(self, key: str, error: APIError, version: str = "") -> bool:
         """Let one wait, longer each time; return whether the reason is news."""
         now = self._clock.monotonic()
         one = self._refused.setdefault(key, _Refusal())

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from agent.clock import Clock
-from agent.errors import AgentError, Gone, Refused
 from agent.kept_pod import PodDecoder
 from agent.pod_watch import PODS
 from agent.report.events import gist
 from agent.report.patience import BETWEEN_SECONDS, FAILURES, Patience
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
-from apiserver.errors import Failed
+from apiserver.errors import APIError, Failed, Gone, Refused
 from apiserver.pages import decode, pages
 from pinning.contract import STATUS_CPUS
 from pinning.pods.identity import by_runtime_uid
@@ -169,7 +168,7 @@ class PodReport:
             if await self._tell(*changes[uid]):
                 return
 
-    async def _tell(self, pod: Pod, text: str | None) -> AgentError | None:
+    async def _tell(self, pod: Pod, text: str | None) -> APIError | None:
         """Tell one pod; return why it was refused. What concerns all of them is raised."""
         try:
             await self._write(pod, text)

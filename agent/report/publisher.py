@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
 from apiserver.backoff import Backoff
+from apiserver.errors import APIError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Later(AgentError):
+class Later(Exception):
     """Something is to be told later, and nothing else need wait for it; `refused` is how many are refused."""
 
     def __init__(self, why: str, seconds: float | None = None, refused: int = 0) -> None:
@@ -78,7 +79,7 @@ class Publisher:
                 if error.seconds is not None:
                     backoff.reset()
                 await self._wait(news, error.seconds or backoff.next())
-            except AgentError as error:
+            except (APIError, AgentError) as error:
                 await self._sleep(backoff.after(error))
             else:
                 backoff.reset()
@@ -86,7 +87,7 @@ class Publisher:
             news.set()
 
     async def _publish(self, reporter: Reporter) -> None:
-        """Tell the newest state; raise Later, or another AgentError when nobody can be told now."""
+        """Tell the newest state; raise Later, or another error when nobody can be told now."""
         if self.state is None:
             return
         name = type(reporter).__name__
@@ -97,7 +98,7 @@ class Publisher:
             self._metrics.show_refused(name, error.refused)
             logger.debug("report put off", extra={"facts": {**facts, "reason": str(error)}})
             raise
-        except AgentError as error:
+        except APIError as error:
             self._metrics.report_failed(name)
             logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})
             raise

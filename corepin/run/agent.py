@@ -103,11 +103,12 @@ def _finish(work: Coroutine[object, object, None]) -> None:
     import asyncio
 
     from agent.errors import AgentError
+    from apiserver.errors import APIError
     from pinning.errors import PinningError
 
     try:
         asyncio.run(work)
-    except (AgentError, PinningError) as error:
+    except (AgentError, APIError, PinningError) as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:  # a directory, a socket or a port
         told = ": ".join(filter(None, (error.filename, error.strerror or str(error))))

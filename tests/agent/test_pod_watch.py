@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from agent.errors import Gone, Refused, Unavailable
+from agent import errors
 from agent.pod_watch import PodWatch
 from apiserver.client import Access, Api
-from apiserver.errors import Conflict
+from apiserver.errors import Conflict, Gone, Refused, Unavailable
 from apiserver.pages import HEAVY
 
 URL = "https://api.test"
@@ -416,5 +416,5 @@ def test_odd_name_asks_for_no_other_resource() -> None:
 
 def test_outage_is_no_answer() -> None:
     """Whether there is such a pod is not known then."""
-    with pytest.raises(Unavailable):
+    with pytest.raises(errors.Unavailable):
         looked_up(Server(httpx.Response(503)))

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from agent.clock import Clock
-from agent.errors import Unavailable
 from agent.node_state import Fight, NodeState, Path, Proof
 from agent.report.event_recorder import BURST, PENDING, EventReport
 from agent.report.events import LONGEST_NAME, Reason, event_document, events_between
 from agent.report.publisher import Later
 from apiserver.client import Api
+from apiserver.errors import Unavailable
 from pinning.machine.cpuset import CPUSet
 from tests.agent.report.event_server import Server, run
 from tests.agent.states import EXCLUSIVE, WHEN, bound, owner, source, state_of

@@ -8,10 +8,10 @@ import contextlib
 import httpx
 from prometheus_client import CollectorRegistry
 
-from agent.errors import AgentError
 from agent.report.desired_node import NodeOptions
 from agent.report.load_metrics import MetricsReport
 from apiserver.client import Access, Api
+from apiserver.errors import APIError
 from tests.agent.states import ISOLATE, bound, source, state_of
 from tests.pods import container
 
@@ -35,7 +35,7 @@ def test_load_hidden_cost_and_requests_are_shown() -> None:
         api = Api(Access("https://api.test"), httpx.MockTransport(answer))
         report = MetricsReport(registry, api, source(*PODS), NodeOptions(sidecar=("100m", "32M")))
         await report.publish(state_of(*PODS))
-        with contextlib.suppress(AgentError):
+        with contextlib.suppress(APIError):
             await api.get("/x")
         await report.reset()
         await api.close()

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from agent.errors import Gone, Unavailable
 from agent.report.desired_node import NodeOptions
 from agent.report.node import TRIES, NodeReport
 from apiserver.client import Access, Api
+from apiserver.errors import Gone, Unavailable
 from pinning.planning.node_config import NodeConfig
 from tests.agent.states import bound, source, state_of
 from tests.pods import CORES, container

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent.clock import Clock
-from agent.errors import Refused
 from agent.report.patience import BETWEEN_SECONDS, FIRST_SECONDS, LONGEST_SECONDS, Patience
+from apiserver.errors import Refused
 
 NO = Refused("422: no")
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from agent.clock import Clock
-from agent.errors import Unavailable
 from agent.node_state import NodeState, Path, PodState, Proof
 from agent.report.pod_status import PodReport, pod_status
 from agent.report.publisher import Later
 from apiserver.client import Api
+from apiserver.errors import Unavailable
 from pinning.contract import STATUS_CPUS
 from pinning.machine.cpuset import CPUSet
 from pinning.pods.types import Pod

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.errors import Refused
 from agent.metrics import Metrics
 from agent.node_state import NodeState
 from agent.report.publisher import Later, Publisher
 from apiserver.backoff import LONGEST_ASKED
-from apiserver.errors import Busy
+from apiserver.errors import Busy, Refused
 from tests.agent.states import bound, state_of
 
 STATE = state_of()
