@@ -86,7 +86,7 @@ class Cgroups(Protocol):
         """
         ...
 
-    def life(self, cgroup: str) -> Life:
+    def start_state(self, cgroup: str) -> StartState:
         """Return how far its container has come; raise Gone."""
         ...
 
@@ -153,7 +153,7 @@ class ContainerWatch(Protocol):
         ...
 
 
-class Life(NamedTuple):
+class StartState(NamedTuple):
     """How far a container has come."""
 
     seconds: float | None  # since its oldest process, the runtime's own at first; None while there is none

@@ -67,7 +67,7 @@ class Metrics:
         )
 
     def _counters(self) -> None:
-        self.rounds = self._counter("rounds", "Passes of the reconcile loop.")
+        self.passes = self._counter("rounds", "Passes of the reconcile loop.")
         self.errors = self._counter("round_errors", "Passes that failed and were tried again.")
         self.writes = self._counter("cpuset_writes", "Cpusets written, by result.", "result")
         self.rewrites = self._counter("foreign_rewrites", "Cpusets that somebody else rewrote.")
@@ -101,7 +101,7 @@ class Metrics:
         _show(self._refusals, Tally(str(one.reason) for one in state.refusals))
         _show(self._containers, Tally(word for one in _containers(state) for word in _words(one)))
         self._containers.labels("failing").set(len(state.failures))
-        self._containers.labels("fought").set(len(state.fights))
+        self._containers.labels("fought").set(len(state.conflicts))
         self._synchronised.set(state.is_synchronised)
         self._observes.set(state.observes)
 

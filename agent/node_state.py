@@ -95,8 +95,8 @@ class PodState:
 
 
 @dataclass(frozen=True, slots=True)
-class Fight:
-    """Another writer keeps changing the cpuset of a container, and is let be for a while."""
+class Conflict:
+    """Another writer keeps changing the cpuset of a container, and the agent leaves it alone for a while."""
 
     container: str  # namespace/pod/container
     owner: Owner
@@ -118,7 +118,7 @@ class NodeState:
     seen_pods: tuple[SeenPod, ...] = ()  # as the source shows them, finished ones too, with their claims
     pods: tuple[PodState, ...] = ()  # by namespace and name
     refusals: tuple[Refusal, ...] = ()
-    fights: tuple[Fight, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
     failures: tuple[str, ...] = ()  # namespace/pod/container whose cpuset could not be set, tried again later
     pods_complete: bool = False
     containers_complete: bool = False
@@ -157,7 +157,7 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True)
-class Round:
+class PassResult:
     """What one pass of the loop came to."""
 
     observed: Observed
@@ -166,7 +166,7 @@ class Round:
     sets: NodeSets
     proofs: Mapping[str, Proof]  # by container id
     names: Mapping[Owner, str]  # what people call the live containers
-    fights: tuple[Fight, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
     failures: tuple[str, ...] = ()
 
     @cached_property
@@ -205,8 +205,10 @@ class Round:
         return held is None or one.meets(held)
 
 
-def build_state(made: Round, node: str, runtime: str, kubelet: KubeletPolicy, *, observes: bool) -> NodeState:
-    """Return the state of the node after a round."""
+def node_state_of(
+    made: PassResult, node: str, runtime: str, kubelet: KubeletPolicy, *, observes: bool
+) -> NodeState:
+    """Return the state of the node after a pass."""
     return NodeState(
         node=node,
         runtime=runtime,
@@ -219,32 +221,32 @@ def build_state(made: Round, node: str, runtime: str, kubelet: KubeletPolicy, *,
         seen_pods=tuple(sorted(made.observed.pods, key=lambda pod: pod.age)),
         pods=_pods(made),
         refusals=made.refusals,
-        fights=made.fights,
+        conflicts=made.conflicts,
         failures=made.failures,
         pods_complete=made.observed.pods_complete,
         containers_complete=made.observed.containers_complete,
     )
 
 
-def _pods(made: Round) -> tuple[PodState, ...]:
+def _pods(made: PassResult) -> tuple[PodState, ...]:
     known = [_known_pod(pod, made) for pod in made.observed.by_age]
     others = [_unknown_pod(uid, made) for uid in made.ledger.pods.keys() - made.observed.known_uids]
     return tuple(sorted((*known, *others), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
 
 
-def _known_pod(pod: SeenPod, made: Round) -> PodState:
+def _known_pod(pod: SeenPod, made: PassResult) -> PodState:
     containers = tuple(_container(Owner(pod.uid, name), made) for name in pod.places)
     whole = made.refused.get(Owner(pod.uid, ""))
     return PodState(pod.uid, pod.namespace, pod.name, containers, whole)
 
 
-def _unknown_pod(uid: str, made: Round) -> PodState:
+def _unknown_pod(uid: str, made: PassResult) -> PodState:
     held = made.ledger.pods[uid]
     containers = tuple(_container(one.owner, made) for one in held)
     return PodState(uid, held[0].namespace, held[0].pod, containers, is_known=False)
 
 
-def _container(owner: Owner, made: Round) -> ContainerState:
+def _container(owner: Owner, made: PassResult) -> ContainerState:
     proof, refusal = made.proven.get(owner), made.refused.get(owner)
     one = made.ledger.of(owner)
     if one is None:
@@ -252,7 +254,7 @@ def _container(owner: Owner, made: Round) -> ContainerState:
     return replace(_holding(one, made), proof=proof, refusal=refusal, intruders=made.intruders(one))
 
 
-def _holding(one: Assignment, made: Round) -> ContainerState:
+def _holding(one: Assignment, made: PassResult) -> ContainerState:
     nodes = made.observed.topology.numa_nodes
     return ContainerState(
         name=one.owner.container,

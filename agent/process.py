@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from agent.clock import Clock
 from agent.metrics import Metrics
-from agent.reconcile.loop import Hints, Loop
+from agent.reconcile.loop import Loop, Trigger
 from agent.reconcile.reconciler import Reconciler
 from agent.report.publisher import Publisher
 from agent.serve.endpoints import Status, listen_http, listen_socket
@@ -57,14 +57,19 @@ class Agent:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.hints = Hints()
+        self.trigger = Trigger()
         self.publisher = Publisher(parts.reporters, parts.metrics)
         self.reconciler = Reconciler(
-            parts.interfaces, parts.settings, parts.state_dir, parts.metrics, parts.clock, self.hints.give
+            parts.interfaces,
+            parts.settings,
+            parts.state_dir,
+            parts.metrics,
+            parts.clock,
+            self.trigger.request_pass,
         )
         if parts.saved:
             self.reconciler.resume(parts.saved)
-        self.loop = Loop(parts.interfaces, self.reconciler, self.publisher, self.hints)
+        self.loop = Loop(parts.interfaces, self.reconciler, self.publisher, self.trigger)
 
     async def serve(self, listeners: Listeners) -> None:
         """Work and answer until cancelled."""
@@ -79,7 +84,7 @@ class Agent:
 
     async def reset(self) -> None:
         """Give every container all CPUs back, and take back everything that was told."""
-        background = asyncio.create_task(self.reconciler.background.run())
+        background = asyncio.create_task(self.reconciler.runtime_sync.run())
         try:
             await self.reconciler.reset()
             await self.publisher.reset()

@@ -205,8 +205,8 @@ async def measure_edits(folder: Path, pods: int, edits: int) -> Taken:
 
 async def _measure_bare(agent: Agent, watch: StopWatch, taken: Taken) -> None:
     """Write the cpusets of all containers bare; the agent then sees that they are what it wrote."""
-    tracks = agent.reconciler.observer.tracks.values()
-    cpusets = {one.cgroup: one.applied for one in tracks if one.cgroup}
+    records = agent.reconciler.observer.records.values()
+    cpusets = {one.cgroup: one.applied for one in records if one.cgroup}
     taken.bare += bare_writes(find_hierarchy(DEFAULT_ROOT), cpusets, watch.universe())
     await _until_idle()
 

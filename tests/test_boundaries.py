@@ -109,7 +109,7 @@ CIRCLES = {
     ("pinning.planning.ledger", "pinning.planning.node_sets"),
 }
 LONG = {
-    "Reconciler": 309,
+    "Reconciler": 311,
     "Settling": 247,
     "LocalPod": 209,
     "tests/agent/containerd.py": 407,

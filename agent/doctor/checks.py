@@ -56,7 +56,7 @@ class AgentFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Strangers:
+class ForeignThreads:
     """Threads seen running on exclusive CPUs that are not of their owners."""
 
     by_cgroup: Mapping[str, Counter[str]]  # the names of the threads
@@ -79,7 +79,7 @@ class Facts:
     pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
     pod_root: str | None = None  # the one that is there
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
-    strangers: Strangers | None = None
+    foreign_threads: ForeignThreads | None = None
     missing: Mapping[str, str] | None = None  # why, by field
 
     def why(self, name: str) -> str:
@@ -113,7 +113,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _writers(facts),
             _agent(facts),
             _troubles(facts),
-            _strangers(facts),
+            _foreign_threads(facts),
             _l2(facts),
         )
         for check in examined
@@ -265,14 +265,14 @@ def _troubles(facts: Facts) -> Iterator[Check]:
         yield _finding("refusals", told, "see the message; it is tried again whenever CPUs come free")
 
 
-def _strangers(facts: Facts) -> Iterator[Check]:
+def _foreign_threads(facts: Facts) -> Iterator[Check]:
     subject = "strangers"
-    if facts.agent is None or facts.strangers is None:
+    if facts.agent is None or facts.foreign_threads is None:
         yield _unknown(
             subject, "not looked for: exclusive CPUs are known to the agent only", "start the agent"
         )
         return
-    cpus, by_cgroup = facts.agent.exclusive, facts.strangers.by_cgroup
+    cpus, by_cgroup = facts.agent.exclusive, facts.foreign_threads.by_cgroup
     if not cpus:
         yield _ok(subject, "no CPU is exclusive now")
         return
@@ -290,7 +290,9 @@ def _strangers(facts: Facts) -> Iterator[Check]:
         yield _finding(subject, told, "move the first ones, and look again")
     if not by_count:
         yield _ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
-    yield _ok("kernel", f"{facts.strangers.kernel} of its threads ran on exclusive CPUs, which is normal")
+    yield _ok(
+        "kernel", f"{facts.foreign_threads.kernel} of its threads ran on exclusive CPUs, which is normal"
+    )
 
 
 def _threads(names: Counter[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.doctor.checks import AgentFacts, Facts, Strangers
+from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
@@ -76,7 +76,9 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         writers=tuple(
             f"{WRITERS[name]} (pid {pid})" for pid, name in sorted(running.items()) if name in WRITERS
         ),
-        strangers=_strangers(proc, state, agent.exclusive, seconds) if state is not None and agent else None,
+        foreign_threads=_foreign_threads(proc, state, agent.exclusive, seconds)
+        if state is not None and agent
+        else None,
         missing=missing,
     )
 
@@ -168,13 +170,15 @@ async def _identify(socket: Path) -> str:
         await runtime.close()
 
 
-def _strangers(proc: Path, state: Mapping[str, Any], exclusive: CPUSet, seconds: float) -> Strangers:
+def _foreign_threads(
+    proc: Path, state: Mapping[str, Any], exclusive: CPUSet, seconds: float
+) -> ForeignThreads:
     """Watch all threads for a while; return those that ran on exclusive CPUs and are not of the pods that own some.
 
     Threads of an owning pod count as the owner's: which of its containers they are of, only the runtime knows.
     """
     if not exclusive:
-        return Strangers({})
+        return ForeignThreads({})
     owners = {one["podUID"] for one in state["ledger"]["assignments"] if one["policy"] == "exclusive"}
     before = {one.id: one.ran for one in _threads(proc, exclusive)}
     time.sleep(seconds)
@@ -187,7 +191,7 @@ def _strangers(proc: Path, state: Mapping[str, Any], exclusive: CPUSet, seconds:
             kernel += 1
         elif not any(uid in one.cgroup or uid.replace("-", "_") in one.cgroup for uid in owners):
             by_cgroup.setdefault(one.cgroup, Counter())[one.name] += 1
-    return Strangers(by_cgroup, kernel)
+    return ForeignThreads(by_cgroup, kernel)
 
 
 class _Thread(NamedTuple):

@@ -27,14 +27,14 @@ from agent.kernel.cgroupfs import (
 )
 from agent.kernel.inotify import OVERFLOW, Inotify, inotify_refused
 from agent.kernel.open_files import OpenFiles
-from agent.kernel.tasks import compare, life_of, tasks_below, widen
+from agent.kernel.tasks import compare, start_state_of, tasks_below, widen
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.interfaces import Life, StrayTasks
+    from agent.interfaces import StartState, StrayTasks
     from pinning.machine.cpuset import CPUSet
 
 DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
@@ -136,9 +136,9 @@ class KernelCgroups:
     def _tasks(self, cgroup: str) -> list[int]:
         return tasks_below(self._folder(cgroup), self._hierarchy.tasks)
 
-    def life(self, cgroup: str) -> Life:
+    def start_state(self, cgroup: str) -> StartState:
         """Return how far its container has come; raise Gone."""
-        return life_of(int(pid) for pid in read_text(self._folder(cgroup) / PROCS).split())
+        return start_state_of(int(pid) for pid in read_text(self._folder(cgroup) / PROCS).split())
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""

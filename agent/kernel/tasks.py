@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.errors import Gone
-from agent.interfaces import Life, StrayTasks
+from agent.interfaces import StartState, StrayTasks
 from agent.kernel.cgroupfs import read_text, subfolders
 from agent.kernel.procfs import started
 
@@ -88,7 +88,7 @@ def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks
     )
 
 
-def life_of(processes: Iterable[int]) -> Life:
+def start_state_of(processes: Iterable[int]) -> StartState:
     """Return how far the container of these processes has come.
 
     A process is older than the command it runs, so the time is no less than that since the first instruction. How
@@ -97,7 +97,7 @@ def life_of(processes: Iterable[int]) -> Life:
     """
     found = {pid: when for pid in processes if (when := started(pid))}
     seconds = max(0, _ticks_now() - min(found.values())) / _TICKS if found else None
-    return Life(seconds, has_begun=not all(_is_runc(_command(pid)) for pid in found))
+    return StartState(seconds, has_begun=not all(_is_runc(_command(pid)) for pid in found))
 
 
 def _is_runc(command: str) -> bool:

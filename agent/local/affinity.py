@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
 from agent.kernel.procfs import is_alive
-from agent.kernel.tasks import compare, life_of, widen
+from agent.kernel.tasks import compare, start_state_of, widen
 from agent.local.cgroups import ROOT
 from pinning.machine.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.interfaces import Life, StrayTasks
+    from agent.interfaces import StartState, StrayTasks
 
 MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
 
@@ -99,9 +99,9 @@ class AffinityCgroups:
         cpus = self.read(cgroup)
         return widen(self._tasks(cgroup), first, cpus, cpus)
 
-    def life(self, cgroup: str) -> Life:
+    def start_state(self, cgroup: str) -> StartState:
         """Return how far a container has come."""
-        return life_of(self.pids(cgroup))
+        return start_state_of(self.pids(cgroup))
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Do nothing: nobody else writes here."""

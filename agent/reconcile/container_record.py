@@ -18,7 +18,7 @@ LONGEST_RETRY_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
-class Track:
+class ContainerRecord:
     """One container: how it is reached, what was read of it, and what went wrong with it."""
 
     seen: RuntimeContainer

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agent.reconcile.container_record import Track
+    from agent.reconcile.container_record import ContainerRecord
     from pinning.machine.cpuset import CPUSet
 
 
-class Births:
+class CreatedUpdates:
     """Sends sets, one at a time for each container, each set once."""
 
-    def __init__(self, send: Callable[[Track, CPUSet], Awaitable[bool]]) -> None:
+    def __init__(self, send: Callable[[ContainerRecord, CPUSet], Awaitable[bool]]) -> None:
         self._send = send
         self._newest: dict[str, tuple[CPUSet, asyncio.Task[bool]]] = {}
 
-    def begin(self, track: Track, cpus: CPUSet) -> None:
+    def begin(self, record: ContainerRecord, cpus: CPUSet) -> None:
         """Send a set and do not wait; the same one is not sent again while it is on its way."""
-        before = self._newest.get(track.seen.id)
+        before = self._newest.get(record.seen.id)
         if before is None or before[0] != cpus:
-            task = asyncio.create_task(self._after(before[1] if before else None, track, cpus))
-            self._newest[track.seen.id] = (cpus, task)
+            task = asyncio.create_task(self._after(before[1] if before else None, record, cpus))
+            self._newest[record.seen.id] = (cpus, task)
 
     def is_other(self, container_id: str, cpus: CPUSet) -> bool:
         """Say whether another set than this one may still land."""
@@ -48,11 +48,11 @@ class Births:
         tasks = [task for _, task in self._newest.values()]
         return all(await asyncio.gather(*tasks))
 
-    async def _after(self, before: asyncio.Task[bool] | None, track: Track, cpus: CPUSet) -> bool:
+    async def _after(self, before: asyncio.Task[bool] | None, record: ContainerRecord, cpus: CPUSet) -> bool:
         if before:
             await asyncio.wait([before])
         try:
-            return await self._send(track, cpus)
+            return await self._send(record, cpus)
         finally:
-            if self._newest[track.seen.id][1] is asyncio.current_task():
-                del self._newest[track.seen.id]
+            if self._newest[record.seen.id][1] is asyncio.current_task():
+                del self._newest[record.seen.id]

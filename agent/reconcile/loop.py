@@ -26,13 +26,13 @@ POLL_SECONDS: Final = 1.0  # of the machine: the kernel tells nobody when a CPU 
 logger = logging.getLogger(__name__)
 
 
-class Hints:
+class Trigger:
     """Counts what may have changed, so that many changes make one pass."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def give(self, _: str = "") -> None:
+    def request_pass(self, _: str = "") -> None:
         """Ask for a pass."""
         self._event.set()
 
@@ -41,12 +41,12 @@ class Hints:
         self._event.clear()
 
     @property
-    def is_given(self) -> bool:
+    def is_set(self) -> bool:
         """Say whether a pass is wanted."""
         return self._event.is_set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a hint; return False when the time is over first."""
+        """Wait until a pass is wanted; return False when the time is over first."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -63,14 +63,14 @@ class Loop:
         interfaces: Interfaces,
         reconciler: Reconciler,
         publisher: Publisher,
-        hints: Hints,
+        trigger: Trigger,
         sweep_seconds: float = SWEEP_SECONDS,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._interfaces = interfaces
         self._reconciler = reconciler
         self._publisher = publisher
-        self._hints = hints
+        self._trigger = trigger
         self._sweep_seconds = sweep_seconds
         self._poll_seconds = poll_seconds
         self._backoff = Backoff(0.2, 10.0)
@@ -80,29 +80,29 @@ class Loop:
     async def run(self) -> None:
         """Watch everything and reconcile."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._interfaces.pods.watch(self._hints.give))
-            group.create_task(self._interfaces.runtime.watch(self._hints.give))
+            group.create_task(self._interfaces.pods.watch(self._trigger.request_pass))
+            group.create_task(self._interfaces.runtime.watch(self._trigger.request_pass))
             group.create_task(self._interfaces.cgroups.watch(self._reconciler.foreign_write))
             if self._interfaces.container_watch:
                 group.create_task(self._interfaces.container_watch.watch(self._reconciler.container_created))
-            group.create_task(self._poll_machine(self._hints.give))
-            group.create_task(self._reconciler.background.run())
-            group.create_task(self._reconciler.observer.lookups.run())
+            group.create_task(self._poll_machine(self._trigger.request_pass))
+            group.create_task(self._reconciler.runtime_sync.run())
+            group.create_task(self._reconciler.observer.missing_pods.run())
             group.create_task(self._publisher.run())
             await self._passes()
 
     async def _passes(self) -> None:
-        self._hints.give()
+        self._trigger.request_pass()
         while True:
             wait = await self._pass()
-            await self._hints.wait(wait)
+            await self._trigger.wait(wait)
 
     async def _pass(self) -> float:
-        """Do one pass; return the seconds after which the next is due without any hint."""
-        self._hints.clear()
+        """Do one pass; return the seconds after which the next is due without anybody asking."""
+        self._trigger.clear()
         self._publisher.hold()
         try:
-            state = await self._reconciler.round()
+            state = await self._reconciler.run_pass()
         except (AgentError, PinningError, OSError) as error:
             return self._failed("pass failed", str(error))
         except Exception:  # the loop's edge: a bug in one pass must not end the agent
@@ -136,12 +136,12 @@ class Loop:
 
     async def _sweep(self, state: NodeState, *, is_overdue: bool) -> None:
         """Read the tasks of all containers; only an overdue sweep holds a pass up."""
-        sweep = await self._reconciler.sweep(lambda: self._hints.is_given and not is_overdue)
+        sweep = await self._reconciler.sweep(lambda: self._trigger.is_set and not is_overdue)
         if sweep.is_whole:
             self._proven = state
             self._next_sweep = asyncio.get_running_loop().time() + self._sweep_seconds
         if sweep.is_news:
-            self._hints.give()
+            self._trigger.request_pass()
 
     async def _poll_machine(self, changed: Callable[[], None]) -> None:
         last: tuple[Topology, CPUSet] | None = None

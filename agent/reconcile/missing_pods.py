@@ -32,7 +32,7 @@ Name = tuple[str, str]  # namespace and name
 logger = logging.getLogger(__name__)
 
 
-class Lookups:
+class MissingPodLookup:
     """Asks `pods` by name in the background, and calls `found` when there is something new to see."""
 
     def __init__(

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
-from agent.reconcile.container_record import Track
-from agent.reconcile.missing_pods import Lookups
+from agent.reconcile.container_record import ContainerRecord
+from agent.reconcile.missing_pods import MissingPodLookup
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
 from pinning.pods.identity import by_runtime_uid
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 class Observer:
     """Sees the node again and again, reading only what changed, and remembers its containers."""
 
-    def __init__(self, interfaces: Interfaces, clock: Clock, hint: Callable[[], None]) -> None:
-        self.lookups = Lookups(interfaces.pods, hint)
-        self.tracks: dict[str, Track] = {}
-        self.rewritten: list[Track] = []  # by somebody else, as seen this time
+    def __init__(self, interfaces: Interfaces, clock: Clock, request_pass: Callable[[], None]) -> None:
+        self.missing_pods = MissingPodLookup(interfaces.pods, request_pass)
+        self.records: dict[str, ContainerRecord] = {}
+        self.rewritten: list[ContainerRecord] = []  # by somebody else, as seen this time
         self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
@@ -47,8 +47,8 @@ class Observer:
 
     def leave_newborn(self) -> None:
         """Widen nobody: the agent only observes."""
-        for track in self.tracks.values():
-            track.is_newborn = False
+        for record in self.records.values():
+            record.is_newborn = False
 
     async def observe(self) -> Observed:
         """Return the node as it is now."""
@@ -59,7 +59,7 @@ class Observer:
         observed = Observed(
             topology=topology,
             universe=universe,
-            pods=self._read_pods(self.lookups.completed(self._interfaces.pods.pods())),
+            pods=self._read_pods(self.missing_pods.completed(self._interfaces.pods.pods())),
             containers=containers,
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
@@ -71,9 +71,9 @@ class Observer:
     def _look_up_unknown(self, observed: Observed) -> None:
         """Let the pods of live containers be asked for by name where they were not shown (design rule 3)."""
         known = {pod.uid for pod in observed.pods}
-        listed = {one.seen.pod_uid: one.seen for one in self.tracks.values()}
+        listed = {one.seen.pod_uid: one.seen for one in self.records.values()}
         live = observed.live_uids - known
-        self.lookups.want({uid: (listed[uid].namespace, listed[uid].pod) for uid in live}, listed.keys())
+        self.missing_pods.want({uid: (listed[uid].namespace, listed[uid].pod) for uid in live}, listed.keys())
 
     def _machine(self) -> tuple[Topology, CPUSet]:
         topology = self._interfaces.machine.topology()
@@ -83,76 +83,76 @@ class Observer:
         return topology, self._interfaces.machine.universe()
 
     async def _list(self) -> bool:
-        """Bring the tracks up to what the runtime has; say whether it answered."""
+        """Bring the records up to what the runtime has; say whether it answered."""
         try:
             listed = await self._interfaces.runtime.containers()
         except Unavailable as error:
             logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
             return False
-        self.tracks = {one.id: self._track(one) for one in listed}
+        self.records = {one.id: self._record(one) for one in listed}
         self._has_listed = True
         return True
 
-    def _track(self, one: RuntimeContainer) -> Track:
-        track = self.tracks.get(one.id)
-        if track is None:
+    def _record(self, one: RuntimeContainer) -> ContainerRecord:
+        record = self.records.get(one.id)
+        if record is None:
             is_newborn = self._has_listed or one.state is State.CREATED
-            return Track(one, is_awaited=self._has_listed, is_newborn=is_newborn)
-        self._take(track, one)
-        return track
+            return ContainerRecord(one, is_awaited=self._has_listed, is_newborn=is_newborn)
+        self._take(record, one)
+        return record
 
     @staticmethod
-    def _take(track: Track, one: RuntimeContainer) -> None:
-        if track.seen.state is not one.state:
-            track.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
-        track.seen = one
+    def _take(record: ContainerRecord, one: RuntimeContainer) -> None:
+        if record.seen.state is not one.state:
+            record.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
+        record.seen = one
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
         self.rewritten = []
         seen = []
-        for number, (key, track) in enumerate(self.tracks.items(), 1):
-            state, cpus = self._read(track, moved=moved)
-            seen.append(SeenContainer(key, track.owner, state, cpus))
+        for number, (key, record) in enumerate(self.records.items(), 1):
+            state, cpus = self._read(record, moved=moved)
+            seen.append(SeenContainer(key, record.owner, state, cpus))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return tuple(seen)
 
-    def _read(self, track: Track, *, moved: bool) -> tuple[State, CPUSet]:
-        state = track.seen.state
-        if state is State.EXITED or track.cgroup is None:
-            return state, track.sent
+    def _read(self, record: ContainerRecord, *, moved: bool) -> tuple[State, CPUSet]:
+        state = record.seen.state
+        if state is State.EXITED or record.cgroup is None:
+            return state, record.sent
         try:
-            cpus = self._interfaces.cgroups.read(track.cgroup)
+            cpus = self._interfaces.cgroups.read(record.cgroup)
         except Gone:  # not yet there, or not any more
-            return (state, track.sent) if state is State.CREATED else (State.EXITED, EMPTY)
+            return (state, record.sent) if state is State.CREATED else (State.EXITED, EMPTY)
         except (Refused, Unavailable) as error:
             logger.warning(
-                "cgroup cannot be read", extra={"facts": {"container": track.name, "reason": str(error)}}
+                "cgroup cannot be read", extra={"facts": {"container": record.name, "reason": str(error)}}
             )
             return state, EMPTY
-        if state is State.CREATED and self._has_begun(track.cgroup):
+        if state is State.CREATED and self._has_begun(record.cgroup):
             state = State.RUNNING
-            self._take(track, replace(track.seen, state=state))
-        self._compare(track, cpus, moved=moved)
+            self._take(record, replace(record.seen, state=state))
+        self._compare(record, cpus, moved=moved)
         return state, cpus
 
     def _has_begun(self, cgroup: str) -> bool:
         """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
         try:
-            return self._interfaces.cgroups.life(cgroup).has_begun
+            return self._interfaces.cgroups.start_state(cgroup).has_begun
         except AgentError:
             return False
 
-    def _compare(self, track: Track, cpus: CPUSet, *, moved: bool) -> None:
+    def _compare(self, record: ContainerRecord, cpus: CPUSet, *, moved: bool) -> None:
         """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""
-        if track.applied and cpus != track.applied and not moved:
-            self.rewritten.append(track)
-        if cpus != track.applied or track.proof is None:
-            track.found(cpus, self._clock.text())
+        if record.applied and cpus != record.applied and not moved:
+            self.rewritten.append(record)
+        if cpus != record.applied or record.proof is None:
+            record.found(cpus, self._clock.text())
 
     def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
         """Read the pods that are new or other objects than before."""
-        names = {one.seen.pod_uid: (one.seen.namespace, one.seen.pod) for one in self.tracks.values()}
+        names = {one.seen.pod_uid: (one.seen.namespace, one.seen.pod) for one in self.records.values()}
         known = self._pods
         self._pods = {}
         for uid, pod in by_runtime_uid(pods.values(), names).items():

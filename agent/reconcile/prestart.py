@@ -36,7 +36,7 @@ class Right(NamedTuple):
     at: float
 
 
-class Cradle:
+class PreStartPinner:
     """Tends newborn containers. `cpus_of` says where one shall run, None that it is not to be touched."""
 
     def __init__(
@@ -90,17 +90,17 @@ class Cradle:
         cpus = self._cpus_of(newborn.owner)
         if cpus is None:
             return True
-        life = self._cgroups.life(newborn.cgroup)
+        start = self._cgroups.start_state(newborn.cgroup)
         if self._cgroups.read(newborn.cgroup) != cpus:
-            if life.has_begun:
+            if start.has_begun:
                 return True
             self._cgroups.write(newborn.cgroup, cpus)
             self._told(newborn)
-            life = self._cgroups.life(newborn.cgroup)
+            start = self._cgroups.start_state(newborn.cgroup)
             if self._cgroups.read(newborn.cgroup) != cpus:
                 return False
-        if life.seconds is None:
+        if start.seconds is None:
             return False
-        window = life.seconds if life.has_begun else 0.0
+        window = start.seconds if start.has_begun else 0.0
         self._right[newborn.id] = Right(cpus, window, self._clock.monotonic())
         return True

@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.interfaces import Cgroups
-    from agent.reconcile.container_record import Track
+    from agent.reconcile.container_record import ContainerRecord
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed
 
 logger = logging.getLogger(__name__)
 
 
-def unset_quotas(tracks: Iterable[Track], ledger: Ledger, observed: Observed, cgroups: Cgroups) -> None:
+def unset_quotas(
+    records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, cgroups: Cgroups
+) -> None:
     """Unset what has a quota and shall have none."""
     whole = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.places, ledger)}
-    for track in tracks:
-        for cgroup in _unlimited(track, ledger, whole):
-            _unset(cgroup, track, cgroups)
+    for record in records:
+        for cgroup in _unlimited(record, ledger, whole):
+            _unset(cgroup, record, cgroups)
 
 
 def _all_exclusive(uid: str, places: tuple[str, ...], ledger: Ledger) -> bool:
@@ -37,18 +39,18 @@ def _all_exclusive(uid: str, places: tuple[str, ...], ledger: Ledger) -> bool:
     return held.issuperset(places)
 
 
-def _unlimited(track: Track, ledger: Ledger, whole: set[str]) -> Iterator[str]:
+def _unlimited(record: ContainerRecord, ledger: Ledger, whole: set[str]) -> Iterator[str]:
     """Yield the cgroups that shall have no quota, the container's and its pod's; v1 wants the pod's first."""
-    one = ledger.of(track.owner)
-    if one is None or not one.is_exclusive or track.cgroup is None or not track.is_running:
+    one = ledger.of(record.owner)
+    if one is None or not one.is_exclusive or record.cgroup is None or not record.is_running:
         return
-    if track.owner.pod_uid in whole:
-        yield str(PurePosixPath(track.cgroup).parent)
-    yield track.cgroup
+    if record.owner.pod_uid in whole:
+        yield str(PurePosixPath(record.cgroup).parent)
+    yield record.cgroup
 
 
-def _unset(cgroup: str, track: Track, cgroups: Cgroups) -> None:
-    facts = {"container": track.name, "cgroup": cgroup}
+def _unset(cgroup: str, record: ContainerRecord, cgroups: Cgroups) -> None:
+    facts = {"container": record.name, "cgroup": cgroup}
     try:
         if cgroups.quota(cgroup) is not None:
             cgroups.unset_quota(cgroup)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
-from agent.node_state import Fight, Round, build_state
+from agent.node_state import Conflict, PassResult, node_state_of
 from agent.reconcile.apply import Applier
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
-from agent.reconcile.foreign_writes import Fights
+from agent.reconcile.foreign_writes import ForeignWrites
 from agent.reconcile.observe import Observer
-from agent.reconcile.prestart import Cradle
+from agent.reconcile.prestart import PreStartPinner
 from agent.reconcile.quota_policy import unset_quotas
 from agent.reconcile.recover import rebuild
-from agent.reconcile.runtime_sync import Background
+from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.verify import prove_tasks
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.actions import Action, Kind
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces, NewContainer
     from agent.metrics import Metrics
     from agent.node_state import NodeState
-    from agent.reconcile.container_record import Track
+    from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Ledger
@@ -61,7 +61,7 @@ class Settings:
 
 
 class Reconciler:
-    """Holds the ledger between passes. `hint` is called when another pass is wanted."""
+    """Holds the ledger between passes. `request_pass` is called when another pass is wanted."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Reconciler:
         state_dir: StateDir,
         metrics: Metrics,
         clock: Clock,
-        hint: Callable[[], None],
+        request_pass: Callable[[], None],
     ) -> None:
-        self.observer = Observer(interfaces, clock, hint)
-        self.background = Background(interfaces.runtime, self._runtime_wrote)
+        self.observer = Observer(interfaces, clock, request_pass)
+        self.runtime_sync = RuntimeSync(interfaces.runtime, self._runtime_wrote)
         self.metrics = metrics
         self._interfaces = interfaces
         self._settings = settings
         self._clock = clock
-        self._hint = hint
-        self._applier = Applier(interfaces, self.background, clock)
-        self._cradle = Cradle(interfaces.cgroups, clock, self._newborn_cpus, self._tended)
-        self._fights = Fights()
+        self._request_pass = request_pass
+        self._applier = Applier(interfaces, self.runtime_sync, clock)
+        self._prestart = PreStartPinner(interfaces.cgroups, clock, self._newborn_cpus, self._tended)
+        self._foreign_writes = ForeignWrites()
         self._started = clock.monotonic()
         self._has_begun = False
         self._ledger: Ledger | None = None
@@ -98,18 +98,18 @@ class Reconciler:
         self._ledger = as_kept(saved, machine.boot_id(), machine.topology())
         logger.info("checkpoint read", extra={"facts": {"assignments": len(self._ledger)}})
 
-    async def round(self) -> NodeState | None:
+    async def run_pass(self) -> NodeState | None:
         """Do one pass; return what the node is then, None when too little is known to do anything."""
-        self.metrics.rounds.inc()
-        self.background.hold()
+        self.metrics.passes.inc()
+        self.runtime_sync.hold()
         self._interfaces.cgroups.hold()
         try:
-            return await self._round()
+            return await self._run_pass()
         finally:
             self._interfaces.cgroups.release()
-            self.background.release()
+            self.runtime_sync.release()
 
-    async def _round(self) -> NodeState | None:
+    async def _run_pass(self) -> NodeState | None:
         observed = await self.observer.observe()
         self._follow()
         if not self._knows_enough(observed):
@@ -126,9 +126,9 @@ class Reconciler:
         await self._act(made, observed, sets, writes=not config.observe)
         await self.checkpoint.settle()
         if config.quota is Quota.UNSET and not config.observe:
-            unset_quotas(self.observer.tracks.values(), made.ledger, observed, self._interfaces.cgroups)
+            unset_quotas(self.observer.records.values(), made.ledger, observed, self._interfaces.cgroups)
         result = self._result(observed, made, sets)
-        return build_state(
+        return node_state_of(
             result, self._settings.node, self._interfaces.runtime.name, kubelet, observes=config.observe
         )
 
@@ -142,7 +142,7 @@ class Reconciler:
     def _follow(self) -> None:
         """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
         if self._interfaces.container_watch:
-            there = [one.cgroup for one in self.observer.tracks.values() if one.cgroup]
+            there = [one.cgroup for one in self.observer.records.values() if one.cgroup]
             _watch(self._interfaces.container_watch.follow, there)
         if self._running() != self._followed:
             self._follow_anew()
@@ -153,7 +153,9 @@ class Reconciler:
         _watch(self._interfaces.cgroups.follow, self._followed)
 
     def _running(self) -> frozenset[str]:
-        return frozenset(one.cgroup for one in self.observer.tracks.values() if one.cgroup and one.is_running)
+        return frozenset(
+            one.cgroup for one in self.observer.records.values() if one.cgroup and one.is_running
+        )
 
     def _kubelet(self) -> KubeletPolicy:
         path = self._settings.kubelet_state
@@ -185,31 +187,31 @@ class Reconciler:
     async def _act(self, made: Plan, observed: Observed, sets: NodeSets, *, writes: bool) -> None:
         shared = sets.shared(made.ledger)
         self._shared = shared if writes else EMPTY
-        tracks = self.observer.tracks
-        self._wanted = {key: _wanted(track, made.ledger, shared) for key, track in tracks.items()}
+        records = self.observer.records
+        self._wanted = {key: _wanted(record, made.ledger, shared) for key, record in records.items()}
         if made.actions:
             with self.metrics.apply_seconds.time():
-                done = await self._applier.apply(made.actions, tracks, self._left_alone())
+                done = await self._applier.apply(made.actions, records, self._left_alone())
             self._tell_actions(made.actions, done)
         self._look_back(observed.known_uids)
         self._assure_runtime()
 
     def _assure_runtime(self) -> None:
         """Tell the runtime once what runs right already: the agent may have died before it could."""
-        for key, track in self.observer.tracks.items():
-            if not track.is_assured and track.is_running and track.cgroup:
-                track.is_assured = True
-                if track.applied == self._wanted[key] != track.sent:
-                    self.background.want(key, track.applied)
+        for key, record in self.observer.records.items():
+            if not record.is_assured and record.is_running and record.cgroup:
+                record.is_assured = True
+                if record.applied == self._wanted[key] != record.sent:
+                    self.runtime_sync.want(key, record.applied)
 
     def _left_alone(self) -> frozenset[str]:
-        """Return the containers that are not touched now: fought over, or failed a moment ago."""
+        """Return the containers that are not touched now: in conflict, or failed a moment ago."""
         now = self._clock.monotonic()
-        self._fights = self._fights.at(now)
+        self._foreign_writes = self._foreign_writes.at(now)
         return frozenset(
             key
-            for key, one in self.observer.tracks.items()
-            if one.not_before > now or self._fights.is_fight(one.owner)
+            for key, one in self.observer.records.items()
+            if one.not_before > now or self._foreign_writes.is_conflict(one.owner)
         )
 
     def _tell_actions(self, actions: tuple[Action, ...], done: tuple[bool, ...]) -> None:
@@ -219,12 +221,12 @@ class Reconciler:
         for action, is_done in zip(actions, done, strict=True):
             if is_done and not tells_all:
                 continue
-            track = self.observer.tracks[action.container_id]
-            facts = {"container": track.name, "kind": str(action.kind), "cpus": str(action.cpus)}
+            record = self.observer.records[action.container_id]
+            facts = {"container": record.name, "kind": str(action.kind), "cpus": str(action.cpus)}
             if is_done:
                 logger.debug("cpuset written", extra={"facts": facts})
                 continue
-            reason = track.failure or "it is left alone, or another write has to come first"
+            reason = record.failure or "it is left alone, or another write has to come first"
             logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})
 
     def _look_back(self, known: Collection[str]) -> None:
@@ -232,25 +234,25 @@ class Reconciler:
 
         Where the container of a pod that nobody knows yet shall be is still to come.
         """
-        for key, track in self.observer.tracks.items():
-            is_there = (track.applied or track.sent) == self._wanted[key]
-            if track.failure and (is_there or track.seen.state is State.EXITED):
-                track.succeeded()
-            if is_there and track.is_running and track.is_awaited and track.owner.pod_uid in known:
-                self._close_window(key, track)
+        for key, record in self.observer.records.items():
+            is_there = (record.applied or record.sent) == self._wanted[key]
+            if record.failure and (is_there or record.seen.state is State.EXITED):
+                record.succeeded()
+            if is_there and record.is_running and record.is_awaited and record.owner.pod_uid in known:
+                self._close_window(key, record)
 
-    def _close_window(self, key: str, track: Track) -> None:
+    def _close_window(self, key: str, record: ContainerRecord) -> None:
         """Tell for how long a new container may have run elsewhere, once nothing is on its way to it any more.
 
         What was written beside the passes has to be read by one first: the runtime's word is no proof.
         """
-        is_read = bool(track.applied) or track.cgroup is None
-        if not is_read or self._cradle.is_tending(key) or self._applier.births.is_sending(key):
+        is_read = bool(record.applied) or record.cgroup is None
+        if not is_read or self._prestart.is_tending(key) or self._applier.created_updates.is_sending(key):
             return
-        seconds = self._cradle.window(key, self._wanted[key])
+        seconds = self._prestart.window(key, self._wanted[key])
         if seconds is not None:
-            track.was_right(self._wanted[key], seconds)
-        window = track.settled()
+            record.was_right(self._wanted[key], seconds)
+        window = record.settled()
         if window is not None:
             self.metrics.window_seconds.observe(window)
 
@@ -258,95 +260,95 @@ class Reconciler:
 
     def container_created(self, newborn: NewContainer) -> None:
         """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
-        track = self.observer.tracks.get(newborn.id)
-        if not (track and track.is_running) and self._interfaces.cgroups.writable:
-            self._cradle.take(newborn)
+        record = self.observer.records.get(newborn.id)
+        if not (record and record.is_running) and self._interfaces.cgroups.writable:
+            self._prestart.take(newborn)
 
     def _newborn_cpus(self, owner: Owner) -> CPUSet | None:
         """Return where a newborn container shall run: as the last plan says, and in the shared set where it says nothing."""
-        if not self._shared or self._ledger is None or self._fights.is_fight(owner):
+        if not self._shared or self._ledger is None or self._foreign_writes.is_conflict(owner):
             return None
         one = self._ledger.of(owner)
         return one.cpus if one else self._shared
 
     def _tended(self, newborn: NewContainer) -> None:
-        track = self.observer.tracks.get(newborn.id)
-        if track:
-            track.applied = EMPTY  # what was written beside the passes is nobody's rewrite
-        self._hint()
+        record = self.observer.records.get(newborn.id)
+        if record:
+            record.applied = EMPTY  # what was written beside the passes is nobody's rewrite
+        self._request_pass()
 
     # Other writers.
 
     def _count_rewrites(self) -> None:
-        for track in self.observer.rewritten:
+        for record in self.observer.rewritten:
             self.metrics.rewrites.inc()
-            self._fights = self._fights.saw(track.owner, self._clock.monotonic())
-            facts = {"container": track.name, "cpus": str(track.applied)}
+            self._foreign_writes = self._foreign_writes.saw(record.owner, self._clock.monotonic())
+            facts = {"container": record.name, "cpus": str(record.applied)}
             logger.warning("cpuset rewritten by another", extra={"facts": facts})
 
     def foreign_write(self, cgroup: str) -> None:
-        """Take note of a write by somebody else; in a fight it only makes the fight longer."""
-        track = next((one for one in self.observer.tracks.values() if one.cgroup == cgroup), None)
-        if track and self._fights.is_fight(track.owner):
-            self._fights = self._fights.saw(track.owner, self._clock.monotonic())
+        """Take note of a write by somebody else; in a conflict it only makes the conflict longer."""
+        record = next((one for one in self.observer.records.values() if one.cgroup == cgroup), None)
+        if record and self._foreign_writes.is_conflict(record.owner):
+            self._foreign_writes = self._foreign_writes.saw(record.owner, self._clock.monotonic())
             return
-        self._hint()
+        self._request_pass()
 
     def _runtime_wrote(self, container_id: str) -> None:
         """Look at a cgroup again after the runtime had it in its hands."""
-        track = self.observer.tracks.get(container_id)
-        if track is None or track.cgroup is None or not track.is_running:
+        record = self.observer.records.get(container_id)
+        if record is None or record.cgroup is None or not record.is_running:
             return
         try:
-            found = self._interfaces.cgroups.read(track.cgroup)
+            found = self._interfaces.cgroups.read(record.cgroup)
         except AgentError:
             return
         if found != self._wanted.get(container_id):
-            self._hint()
+            self._request_pass()
 
     # Telling.
 
-    def _result(self, observed: Observed, made: Plan, sets: NodeSets) -> Round:
-        tracks = self.observer.tracks
-        names = {one.owner: one.name for one in tracks.values()}
-        return Round(
+    def _result(self, observed: Observed, made: Plan, sets: NodeSets) -> PassResult:
+        records = self.observer.records
+        names = {one.owner: one.name for one in records.values()}
+        return PassResult(
             observed=observed,
             ledger=made.ledger,
             refusals=made.refusals,
             sets=sets,
             # a created container runs nothing yet: its CPUs prove nothing, and it is nobody's intruder
-            proofs={key: one.proof for key, one in tracks.items() if one.proof and one.is_running},
+            proofs={key: one.proof for key, one in records.items() if one.proof and one.is_running},
             names=names,
-            fights=tuple(
-                Fight(names.get(owner, owner.container), owner, len(self._fights.rewrites[owner]))
-                for owner in self._fights.fought
+            conflicts=tuple(
+                Conflict(names.get(owner, owner.container), owner, len(self._foreign_writes.rewrites[owner]))
+                for owner in self._foreign_writes.conflicts
             ),
-            failures=tuple(sorted(one.name for one in tracks.values() if one.failure)),
+            failures=tuple(sorted(one.name for one in records.values() if one.failure)),
         )
 
     def retry_seconds(self) -> float | None:
         """Return the seconds until something is to be tried again, None when nothing is."""
         now = self._clock.monotonic()
-        waits = [one.not_before - now for one in self.observer.tracks.values() if one.failure]
-        fight = self._fights.ends(now)
-        waits += [] if fight is None else [fight]
+        waits = [one.not_before - now for one in self.observer.records.values() if one.failure]
+        ends = self._foreign_writes.ends(now)
+        waits += [] if ends is None else [ends]
         return max(0.0, min(waits)) if waits else None
 
     async def sweep(self, is_wanted_elsewhere: Callable[[], bool]) -> Sweep:
         """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""
-        tracks = self.observer.tracks
+        records = self.observer.records
         self._follow_anew()
-        wanted = [(track, self._wanted[key]) for key, track in tracks.items() if key in self._wanted]
+        wanted = [(record, self._wanted[key]) for key, record in records.items() if key in self._wanted]
         self.metrics.show_throttled(self._throttled())
         return await prove_tasks(wanted, self._interfaces.cgroups, is_wanted_elsewhere)
 
     def _throttled(self) -> dict[tuple[str, str, str], int]:
         counts = {}
-        for track in self.observer.tracks.values():
-            one = self._ledger.of(track.owner) if self._ledger else None
-            if one and one.is_exclusive and track.cgroup and track.is_running:
+        for record in self.observer.records.values():
+            one = self._ledger.of(record.owner) if self._ledger else None
+            if one and one.is_exclusive and record.cgroup and record.is_running:
                 try:
-                    times = self._interfaces.cgroups.times_throttled(track.cgroup)
+                    times = self._interfaces.cgroups.times_throttled(record.cgroup)
                 except AgentError:
                     continue
                 counts[one.namespace, one.pod, one.owner.container] = times
@@ -362,10 +364,10 @@ class Reconciler:
             for one in observed.live
             if one.cpus != observed.universe or one.state is State.CREATED
         )
-        done = await self._applier.apply(actions, self.observer.tracks, frozenset())
+        done = await self._applier.apply(actions, self.observer.records, frozenset())
         self._tell_actions(actions, done)
-        has_sent = await self._applier.births.drained()
-        await self.background.drained()
+        has_sent = await self._applier.created_updates.drained()
+        await self.runtime_sync.drained()
         self.checkpoint.remove()
         if not (all(done) and has_sent):
             raise AgentError("not every container got all CPUs back: see the log, then reset again")
@@ -378,8 +380,8 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
         logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
 
 
-def _wanted(track: Track, ledger: Ledger, shared: CPUSet) -> CPUSet:
-    one = ledger.of(track.owner)
+def _wanted(record: ContainerRecord, ledger: Ledger, shared: CPUSet) -> CPUSet:
+    one = ledger.of(record.owner)
     return one.cpus if one else shared
 
 

@@ -26,7 +26,7 @@ CALL_SECONDS: Final = 10.0  # a runtime that is stuck must not hold a container'
 logger = logging.getLogger(__name__)
 
 
-class Background:
+class RuntimeSync:
     """Calls the runtime, two at a time."""
 
     def __init__(self, runtime: Runtime, told: Callable[[str], None], backoff: Backoff | None = None) -> None:

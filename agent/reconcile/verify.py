@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from agent.interfaces import Cgroups
-    from agent.reconcile.container_record import Track
+    from agent.reconcile.container_record import ContainerRecord
     from pinning.machine.cpuset import CPUSet
 
 AT_ONCE: Final = 8  # containers before others get their turn
@@ -29,15 +29,17 @@ class Sweep(NamedTuple):
 
 
 async def prove_tasks(
-    tracks: Iterable[tuple[Track, CPUSet]], cgroups: Cgroups, is_wanted_elsewhere: Callable[[], bool]
+    records: Iterable[tuple[ContainerRecord, CPUSet]],
+    cgroups: Cgroups,
+    is_wanted_elsewhere: Callable[[], bool],
 ) -> Sweep:
     """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done.
 
     A first process that was born narrower is widened, once: what it does to itself later is its own choice.
     """
     is_news = False
-    for number, (track, cpus) in enumerate(tracks, 1):
-        is_news |= _prove(track, cpus, cgroups)
+    for number, (record, cpus) in enumerate(records, 1):
+        is_news |= _prove(record, cpus, cgroups)
         if number % AT_ONCE == 0:
             await asyncio.sleep(0)
             if is_wanted_elsewhere():
@@ -45,24 +47,24 @@ async def prove_tasks(
     return Sweep(is_whole=True, is_news=is_news)
 
 
-def _prove(track: Track, cpus: CPUSet, cgroups: Cgroups) -> bool:
-    if track.proof is None or track.cgroup is None or not track.is_running:
+def _prove(record: ContainerRecord, cpus: CPUSet, cgroups: Cgroups) -> bool:
+    if record.proof is None or record.cgroup is None or not record.is_running:
         return False
     try:
-        if track.is_newborn and track.seen.pid and track.proof.cpus <= cpus:
-            _widen(track, track.cgroup, cgroups)
-        stray = cgroups.stray_tasks(track.cgroup, cpus)
+        if record.is_newborn and record.seen.pid and record.proof.cpus <= cpus:
+            _widen(record, record.cgroup, cgroups)
+        stray = cgroups.stray_tasks(record.cgroup, cpus)
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
     outside, narrowed = len(stray.outside), len(stray.narrowed)
-    if (outside, narrowed) == (track.proof.outside, track.proof.narrowed):
+    if (outside, narrowed) == (record.proof.outside, record.proof.narrowed):
         return False
-    track.proof = replace(track.proof, outside=outside, narrowed=narrowed)
+    record.proof = replace(record.proof, outside=outside, narrowed=narrowed)
     return True
 
 
-def _widen(track: Track, cgroup: str, cgroups: Cgroups) -> None:
-    track.is_newborn = False
-    count = cgroups.widen_tasks(cgroup, track.seen.pid)
+def _widen(record: ContainerRecord, cgroup: str, cgroups: Cgroups) -> None:
+    record.is_newborn = False
+    count = cgroups.widen_tasks(cgroup, record.seen.pid)
     if count:
-        logger.info("born narrower, widened", extra={"facts": {"container": track.name, "tasks": count}})
+        logger.info("born narrower, widened", extra={"facts": {"container": record.name, "tasks": count}})

@@ -57,8 +57,8 @@ def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, .
         for one in pod.containers:
             owner = Owner(pod.uid, one.name)
             found += _of_container(owner, old.get(owner), one)
-    fought = {one.owner for one in before.fights} if before else set()
-    for fight in after.fights:
+    fought = {one.owner for one in before.conflicts} if before else set()
+    for fight in after.conflicts:
         if fight.owner not in fought:
             told = f"another writer changed the CPUs of {fight.owner.container} {fight.rewrites} times"
             remedy = "find it (corepin doctor names candidates); the agent tries again when it is quiet"

@@ -36,7 +36,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "ledger": state.ledger.to_dict(),
         "pods": [_pod(pod) for pod in state.pods],
         "refusals": [_refusal(one) for one in state.refusals],
-        "fights": [{"container": one.container, "rewrites": one.rewrites} for one in state.fights],
+        "fights": [{"container": one.container, "rewrites": one.rewrites} for one in state.conflicts],
         "failures": list(state.failures),
     }
 

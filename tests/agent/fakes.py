@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
-from agent.interfaces import Interfaces, Life, RuntimeContainer, StrayTasks
+from agent.interfaces import Interfaces, RuntimeContainer, StartState, StrayTasks
 from agent.main import load
 from agent.process import Agent, Parts
 from agent.reconcile.checkpoint import StateDir
@@ -152,12 +152,12 @@ class FakeCgroups:
         self.strays[cgroup] = replace(before, narrowed=())
         return len(before.narrowed)
 
-    def life(self, cgroup: str) -> Life:
+    def start_state(self, cgroup: str) -> StartState:
         """Return that the container runs for as long as the test says, not at all while it is created."""
         self.read(cgroup)
         one = next(one for one in self.node.containers.values() if one.cgroup == cgroup)
         is_running = one.state is State.RUNNING or cgroup in self.begun
-        return Life(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
+        return StartState(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take no note: tests call `written` themselves."""
@@ -278,15 +278,15 @@ class FakeNode:
         self.state_dir.close()
         self.runner.close()
 
-    def run(self, rounds: int = 1) -> NodeState:
+    def run(self, passes: int = 1) -> NodeState:
         """Do passes, each followed by what the background does."""
 
-        async def passes() -> NodeState:
-            for _ in range(rounds):
-                state = await self.round()
+        async def run_all() -> NodeState:
+            for _ in range(passes):
+                state = await self.run_pass()
             return state
 
-        return self.runner.run(passes())
+        return self.runner.run(run_all())
 
     def parts(self, *reporters: Any) -> Parts:
         """Return what an agent of this node is made of."""
@@ -345,18 +345,18 @@ class FakeNode:
             for other, cpus in self.cpusets.items():
                 assert other == cgroup or not cpus & owned, f"{other} is on {cpus}, {cgroup} owns {owned}"
 
-    async def round(self) -> NodeState:
+    async def run_pass(self) -> NodeState:
         """Let the agent do one pass, and the runtime be told of it."""
-        state = await self.agent.reconciler.round()
+        state = await self.agent.reconciler.run_pass()
         assert state is not None
         await self.drain()
         return state
 
     async def drain(self) -> None:
         """Let the background work until nothing is left, or nothing goes on."""
-        background = self.agent.reconciler.background
-        task = asyncio.create_task(background.run())
-        waiting = asyncio.create_task(background.drained())
+        runtime_sync = self.agent.reconciler.runtime_sync
+        task = asyncio.create_task(runtime_sync.run())
+        waiting = asyncio.create_task(runtime_sync.drained())
         await asyncio.wait({waiting}, timeout=0.05 if self.runtime.down else 60)
         waiting.cancel()
         task.cancel()

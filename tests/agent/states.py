@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.kubelet.policy import KubeletPolicy
-from agent.node_state import Fight, NodeState, Path, Proof, Round, build_state
+from agent.node_state import Conflict, NodeState, PassResult, Path, Proof, node_state_of
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, Topology, assemble
 from pinning.planning.ledger import Ledger
@@ -64,7 +64,7 @@ def state_of(
     proven: bool = True,
     path: Path = Path.CGROUP,
     when: str = WHEN,
-    fights: tuple[Fight, ...] = (),
+    conflicts: tuple[Conflict, ...] = (),
     complete: bool = True,
     proofs: Mapping[Owner, Proof] | None = None,
     node: str = "node-1",
@@ -82,17 +82,17 @@ def state_of(
             cpus = held.cpus if held else sets.shared(made.ledger)
             live.append(SeenContainer(f"{seen.uid}/{name}", owner, State.RUNNING, cpus))
             read[f"{seen.uid}/{name}"] = (proofs or {}).get(owner) or Proof(cpus, when, path)
-    made_round = Round(
+    result = PassResult(
         replace(observed, containers=tuple(live)),
         made.ledger,
         made.refusals,
         sets,
         read if proven else {},
         {one.owner: f"{one.owner.pod_uid}/{one.owner.container}" for one in live},
-        fights,
+        conflicts,
     )
     policy = KubeletPolicy.STATIC if config.observe else KubeletPolicy.NONE
-    return build_state(made_round, node, "containerd 2.4.2", policy, observes=config.observe)
+    return node_state_of(result, node, "containerd 2.4.2", policy, observes=config.observe)
 
 
 def owner(one: Pod, name: str = "main") -> Owner:

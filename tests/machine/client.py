@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import Gone, Refused, Unavailable
-from agent.interfaces import Life, RuntimeContainer, StrayTasks
+from agent.interfaces import RuntimeContainer, StartState, StrayTasks
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 
@@ -144,10 +144,10 @@ class SimulatedCgroups:
         self.read(cgroup)
         return 0
 
-    def life(self, cgroup: str) -> Life:
+    def start_state(self, cgroup: str) -> StartState:
         """Return that there is no process: the machine has none."""
         self.read(cgroup)
-        return Life(None, has_begun=False)
+        return StartState(None, has_begun=False)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take these CPUs in the cgroup for our own writing."""

@@ -109,7 +109,7 @@ def test_doctor_sees_who_runs_on_exclusive_cpus(node: Node) -> None:
     [pinned] = node.run(spinning)
     until_equal("own CPU", lambda: len(pinned.cpus), 1)
     with busy(node, pinned.cpus) as cgroup:
-        seen = read_facts(Places(), until("known", lambda: owning(node)), seconds=1).strangers
+        seen = read_facts(Places(), until("known", lambda: owning(node)), seconds=1).foreign_threads
     assert seen
     assert seen.by_cgroup[cgroup] == {"sh": 1}
     assert not [path for path in seen.by_cgroup if path.startswith(f"{node.containerd.cgroup}/kubepods")]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.doctor.checks import AgentFacts, Check, Facts, Strangers, Verdict, examine
-from agent.doctor.facts import Places, _cgroup, _strangers, _threads, agent_facts, read_facts
+from agent.doctor.checks import AgentFacts, Check, Facts, ForeignThreads, Verdict, examine
+from agent.doctor.facts import Places, _cgroup, _foreign_threads, _threads, agent_facts, read_facts
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy
 from agent.serve.state_json import to_dict
@@ -39,7 +39,7 @@ FINE = Facts(
     cgroup_writable=True,
     pod_roots=("/kubepods.slice", "/kubepods"),
     pod_root="/kubepods",
-    strangers=Strangers({}, 4),
+    foreign_threads=ForeignThreads({}, 4),
 )
 BARE = Facts(KubeletPolicy.UNKNOWN, kubelet_runs=False, missing={"agent": "nobody listens"})
 
@@ -137,7 +137,7 @@ def test_fine_node_has_no_findings() -> None:
             {"agent": replace(AGENT, refusals=("a/b/c: no",))}, "refusals", "a/b/c: no", "again", id="refusal"
         ),
         pytest.param(
-            {"strangers": Strangers({"/system.slice": Counter(b=1, a=1, d=1, c=2)})},
+            {"foreign_threads": ForeignThreads({"/system.slice": Counter(b=1, a=1, d=1, c=2)})},
             "strangers",
             "5 threads (c, a, b, ...) of /system.slice ran on exclusive CPUs 2",
             "AllowedCPUs=",
@@ -190,8 +190,8 @@ def test_kubelet_with_unknown_policy_is_said() -> None:
 
 def test_many_strangers_stay_readable() -> None:
     """The busiest cgroups are named, the rest is counted."""
-    strangers = Strangers({f"/s{number}": Counter(x=number) for number in range(1, 12)})
-    told = [check.told for check in of(replace(FINE, strangers=strangers), Verdict.FINDING)]
+    foreign_threads = ForeignThreads({f"/s{number}": Counter(x=number) for number in range(1, 12)})
+    told = [check.told for check in of(replace(FINE, foreign_threads=foreign_threads), Verdict.FINDING)]
 
     assert told[0].startswith("11 threads (x) of /s11 ")
     assert told[-1] == "and threads of 3 more cgroups"
@@ -306,7 +306,7 @@ def test_thread_that_runs_is_seen() -> None:
     state = to_dict(state_of(bound("a", annotations=EXCLUSIVE)))
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:
-            seen = _strangers(PROC, state, CPUSet(range(1024)), 0.2)
+            seen = _foreign_threads(PROC, state, CPUSet(range(1024)), 0.2)
             threads = {one.id: one for one in _threads(PROC, CPUSet(range(1024)))}
         finally:
             process.kill()
@@ -314,7 +314,7 @@ def test_thread_that_runs_is_seen() -> None:
     assert any("sh" in names for names in seen.by_cgroup.values())
     assert threads[process.pid].name == "sh"
     assert os.getpid() not in threads
-    assert _strangers(PROC, state, EMPTY, 10) == Strangers({})
+    assert _foreign_threads(PROC, state, EMPTY, 10) == ForeignThreads({})
 
 
 def test_real_runtimes_are_named(containerd: Containerd, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.kernel.tasks import life_of
+from agent.kernel.tasks import start_state_of
 
 # Takes a name as runc's processes do, says so, and ends when its input does.
 NAMED = """
@@ -37,10 +37,10 @@ def process(name: str) -> Iterator[int]:
 def test_process_of_runc_is_no_command_yet(name: str) -> None:
     """While all processes are runc's own, the container has not begun; with any other one it has."""
     with process(name) as own:
-        assert not life_of([own]).has_begun
-        assert life_of([own]).seconds is not None
+        assert not start_state_of([own]).has_begun
+        assert start_state_of([own]).seconds is not None
         with process("sleep") as command:
-            assert life_of([own, command]).has_begun
+            assert start_state_of([own, command]).has_begun
 
 
 def test_age_is_that_of_the_oldest_process() -> None:
@@ -48,7 +48,7 @@ def test_age_is_that_of_the_oldest_process() -> None:
     with process("sleep") as first:
         since = time.monotonic()
         with process("sleep") as second:
-            age = life_of([second, first]).seconds
+            age = start_state_of([second, first]).seconds
             passed = time.monotonic() - since
     assert age is not None
     assert age >= int(passed * 100) / 100 - 0.01
@@ -58,5 +58,5 @@ def test_nobody_has_not_begun() -> None:
     """An empty cgroup, and one whose processes are gone, are neither begun nor of any age."""
     with process("sleep") as gone:
         pass
-    assert life_of([]) == life_of([gone]) == (None, False)
-    assert life_of([os.getpid()]).has_begun
+    assert start_state_of([]) == start_state_of([gone]) == (None, False)
+    assert start_state_of([os.getpid()]).has_begun

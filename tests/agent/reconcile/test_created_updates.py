@@ -78,7 +78,7 @@ def test_window_waits_for_a_pod_that_is_not_known_yet(node: FakeNode) -> None:
     number = node.start("late")
     node.cgroups.ages[node.cgroup(number)] = 0.5
     node.run()
-    assert node.agent.reconciler.observer.tracks[number].is_awaited
+    assert node.agent.reconciler.observer.records[number].is_awaited
     node.cgroups.ages[node.cgroup(number)] = 2.0
     node.add("late", TWO)
 

@@ -155,7 +155,7 @@ class FaultyNode(RuleBasedStateMachine):
     def act(self) -> None:
         """Let the agent do a pass."""
         self.before = self.ledger()
-        self.node.runner.run(self.node.agent.reconciler.round())
+        self.node.runner.run(self.node.agent.reconciler.run_pass())
         self.node.runner.run(self.node.drain())
 
     def check_converged(self) -> None:
@@ -163,7 +163,7 @@ class FaultyNode(RuleBasedStateMachine):
         state = self.node.run()
         ledger = self.ledger()
         assert not state.failures
-        assert not state.fights
+        assert not state.conflicts
         for one in self.node.containers.values():
             if one.cgroup in self.node.cpusets:
                 held = ledger.of(Owner(one.pod_uid, one.name))

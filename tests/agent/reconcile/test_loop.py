@@ -1,4 +1,4 @@
-"""The loop: hints make passes, reports come from passes, and nothing ends it but being told to."""
+"""The loop: events make passes, reports come from passes, and nothing ends it but being told to."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
     )
     number = node.start("a")
 
-    node.run(rounds=2)
+    node.run(passes=2)
 
     assert asked == [[node.cgroup(number)]] * 2
 
@@ -187,7 +187,7 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
         await reports.until(lambda state: pinned(state) == 1)
         count = len(reports.states)
         node.runtime.containers = slowly  # type: ignore[method-assign]
-        agent.hints.give()
+        agent.trigger.request_pass()
         await begun.wait()
         agent.publisher.tell(replace(reports.states[-1], runtime="new"))
         for _ in range(10):
@@ -223,7 +223,7 @@ def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNo
     node.start("a")
     node.pods.complete = False
 
-    assert node.runner.run(node.agent.reconciler.round()) is None
+    assert node.runner.run(node.agent.reconciler.run_pass()) is None
     assert node.cgroups.writes == []
 
 
@@ -236,7 +236,7 @@ def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode)
     node.pods.complete = False
     node.new_agent()
     late = node.start("late")
-    assert node.runner.run(node.agent.reconciler.round()) is None
+    assert node.runner.run(node.agent.reconciler.run_pass()) is None
 
     node.time.now += PODS_SECONDS
     node.run()
@@ -265,7 +265,7 @@ def test_checkpoint_is_written_only_when_the_ledger_changes(node: FakeNode) -> N
     node.run()
     before = (node.folder / "checkpoint.json").stat().st_mtime_ns
     node.start("a")
-    node.run(rounds=2)
+    node.run(passes=2)
     assert (node.folder / "checkpoint.json").stat().st_mtime_ns == before
 
 
@@ -276,7 +276,7 @@ def test_full_disk_stops_every_write(node: FakeNode) -> None:
     (node.folder / "checkpoint.new").mkdir()
 
     with pytest.raises(OSError, match="directory"):
-        node.runner.run(node.agent.reconciler.round())
+        node.runner.run(node.agent.reconciler.run_pass())
     assert node.cpus(number) == "0-7"
 
 
@@ -287,7 +287,7 @@ def test_ledger_that_could_not_be_flushed_is_written_anew(node: FakeNode) -> Non
     (node.folder / "checkpoint.old").mkdir()
 
     with pytest.raises(OSError, match="directory"):
-        node.runner.run(node.agent.reconciler.round())
+        node.runner.run(node.agent.reconciler.run_pass())
     assert node.cpus(number) != "0-7"
     first = (node.folder / "checkpoint.json").stat().st_ino
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
-from agent.reconcile.missing_pods import PAUSE_SECONDS, Lookups
+from agent.reconcile.missing_pods import PAUSE_SECONDS, MissingPodLookup
 from pinning.planning.requests import is_final
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish, pod_document
@@ -20,15 +20,15 @@ TWO = Wish("2", policy="exclusive")
 def answer(node: FakeNode) -> list[float]:
     """Let every question that is open be answered; return the waits between them."""
     waits: list[float] = []
-    lookups = node.agent.reconciler.observer.lookups
+    lookup = node.agent.reconciler.observer.missing_pods
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
         await asyncio.sleep(0)
 
     async def run() -> None:
-        lookups._sleep = sleep
-        task = asyncio.create_task(lookups.run())
+        lookup._sleep = sleep
+        task = asyncio.create_task(lookup.run())
         for _ in range(20):
             await asyncio.sleep(0)
         task.cancel()
@@ -49,10 +49,10 @@ def test_missed_pod_is_found_and_counts_as_seen(node: FakeNode) -> None:
     number = node.start("a")
     node.run()
     assert node.cpus(number) == "0-7"
-    node.agent.hints.clear()
+    node.agent.trigger.clear()
     answer(node)
 
-    assert node.agent.hints.is_given
+    assert node.agent.trigger.is_set
     state = node.run()
     assert node.cpus(number) == "1,5"
     assert [pod.name for pod in state.pods] == ["pod-a"]
@@ -73,7 +73,7 @@ def test_pod_that_is_not_there_is_asked_for_once(node: FakeNode, failure: AgentE
     owner, number = node.start("b"), node.start("a")
     node.run()
     answer(node)
-    node.run(rounds=2)
+    node.run(passes=2)
     answer(node)
 
     assert node.pods.asked == ["test/pod-a"]
@@ -169,21 +169,21 @@ def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
     assert node.cpus(other) == "0,2-4,6-7"
     node.stop(number)
     del node.containers[number]
-    node.run(rounds=2)
+    node.run(passes=2)
 
     assert node.cpus(other) == "0-7"
 
 
 def test_shown_pod_is_the_sources_own() -> None:
     """As soon as the source shows what was found, its word counts, also when it takes it back."""
-    lookups = Lookups(Answers({"u": 1}), lambda: None)
-    lookups.want({"u": ("n", "p")}, {"u"})
-    asyncio.run(ask_all(lookups))
+    lookup = MissingPodLookup(Answers({"u": 1}), lambda: None)
+    lookup.want({"u": ("n", "p")}, {"u"})
+    asyncio.run(ask_all(lookup))
     newer: Any = {"u": {"metadata": {"uid": "u"}, "spec": {"nodeName": "shown"}}}
-    assert lookups.completed({}).keys() == {"u"}
+    assert lookup.completed({}).keys() == {"u"}
 
-    assert lookups.completed(newer) == newer
-    assert lookups.completed({}) == {}
+    assert lookup.completed(newer) == newer
+    assert lookup.completed({}) == {}
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed", None])
@@ -192,14 +192,14 @@ def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str |
     source = Ending(end)
 
     async def act() -> None:
-        lookups = Lookups(source, lambda: None, again_seconds=0)
-        lookups.want({"u": ("n", "p")}, {"u"})
-        asking = asyncio.create_task(lookups.run())
+        lookup = MissingPodLookup(source, lambda: None, again_seconds=0)
+        lookup.want({"u": ("n", "p")}, {"u"})
+        asking = asyncio.create_task(lookup.run())
         async with asyncio.timeout(60):
             await source.asked_twice.wait()
         asking.cancel()
         await asyncio.wait([asking])
-        running = [one for one in lookups.completed({}).values() if not is_final(one)]
+        running = [one for one in lookup.completed({}).values() if not is_final(one)]
         assert running == []
 
     asyncio.run(act())
@@ -255,9 +255,9 @@ class Answers:
         return {"metadata": {"uid": next(self._uids), "namespace": namespace, "name": name}}
 
 
-async def ask_all(lookups: Lookups) -> None:
+async def ask_all(lookup: MissingPodLookup) -> None:
     """Let every question be answered."""
-    task = asyncio.create_task(lookups.run())
+    task = asyncio.create_task(lookup.run())
     for _ in range(5):
         await asyncio.sleep(0)
     task.cancel()

@@ -60,7 +60,7 @@ class Node:
         self.cgroups = KernelCgroups(root, NEW_KERNEL)
         parts = fake.parts()
         fake.agent = Agent(replace(parts, interfaces=replace(parts.interfaces, cgroups=self.cgroups)))
-        fake.run(rounds=2)
+        fake.run(passes=2)
 
     def _make(self, version: int, cgroup: str) -> None:
         make_cgroup(self.folder / cgroup[1:].partition("/")[0], version)
@@ -78,7 +78,7 @@ class Node:
     async def opened(self) -> Counter[Path]:
         """Return the files of cgroups and of the agent's state that one pass opens."""
         with opened() as counted:
-            await self.fake.agent.reconciler.round()
+            await self.fake.agent.reconciler.run_pass()
         return Counter(
             {path: times for path, times in counted.items() if path.is_relative_to(self.fake.folder.parent)}
         )
@@ -124,7 +124,7 @@ def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
     for number in range(CONTAINERS):
         node.add(f"p{number}", SHARED)
         node.start(f"p{number}")
-    node.run(rounds=2)
+    node.run(passes=2)
     node.add("p0", ONE_CPU)
     node.cgroups.writes.clear()
     calls: Counter[str] = Counter()
@@ -137,7 +137,7 @@ def test_edit_is_seen_planned_and_read_back_once(node: FakeNode) -> None:
     for interface, name in interfaces:
         setattr(interface, name, counting(getattr(interface, name), name, calls))
 
-    node.runner.run(node.agent.reconciler.round())
+    node.runner.run(node.agent.reconciler.run_pass())
 
     reads_by_the_fake = CONTAINERS  # its write looks whether the cgroup is there
     assert calls == {"containers": 1, "_plan": 1, "read": 2 * CONTAINERS + reads_by_the_fake}

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from agent.clock import Clock
 from agent.errors import Gone
-from agent.interfaces import Life, NewContainer
-from agent.reconcile.prestart import Cradle
+from agent.interfaces import NewContainer, StartState
+from agent.reconcile.prestart import PreStartPinner
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
 
 ALL, OWN = CPUSet.parse("0-3"), CPUSet.parse("1")
 NEWBORN = NewContainer("one", Owner("uid", "main"), "/kubepods/pod1/one")
 NOBODY, HELD, RUNNING = (
-    Life(None, has_begun=False),
-    Life(0.02, has_begun=False),
-    Life(0.03, has_begun=True),
+    StartState(None, has_begun=False),
+    StartState(0.02, has_begun=False),
+    StartState(0.03, has_begun=True),
 )
 
 
@@ -25,12 +25,12 @@ NOBODY, HELD, RUNNING = (
 class Cgroup:
     """One cgroup that goes from one stage of life to the next at every look."""
 
-    stages: list[Life]
+    stages: list[StartState]
     cpus: CPUSet = ALL
     overwrites: int = 0  # of our writes, by a runtime that fills what it found empty
     writes: list[CPUSet] = field(default_factory=list)
 
-    def life(self, _: str) -> Life:
+    def start_state(self, _: str) -> StartState:
         """Return the next stage."""
         if not self.stages:
             raise Gone("one")
@@ -48,18 +48,18 @@ class Cgroup:
             self.cpus = cpus
 
 
-def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[Cradle, list[NewContainer]]:
+def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[PreStartPinner, list[NewContainer]]:
     """Let a container be born, and return who tended it and what was told meanwhile."""
     told: list[NewContainer] = []
 
-    async def run() -> Cradle:
-        cradle = Cradle(cgroup, Clock(), lambda _: cpus, told.append)  # type: ignore[arg-type]
-        cradle.take(NEWBORN)
-        cradle.take(NEWBORN)
-        assert cradle.is_tending("one")
-        while cradle.is_tending("one"):
+    async def run() -> PreStartPinner:
+        pinner = PreStartPinner(cgroup, Clock(), lambda _: cpus, told.append)  # type: ignore[arg-type]
+        pinner.take(NEWBORN)
+        pinner.take(NEWBORN)
+        assert pinner.is_tending("one")
+        while pinner.is_tending("one"):
             await asyncio.sleep(0.001)
-        return cradle
+        return pinner
 
     return asyncio.run(run()), told
 
@@ -67,41 +67,41 @@ def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[Cradle, list[NewC
 def test_right_before_the_command_runs() -> None:
     """Written once while nobody is in it, and seen right with the runtime's process in it: there was no window."""
     cgroup = Cgroup([NOBODY, NOBODY, NOBODY, HELD])
-    cradle, told = tended(cgroup)
+    pinner, told = tended(cgroup)
     assert cgroup.writes == [OWN]
-    assert cradle.window("one", OWN) == 0.0
-    assert cradle.window("one", OWN) is None
+    assert pinner.window("one", OWN) == 0.0
+    assert pinner.window("one", OWN) is None
     assert set(told) == {NEWBORN}
 
 
 def test_overwritten_set_is_written_again() -> None:
     """A runtime that fills the cpuset between is followed until its process is there."""
     cgroup = Cgroup([NOBODY] * 6 + [HELD], overwrites=2)
-    cradle, _ = tended(cgroup)
+    pinner, _ = tended(cgroup)
     assert cgroup.writes == [OWN] * 3
-    assert cradle.window("one", OWN) == 0.0
+    assert pinner.window("one", OWN) == 0.0
 
 
 def test_command_that_runs_already_is_left_to_a_pass() -> None:
     """What runs on other CPUs is not written here, and nothing is claimed of it."""
     cgroup = Cgroup([RUNNING])
-    cradle, told = tended(cgroup)
+    pinner, told = tended(cgroup)
     assert cgroup.writes == []
-    assert cradle.window("one", OWN) is None
+    assert pinner.window("one", OWN) is None
     assert told == [NEWBORN]
 
 
 def test_command_that_ran_before_the_look_has_a_window() -> None:
     """Whether it was right at its first instruction is not known, so the age of its process is told."""
     cgroup = Cgroup([NOBODY, RUNNING])
-    cradle, _ = tended(cgroup)
-    assert cradle.window("one", OWN) == 0.03
+    pinner, _ = tended(cgroup)
+    assert pinner.window("one", OWN) == 0.03
 
 
 def test_window_is_of_one_set() -> None:
     """A container that shall run elsewhere by now was not seen there."""
-    cradle, _ = tended(Cgroup([HELD]))
-    assert cradle.window("one", ALL) is None
+    pinner, _ = tended(Cgroup([HELD]))
+    assert pinner.window("one", ALL) is None
 
 
 def test_gone_and_untouchable_containers_are_left() -> None:

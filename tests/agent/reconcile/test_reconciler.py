@@ -111,7 +111,7 @@ def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
     """While a container stays created one call is enough."""
     node.add("a", TWO)
     node.start("a", state=State.CREATED)
-    node.run(rounds=3)
+    node.run(passes=3)
 
     assert len(node.runtime.calls) == 1
 
@@ -126,7 +126,7 @@ def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
     async def scenario() -> None:
         node.runtime.gate = asyncio.Event()
         for _ in range(2):
-            await node.agent.reconciler.round()
+            await node.agent.reconciler.run_pass()
             await asyncio.sleep(0)
         assert node.cpus(running) == "0,2-4,6-7"
         node.runtime.gate.set()
@@ -146,12 +146,12 @@ def test_newer_set_waits_for_the_one_that_was_sent_at_birth(node: FakeNode) -> N
 
     async def scenario() -> None:
         node.runtime.gate = asyncio.Event()
-        await node.agent.reconciler.round()
+        await node.agent.reconciler.run_pass()
         while not node.runtime.flying:
             await asyncio.sleep(0)
         node.begin(created)
         node.add("a", Wish("2", policy="none"))
-        passing = asyncio.create_task(node.agent.reconciler.round())
+        passing = asyncio.create_task(node.agent.reconciler.run_pass())
         for _ in range(20):
             await asyncio.sleep(0)
         node.runtime.gate.set()
@@ -166,7 +166,7 @@ def test_vm_container_is_changed_by_the_runtime_alone(node: FakeNode) -> None:
     """The cgroup of a VM sandbox is not written, even though there is one."""
     node.add("a", TWO)
     node.start("a", in_vm=True)
-    state = node.run(rounds=2)
+    state = node.run(passes=2)
 
     assert node.cgroups.writes == []
     assert [cpus for _, cpus in node.runtime.calls] == ["1,5"]
@@ -352,20 +352,20 @@ def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
     assert node.agent.reconciler.metrics.rewrites._value.get() == 1
 
 
-def test_third_foreign_write_is_a_fight_and_ten_quiet_minutes_end_it(node: FakeNode) -> None:
-    """A fight is told with whom it compromises, nothing is written during it, and afterwards it is repaired."""
+def test_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node: FakeNode) -> None:
+    """A conflict is told with whom it compromises, nothing is written during it, and afterwards it is repaired."""
     _, other = pinned_pair(node)
     for _ in range(3):
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
         state = node.run()
         node.time.now += 60
     assert node.cpus(other) == "0-7"
-    assert [one.container for one in state.fights] == ["test/pod-b/c0"]
+    assert [one.container for one in state.conflicts] == ["test/pod-b/c0"]
     assert container(state, "a").intruders == ("test/pod-b/c0",)
 
     node.time.now += 540
     state = node.run()
-    assert state.fights == ()
+    assert state.conflicts == ()
     assert node.cpus(other) == "0,2-4,6-7"
 
 
@@ -376,7 +376,7 @@ def test_created_container_is_nobodys_intruder(node: FakeNode) -> None:
     number = node.start("late", state=State.CREATED)
     node.cpusets[node.cgroup(number)] = node.topology.online
     node.runtime.gate = asyncio.Event()  # what it is sent does not arrive yet
-    state = node.runner.run(node.agent.reconciler.round())
+    state = node.runner.run(node.agent.reconciler.run_pass())
 
     assert state is not None
     assert node.cpus(number) == str(node.topology.online)
@@ -387,16 +387,16 @@ def test_created_container_is_nobodys_intruder(node: FakeNode) -> None:
     assert container(node.run(), "late").is_pinned
 
 
-def test_writes_in_a_fight_make_it_longer_without_a_pass(node: FakeNode) -> None:
+def test_writes_in_a_conflict_make_it_longer_without_a_pass(node: FakeNode) -> None:
     """A writer that goes on is only counted: it must not keep the agent busy."""
     _, other = pinned_pair(node)
     for _ in range(3):
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
         node.run()
-    node.agent.hints.clear()
+    node.agent.trigger.clear()
     node.time.now += 500
     node.agent.reconciler.foreign_write(node.cgroup(other))
-    assert not node.agent.hints.is_given
+    assert not node.agent.trigger.is_set
 
     node.time.now += 200
     node.run()
@@ -419,20 +419,20 @@ def test_older_call_of_the_runtime_never_lands_on_a_newer_cpuset(node: FakeNode)
         pinned = node.start("a")
         node.add("a", TWO)
         node.runtime.gate = asyncio.Event()
-        background = asyncio.create_task(node.agent.reconciler.background.run())
-        await node.agent.reconciler.round()
+        syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+        await node.agent.reconciler.run_pass()
         while not node.runtime.flying:
             await asyncio.sleep(0)
         node.add("a", Wish("2", policy="none"))
-        passing = asyncio.create_task(node.agent.reconciler.round())
+        passing = asyncio.create_task(node.agent.reconciler.run_pass())
         for _ in range(20):
             await asyncio.sleep(0)
         assert node.cpus(pinned) == "1,5"
         node.runtime.gate.set()
         await passing
-        await node.agent.reconciler.background.drained()
+        await node.agent.reconciler.runtime_sync.drained()
         assert node.cpus(pinned) == str(node.records[pinned]) == "0-7"
-        background.cancel()
+        syncing.cancel()
 
     node.runner.run(scenario())
 
@@ -446,15 +446,15 @@ def test_two_calls_at_a_time(node: FakeNode) -> None:
 
     async def scenario() -> None:
         node.runtime.gate = asyncio.Event()
-        background = asyncio.create_task(node.agent.reconciler.background.run())
-        await node.agent.reconciler.round()
+        syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+        await node.agent.reconciler.run_pass()
         for _ in range(50):
             await asyncio.sleep(0)
         assert node.runtime.most_flying == 2
         node.runtime.gate.set()
-        await node.agent.reconciler.background.drained()
+        await node.agent.reconciler.runtime_sync.drained()
         assert len(node.runtime.calls) == 9
-        background.cancel()
+        syncing.cancel()
 
     node.runner.run(scenario())
 

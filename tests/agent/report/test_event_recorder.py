@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from agent.clock import Clock
-from agent.node_state import Fight, NodeState, Path, Proof
+from agent.node_state import Conflict, NodeState, Path, Proof
 from agent.report.event_recorder import BURST, PENDING, EventReport
 from agent.report.events import LONGEST_NAME, Reason, event_document, events_between
 from agent.report.publisher import Later
@@ -64,7 +64,7 @@ DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
         pytest.param(state_of(ONE, proofs=DRIFTING), state_of(ONE, proofs=DRIFTING), [], id="drift still"),
         pytest.param(
             state_of(ONE),
-            state_of(ONE, fights=(Fight("default/a/main", owner(ONE), 3),)),
+            state_of(ONE, conflicts=(Conflict("default/a/main", owner(ONE), 3),)),
             ["Conflict"],
             id="fight",
         ),

@@ -88,4 +88,4 @@ def test_no_pod_speaks_for_containers_of_another_name(node: FakeNode) -> None:
     node.start("hash")
     state = node.run()
     assert {pod.uid: pod.name for pod in state.pods} == {"u": "pod-u"}
-    assert node.agent.reconciler.observer.lookups._wanted == {"hash": ("test", "pod-hash")}
+    assert node.agent.reconciler.observer.missing_pods._wanted == {"hash": ("test", "pod-hash")}
