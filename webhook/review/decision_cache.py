@@ -8,17 +8,17 @@ it cannot decide.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from pinning.contract import KUBEVIRT_LABEL
 from pinning.pods.annotations import is_policy_key
-from pinning.pods.types import EnvVar, Pod, ResourceRequirements, Toleration, Volume
+from webhook.rules.pod_parts import NewPod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pinning.pods.types import Container, Pod
     from webhook.config.mutations import Mutations
 
 Answer = TypeVar("Answer")
@@ -29,50 +29,12 @@ EACH: Final = 1024  # bytes of an entry beside its key and what is told: the obj
 
 _encode = msgspec.msgpack.Encoder().encode
 
-
-# The one label that a rule reads; what a mutations file may add to needs the whole pod (`Mutations.is_typed`).
-_Labels = TypedDict("_Labels", {KUBEVIRT_LABEL: str}, total=False)  # type: ignore[misc] # a name of the contract
+decoder: Final = msgspec.json.Decoder(NewPod)
 
 
-class _Metadata(TypedDict, total=False):
-    labels: _Labels | None
-    annotations: dict[str, str] | None
-
-
-class _Mount(TypedDict, total=False):
-    mountPath: str
-
-
-class _Container(TypedDict, total=False):
-    name: str
-    restartPolicy: str | None
-    resources: ResourceRequirements | None
-    env: list[EnvVar] | None
-    volumeMounts: list[_Mount] | None
-
-
-class _Spec(TypedDict, total=False):
-    containers: list[_Container] | None
-    initContainers: list[_Container] | None
-    nodeSelector: dict[str, str] | None
-    resources: ResourceRequirements | None
-    serviceAccount: str | None
-    serviceAccountName: str | None
-    tolerations: list[Toleration] | None
-    volumes: list[Volume] | None
-
-
-class _KeyPart(TypedDict, total=False):
-    metadata: _Metadata | None
-    spec: _Spec | None
-
-
-decoder: Final = msgspec.json.Decoder(_KeyPart)
-
-
-def pod_key(read: _KeyPart, mutations: Mutations) -> tuple[Pod, bytes]:
-    """Return the part of a pod that decides, and its key; it keeps few of the annotations, variables and volumes."""
-    metadata, spec = read.get("metadata"), read.get("spec")
+def pod_key(pod: Pod, mutations: Mutations) -> bytes:
+    """Return the key of a pod, after taking from it the annotations, variables and volumes that decide nothing."""
+    metadata, spec = pod.get("metadata"), pod.get("spec")
     if metadata and (annotations := metadata.get("annotations")):
         known = mutations.annotations
         metadata["annotations"] = {
@@ -83,10 +45,10 @@ def pod_key(read: _KeyPart, mutations: Mutations) -> tuple[Pod, bytes]:
             spec["volumes"] = [volume for volume in volumes if volume.get("name") in mutations.volumes]
         _forget_variables(spec.get("containers"), mutations.variables)
         _forget_variables(spec.get("initContainers"), mutations.variables)
-    return cast("Pod", read), _encode(read)
+    return _encode(pod)
 
 
-def _forget_variables(containers: list[_Container] | None, known: frozenset[str]) -> None:
+def _forget_variables(containers: list[Container] | None, known: frozenset[str]) -> None:
     """Leave all variables of a container or none, because causes tell the place of one."""
     for container in containers or ():
         variables = container.get("env")

@@ -15,8 +15,8 @@ from pinning.pods.claims import count_containers, crowded
 from webhook.review.decision_cache import DecisionCache, pod_key
 from webhook.review.decision_cache import decoder as key_decoder
 from webhook.review.response import Allowed, Denied, Patched, weight
-from webhook.rules.judged import JudgedPod
 from webhook.rules.mutate import plan_mutation
+from webhook.rules.pod_parts import StoredPod
 from webhook.rules.pods import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
 from webhook.rules.vms import (
     KINDS,
@@ -45,7 +45,7 @@ MOST_JUDGED: Final = 1000  # a node runs some hundred pods; the rules take 50 us
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 # The API server takes no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
-_pod: msgspec.json.Decoder[Any] = msgspec.json.Decoder(JudgedPod)
+_stored = msgspec.json.Decoder(StoredPod)
 _machine = msgspec.json.Decoder(VirtObject)
 _running = msgspec.json.Decoder(RunningMachine)
 _whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
@@ -83,9 +83,9 @@ class Decider:
         return self._judge(_decode_pod(request.object, _whole))
 
     def _key(self, request: Request) -> tuple[Pod, bytes]:
-        read = _decode(key_decoder, request.object)
+        pod = _decode(key_decoder, request.object)
         try:
-            return pod_key(read, self.mutations)
+            return pod, pod_key(pod, self.mutations)
         except OverflowError as error:  # the API server writes amounts as texts, and no such number
             raise Malformed(OBJECT, "a number has more than 64 bits: write it as a text") from error
 
@@ -178,10 +178,10 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
         return Verdict()
     if request.operation == "CREATE":
         return rules.judge_new_pod(request)
-    pod = _decode_pod(request.object, _pod)
+    pod = _decode_pod(request.object, _stored)
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
-    old = _decode_pod(request.oldObject, _pod, OLD_OBJECT)
+    old = _decode_pod(request.oldObject, _stored, OLD_OBJECT)
     if verdict := _crowded(pod):  # no update brings containers: only the wish for CPUs can be new
         return verdict if crowded(pod) and not crowded(old) else Verdict()
     return review_changed_pod(old, pod, rules.settings)

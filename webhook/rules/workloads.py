@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from webhook.rules.judged import JudgedPod
+from webhook.rules.pod_parts import StoredPod
 from webhook.wire import NULL, UNREADABLE, is_object, malformed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def below(document: object, path: tuple[str, ...]) -> Any:
     return document
 
 
-_pod: Final = msgspec.json.Decoder(JudgedPod)
+_template: Final = msgspec.json.Decoder(StoredPod)
 _steps: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
     key: msgspec.json.Decoder(msgspec.defstruct("Part", [(key, msgspec.Raw, NULL)]))
     for path in TEMPLATES.values()
@@ -49,6 +49,6 @@ def read_template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Po
             return {}
         document = getattr(_steps[key].decode(document), key)
     try:
-        return cast("Pod", _pod.decode(document)) if document != NULL else {}
+        return _template.decode(document) if document != NULL else {}
     except UNREADABLE as error:
         raise malformed(error).under(".".join((root, *path))) from error

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinning.brief import MOST_TOLD
+from pinning.pods.types import ObjectMeta
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
 from tests.webhook.requests import BEYOND, generated, request
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
@@ -21,6 +22,7 @@ from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, DecisionCache, 
 from webhook.review.handler import Decider
 from webhook.review.response import Patched, weight
 from webhook.rules.mutate import plan_mutation
+from webhook.rules.pod_parts import NEW
 from webhook.rules.pods import review_new_pod
 
 NAMING = load_mutations(
@@ -32,11 +34,22 @@ NAMING = load_mutations(
 @given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING]))
 @settings(max_examples=200, deadline=None)
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
-    """For any pod, plan and verdict on the part in its key are those on the pod itself."""
+    """For any pod, plan and verdict on the part in its key are those on the pod with all that the key leaves out."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part, _ = pod_key(decoder.decode(json.dumps(document)), mutations)
+    part = decoder.decode(json.dumps(document))
+    pod_key(part, mutations)
+    fill(document)
     assert plan_mutation(part, rules, mutations) == plan_mutation(document, rules, mutations)
     assert review_new_pod(part, rules, mutations) == review_new_pod(document, rules, mutations)
+
+
+def fill(document: Any) -> None:
+    """Give a pod every member that the key leaves out; the status is dropped wherever a review is read."""
+    metadata, spec = document.get("metadata") or {}, document["spec"]
+    metadata.update(dict.fromkeys((name for name, kind in NEW[ObjectMeta].items() if kind is None), "x"))
+    for member in (*spec["containers"], *(spec.get("initContainers") or ())):
+        for mount in member.get("volumeMounts") or ():
+            mount["readOnly"] = True
 
 
 def sibling(number: int) -> Any:

@@ -1,0 +1,50 @@
+"""The parts of a pod that rules read follow the domain's types."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+import pytest
+
+from pinning.pods.types import Pod
+from webhook.rules.pod_parts import NEW, STORED, Narrowed, NewPod, StoredPod, part_of
+
+
+class Entry(TypedDict, total=False):
+    """What stands in a list."""
+
+    kept: int
+    unread: int
+
+
+class Whole(TypedDict, total=False):
+    """A type of the domain."""
+
+    entries: list[Entry] | None
+    by_name: dict[str, Entry]
+
+
+def test_a_field_is_in_the_part_until_it_is_left_out() -> None:
+    """However deep a type declares a field, rules see it from then on; unknown ones and those left out they do not."""
+    part = part_of(Whole, {Entry: {"unread": None}})
+    entry = {"kept": 1, "unread": 2, "unknown": 3}
+    assert msgspec.convert({"entries": [entry], "by_name": {"a": entry}}, part) == {
+        "entries": [{"kept": 1}],
+        "by_name": {"a": {"kept": 1}},
+    }
+    assert msgspec.convert({"entries": None}, part) == {"entries": None}
+
+
+@pytest.mark.parametrize("narrowed", [NEW, STORED], ids=["new", "stored"])
+def test_only_fields_that_there_are_can_be_left_out(narrowed: Narrowed) -> None:
+    """A field that the domain renames is read under its new name, and its old one is taken off the list."""
+    for kind, members in narrowed.items():
+        assert members.keys() <= kind.__annotations__.keys()
+
+
+@pytest.mark.parametrize("part", [NewPod, StoredPod], ids=["new", "stored"])
+def test_a_part_holds_a_pod_to_its_shape(part: type[Pod]) -> None:
+    """What rules read has the shape that the domain says."""
+    with pytest.raises(msgspec.ValidationError, match=r"spec\.containers\[0\]\.env"):
+        msgspec.convert({"spec": {"containers": [{"env": 1}]}}, part)

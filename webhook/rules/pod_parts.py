@@ -1,0 +1,91 @@
+"""The parts of a pod that rules read, as types: derived from those of the domain, so that a new field is read at once.
+
+What is left out takes no memory, and cannot decide: the rules see the part alone. Each member that no rule reads is
+named here; whatever else the domain's types declare is in the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import (
+    Any,
+    Final,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from pinning.contract import CPUMANAGER_LABELS, KUBEVIRT_LABEL
+from pinning.pods.quantity import RawQuantity
+from pinning.pods.resources import READ
+from pinning.pods.types import (
+    Container,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    ResourceRequirements,
+    VolumeMount,
+)
+
+Narrowed = Mapping[type, Mapping[str, Any]]  # what stands in for the members of a type; None leaves one out
+Whole = TypeVar("Whole")
+
+_Labels = TypedDict("_Labels", {KUBEVIRT_LABEL: str}, total=False)  # type: ignore[misc] # a name of the contract
+_Selector = TypedDict("_Selector", dict.fromkeys(CPUMANAGER_LABELS, str), total=False)  # type: ignore[misc] # the same
+_Amounts = TypedDict("_Amounts", dict.fromkeys(READ, RawQuantity), total=False)  # type: ignore[misc] # the same
+
+
+class _Resources(TypedDict, total=False):
+    requests: _Amounts | None
+    limits: _Amounts | None
+
+
+def part_of(whole: type[Whole], narrowed: Narrowed) -> type[Whole]:
+    """Return the type that has the members of a TypedDict and of those below it, but for what is narrowed."""
+    members = {}
+    for name, hint in get_type_hints(whole).items():
+        part = narrowed.get(whole, {}).get(name, hint)
+        if part is not None:
+            members[name] = _part_of_hint(part, narrowed)
+    return cast("type[Whole]", TypedDict(whole.__name__, members, total=False))  # type: ignore[operator]
+
+
+def _part_of_hint(hint: Any, narrowed: Narrowed) -> Any:
+    if is_typeddict(hint):
+        return part_of(hint, narrowed)
+    parts = [_part_of_hint(argument, narrowed) for argument in get_args(hint)]
+    if isinstance(hint, UnionType):
+        return reduce(or_, parts)
+    return get_origin(hint)[*parts] if parts else hint
+
+
+_IDENTITY: Final = dict.fromkeys(
+    ("name", "generateName", "namespace", "uid", "resourceVersion", "creationTimestamp")
+)
+NEW: Final[Narrowed] = {
+    # A mutations file that adds labels needs the whole pod (`Mutations.is_typed`).
+    ObjectMeta: {**_IDENTITY, "deletionTimestamp": None, "labels": _Labels | None},
+    VolumeMount: {"name": None, "readOnly": None},
+    Pod: {"status": None},  # what is reported of a pod does not count at admission
+}
+STORED: Final[Narrowed] = {
+    ObjectMeta: {**_IDENTITY, "labels": _Labels | None},
+    Container: {"volumeMounts": None, "resources": _Resources | None},
+    PodSpec: {
+        "resources": ResourceRequirements | None,  # of the pod: any name counts
+        "nodeSelector": _Selector | None,
+        **dict.fromkeys(("serviceAccount", "serviceAccountName", "tolerations", "volumes")),
+    },
+    Pod: {"status": None},
+}
+NewPod: Final = part_of(Pod, NEW)  # before anything was injected, or just after
+StoredPod: Final = part_of(
+    Pod, STORED
+)  # or the template of one: nothing is injected into it any more, or not yet
