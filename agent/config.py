@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -36,11 +36,10 @@ class ApiFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFlags:
-    """What is told to the API server beyond what always is."""
+class NodeOptions:
+    """What an operator may choose about the words on the node's object."""
 
-    namespace: str = "corepin"  # of the ConfigMap that mirrors the pools
-    feature_gates: frozenset[str] = frozenset()
+    feature_gates: frozenset[str] = frozenset()  # CPUManager: label the node for KubeVirt
     cmk_taint: bool = False
     overcommit_taint: bool = False
     sidecar: Amount = SIDECAR
@@ -64,7 +63,8 @@ class AgentConfig:
     listen: tuple[str, int] | None = None  # health and metrics; None: not served
     socket: Path | None = None  # the state as JSON; None: not served
     api: ApiFlags | None = None  # None: the account that every pod of a cluster has
-    reports: ReportFlags = field(default_factory=ReportFlags)
+    namespace: str = "corepin"  # of the ConfigMap that mirrors the pools
+    node_options: NodeOptions = NodeOptions()
 
     def __post_init__(self) -> None:
         if not self.node:

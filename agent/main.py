@@ -180,19 +180,16 @@ def reporters(
     if api is None:
         return (LogReport(), RefusalLog())
     from agent.report.cmk_config_map import PoolReport
-    from agent.report.desired_node import NodeOptions
     from agent.report.event_recorder import EventReport
     from agent.report.load_metrics import MetricsReport
     from agent.report.node import NodeReport
     from agent.report.pod_status import PodReport
 
-    flags = config.reports
-    options = NodeOptions(flags.feature_gates, flags.cmk_taint, flags.overcommit_taint, flags.sidecar)
     return (
         LogReport(),
         PodReport(api, config.node, pods),
         EventReport(api, config.node, pods),
-        NodeReport(api, config.node, pods, options),
-        PoolReport(api, config.node, flags.namespace),
-        MetricsReport(metrics.registry, api, pods, options),
+        NodeReport(api, config.node, pods, config.node_options),
+        PoolReport(api, config.node, config.namespace),
+        MetricsReport(metrics.registry, api, pods, config.node_options),
     )

@@ -67,7 +67,14 @@ ROOMS = {
         *("agent.kubelet.policy", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
-        *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
+        *(
+            "agent.clock",
+            "agent.config",
+            "agent.errors",
+            "agent.interfaces",
+            "agent.metrics",
+            "agent.node_state",
+        ),
         *("agent.kept_pod", "agent.kubelet.policy", "agent.pod_watch", "apiserver", "pinning"),
     ),
     "agent.process": (

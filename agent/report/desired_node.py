@@ -1,6 +1,6 @@
-"""What the agent says about its node: annotations, labels, taints, conditions, resources. Pure.
+"""What the node's object has to say: annotations, labels, taints, conditions, extended resources. Pure.
 
-`wanted` is everything that shall be said; `differences` turns it into the two patches that make it so, or into none.
+`desired_node` decides all of it from the node's state; `agent.report.node_patch` brings the object there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from agent.kubelet.policy import KubeletPolicy
 from agent.report.extended_resources import RESOURCES, node_resources
+from agent.report.node_types import Condition, Taint
 from pinning.contract import (
     CMK_NODE_LABEL,
     CMK_TAINT_KEY,
@@ -25,11 +26,12 @@ from pinning.contract import (
     STATUS_POOLS,
     STATUS_TOPOLOGY,
 )
-from pinning.planning.requests import SIDECAR, Amount, Overcommit, overcommit, sidecars
+from pinning.planning.requests import Overcommit, overcommit, sidecars
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from agent.config import NodeOptions
     from agent.node_state import NodeState
     from pinning.planning.ledger import Assignment
     from pinning.pods.types import Pod
@@ -37,124 +39,51 @@ if TYPE_CHECKING:
 VERSION: Final = 1  # of the pools annotation
 NO_SCHEDULE: Final = "NoSchedule"
 KUBELET_REMEDY: Final = "set cpuManagerPolicy to none in the kubelet's configuration"
-
-
-class Taint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """What no two taints of a node have in common."""
-        return self.key, self.effect
-
-
-class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """One condition of a node."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_transition_time: str | None = None
-
-
-class NodeMeta(msgspec.Struct, rename="camel"):
-    """The metadata of a node."""
-
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    annotations: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
-
-
-class NodeSpec(msgspec.Struct):
-    """The specification of a node."""
-
-    taints: list[Taint] | None = None
-
-
-class NodeStatus(msgspec.Struct):
-    """The status of a node."""
-
-    capacity: dict[str, str] | None = None
-    allocatable: dict[str, str] | None = None
-    conditions: list[Condition] | None = None
-
-
-class Node(msgspec.Struct):
-    """A node, as far as the agent reads it."""
-
-    metadata: NodeMeta
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
-
-
 CMK_TAINT: Final = Taint(CMK_TAINT_KEY, NO_SCHEDULE, CMK_TAINT_VALUE)
 NO_LOAD: Final = Overcommit(0, 0)
 OVERCOMMIT_TAINT: Final = Taint(OVERCOMMIT_TAINT_KEY, NO_SCHEDULE, "true")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """What an operator may choose about the words on nodes."""
-
-    feature_gates: frozenset[str] = frozenset()  # CPUManager: label the node for KubeVirt
-    cmk_taint: bool = False
-    overcommit_taint: bool = False
-    sidecar: Amount = SIDECAR
-
-
 @dataclass(frozen=True)
-class Wanted:
+class DesiredNode:
     """What shall be on the node. Values of None shall not be there; what is not named is not touched."""
 
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    no_taints: tuple[Taint, ...] = ()  # of ours, not wanted now
-    no_taint_keys: frozenset[str] = frozenset()  # not wanted, whatever their value and effect
+    no_taints: tuple[Taint, ...] = ()  # of ours, not desired now
+    no_taint_keys: frozenset[str] = frozenset()  # not desired, whatever their value and effect
     resources: Mapping[str, int | None] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     no_conditions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Differences:
-    """The two patches that a node needs; None where it needs none."""
+def desired_node(
+    state: NodeState, pods: Collection[Pod], options: NodeOptions, published: Mapping[str, int] | None = None
+) -> DesiredNode | None:
+    """Return what the node shall say; None while pods or ledger are not complete.
 
-    status: dict[str, Any] | None = None  # a strategic merge patch of the status, with labels and annotations
-    spec: dict[str, Any] | None = None  # a merge patch of the taints, good for one version of the node
-
-
-def wanted(
-    state: NodeState, pods: Collection[Pod], options: NodeOptions, before: Mapping[str, int] | None = None
-) -> Wanted | None:
-    """Return what to say of the node; None while pods or ledger are not complete."""
-    numbers = node_resources(state, pods, before)
-    if numbers is None:
+    `published` are the numbers of extended resources that were written last.
+    """
+    resources = node_resources(state, pods, published)
+    if resources is None:
         return None
     load = overcommit(pods, state.ledger, len(state.shared))
-    own = _taints(options, load)
-    return Wanted(
+    taints = _taints(options, load)
+    return DesiredNode(
         annotations={STATUS_TOPOLOGY: topology_text(state), STATUS_POOLS: pools_text(state, pods, options)},
         labels=dict.fromkeys(_labels(options), "true"),
-        taints=own,
-        no_taints=() if OVERCOMMIT_TAINT in own else (OVERCOMMIT_TAINT,),
+        taints=taints,
+        no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
-        resources=numbers,
+        resources=resources,
         conditions=(_kubelet(state), _overcommit(load)),
     )
 
 
-def nothing(options: NodeOptions) -> Wanted:
-    """Return what is wanted of a node that the agent leaves."""
-    return Wanted(
+def cleared(options: NodeOptions) -> DesiredNode:
+    """Return the node as the agent leaves it at uninstall: with nothing of ours."""
+    return DesiredNode(
         annotations=dict.fromkeys((STATUS_TOPOLOGY, STATUS_POOLS)),
         labels=dict.fromkeys(_labels(options)),
         no_taints=(*_taints(options, NO_LOAD), OVERCOMMIT_TAINT),
@@ -171,7 +100,7 @@ def topology_text(state: NodeState) -> str:
 def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) -> str:
     """Return the sets of the node, their owners and what they cost unseen, as compact JSON."""
     sets = state.sets
-    beside = sidecars(pods, state.seen_pods, options.sidecar)
+    injected = sidecars(pods, state.seen_pods, options.sidecar)
     named = {
         "universe": sets.universe,
         "reserved": sets.reserved,
@@ -180,37 +109,38 @@ def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) ->
         "isolated": sets.isolated,
         "free": state.free,
     }
+    by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
     return _json(
         {
             "version": VERSION,
             "observes": state.observes,
             **{name: str(cpus) for name, cpus in named.items()},
-            "owners": {one.name: _owner(one) for one in sorted(state.ledger, key=lambda one: one.name)},
+            "owners": {assignment.name: _owner(assignment) for assignment in by_name},
             "hidden": {
                 "idleCPUs": len(state.idle),
                 "sidecars": {
-                    "containers": beside.containers,
-                    "cpu": f"{beside.millicores}m",
-                    "memory": str(beside.bytes),
+                    "containers": injected.containers,
+                    "cpu": f"{injected.millicores}m",
+                    "memory": str(injected.bytes),
                 },
             },
         }
     )
 
 
-def _owner(one: Assignment) -> dict[str, str]:
-    told = {"policy": str(one.policy), "cpus": str(one.cpus)}
-    if one.is_exclusive:
-        told["smtPolicy"] = str(one.smt)
-    if one.idle:
-        told["idle"] = str(one.idle)
-    return told
+def _owner(assignment: Assignment) -> dict[str, str]:
+    owner = {"policy": str(assignment.policy), "cpus": str(assignment.cpus)}
+    if assignment.is_exclusive:
+        owner["smtPolicy"] = str(assignment.smt)
+    if assignment.idle:
+        owner["idle"] = str(assignment.idle)
+    return owner
 
 
 def _labels(options: NodeOptions) -> tuple[str, ...]:
     """Return the labels that are ours; without the gate those of KubeVirt are never touched."""
-    more = CPUMANAGER_LABELS if GATE_CPU_MANAGER in options.feature_gates else ()
-    return (CMK_NODE_LABEL, *more)
+    kubevirt = CPUMANAGER_LABELS if GATE_CPU_MANAGER in options.feature_gates else ()
+    return (CMK_NODE_LABEL, *kubevirt)
 
 
 def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:
@@ -222,22 +152,25 @@ def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:
 
 def _kubelet(state: NodeState) -> Condition:
     if not state.observes:
-        return Condition(KUBELET_CONDITION, "False", "CorepinGivesCPUs", "corepin gives the CPUs out")
+        message = "corepin allocates the CPUs of this node"
+        return Condition(KUBELET_CONDITION, "False", "CorepinGivesCPUs", message)
     if state.kubelet is KubeletPolicy.STATIC:
-        told = f"the kubelet's static policy gives the CPUs out, corepin only observes: {KUBELET_REMEDY}"
-        return Condition(KUBELET_CONDITION, "True", "KubeletStaticPolicy", told)
-    told = "corepin is configured to observe only: set observe to false"
-    return Condition(KUBELET_CONDITION, "True", "ObserveMode", told)
+        message = f"the kubelet's static policy allocates CPUs, so corepin only observes: {KUBELET_REMEDY}"
+        return Condition(KUBELET_CONDITION, "True", "KubeletStaticPolicy", message)
+    message = "corepin is configured to observe only: set observe to false"
+    return Condition(KUBELET_CONDITION, "True", "ObserveMode", message)
 
 
 def _overcommit(load: Overcommit) -> Condition:
     if not load.is_over:
-        told = "the shared CPUs are enough for what their containers request"
-        return Condition(OVERCOMMIT_CONDITION, "False", "Enough", told)
-    told = f"containers of the shared set request {load.requested}m CPU, and it has {load.there}m"
-    remedy = "move pods away, or lower the kubelet's allocatable CPUs"
-    return Condition(OVERCOMMIT_CONDITION, "True", "RequestsExceedSharedCPUs", f"{told}: {remedy}")
+        message = "the shared CPUs are enough for what their containers request"
+        return Condition(OVERCOMMIT_CONDITION, "False", "Enough", message)
+    message = (
+        f"containers of the shared set request {load.requested}m CPU, but it has {load.there}m:"
+        " move pods away, or lower the kubelet's allocatable CPUs"
+    )
+    return Condition(OVERCOMMIT_CONDITION, "True", "RequestsExceedSharedCPUs", message)
 
 
-def _json(told: Mapping[str, Any]) -> str:
-    return msgspec.json.encode(told).decode()
+def _json(content: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(content).decode()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.clock import Clock
 from agent.report.events import event_document, events_between
-from agent.report.patience import BETWEEN_SECONDS, FAILURES, Patience
+from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
 from apiserver.errors import Conflict, Failed, Gone, Refused
 from pinning.pods.identity import by_runtime_uid
@@ -80,7 +80,7 @@ class EventReport:
         self._pending: deque[Event] = deque(maxlen=PENDING)
         self._told: dict[str, _Told] = {}
         self._buckets: dict[str, _Bucket] = {}
-        self._patience = Patience(clock)  # by namespace
+        self._backoff = ObjectBackoff(clock)  # by namespace
         self.writes = 0
         self.held_back = 0
 
@@ -95,10 +95,10 @@ class EventReport:
         self._last = state
         self._pending.extend(one for one in happened if self._may_tell(one.owner.pod_uid))
         late = {pod.uid for pod in state.pods if pod.is_known} - by_uid.keys()
-        await self._send_all(_Round(by_uid, late, set(self._patience.turns({})[:1])))
+        await self._send_all(_Round(by_uid, late, set(self._backoff.turns({})[:1])))
         if self._pending:
             seconds = None if any(one.owner.pod_uid in late for one in self._pending) else BETWEEN_SECONDS
-            raise Later(f"events wait: {len(self._pending)}", seconds, len(self._patience))
+            raise Later(f"events wait: {len(self._pending)}", seconds, len(self._backoff))
 
     async def _send_all(self, now: _Round) -> None:
         """Send what waits and can be sent; of pods that are not there the API server has no object."""
@@ -112,7 +112,7 @@ class EventReport:
                 self._pending.popleft()
         finally:
             self._pending.extendleft(reversed(kept))
-            self._patience.keep(
+            self._backoff.keep(
                 {_namespace(pod) for one in self._pending if (pod := now.pods.get(one.owner.pod_uid))}
             )
 
@@ -120,7 +120,7 @@ class EventReport:
         """Send one event unless its namespace waits; return whether it is done with."""
         namespace = _namespace(pod)
         has_turn = namespace in now.turns
-        if namespace in self._patience and not has_turn:
+        if namespace in self._backoff and not has_turn:
             return False
         try:
             await self._send(event, pod)
@@ -131,12 +131,12 @@ class EventReport:
             if now.failures == FAILURES:
                 raise
             return False
-        self._patience.forget(namespace)
+        self._backoff.forget(namespace)
         now.failures = 0
         return True
 
     def _refuse(self, namespace: str, error: Failed) -> None:
-        if self._patience.refuse(namespace, error):
+        if self._backoff.refuse(namespace, error):
             facts = {"namespace": namespace, "reason": str(error)}
             logger.warning("events put off", extra={"facts": facts})
 

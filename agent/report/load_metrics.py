@@ -8,7 +8,7 @@ from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from agent.report.desired_node import NodeOptions
+from agent.config import NodeOptions
 from pinning.planning.requests import overcommit, sidecars
 
 if TYPE_CHECKING:

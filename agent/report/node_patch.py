@@ -1,93 +1,106 @@
-"""The patches that bring a node from what it says to what is wanted; nobody else's words are touched. Pure."""
+"""The patches that bring a node's object from what it says to what it shall say; nobody else's fields are touched. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.report.desired_node import Differences
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.report.desired_node import Condition, Node, Taint, Wanted
+    from agent.report.desired_node import DesiredNode
+    from agent.report.node_types import Condition, Node, Taint
 
 
-def differences(node: Node, want: Wanted, now: str) -> Differences:
+@dataclass(frozen=True)
+class Differences:
+    """The two patches that a node needs; None where it needs none."""
+
+    status: dict[str, Any] | None = None  # a strategic merge patch of the status, with labels and annotations
+    spec: dict[str, Any] | None = None  # a merge patch of the taints, good for one version of the node
+
+
+def differences(node: Node, desired: DesiredNode, now: str) -> Differences:
     """Return what a node lacks, or has too much; `now` is the time of what changes."""
-    return Differences(_status_patch(node, want, now), _spec_patch(node, want))
+    return Differences(_status_patch(node, desired, now), _spec_patch(node, desired))
 
 
-def _status_patch(node: Node, want: Wanted, now: str) -> dict[str, Any] | None:
-    metadata = _section(
-        annotations=_changed(node.metadata.annotations, want.annotations),
-        labels=_changed(node.metadata.labels, want.labels),
+def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] | None:
+    metadata = _filled(
+        annotations=_changed(node.metadata.annotations, desired.annotations),
+        labels=_changed(node.metadata.labels, desired.labels),
     )
-    amounts = {name: None if number is None else str(number) for name, number in want.resources.items()}
+    amounts = {name: None if number is None else str(number) for name, number in desired.resources.items()}
     capacity = _changed(node.status.capacity, amounts)
     allocatable = _changed(node.status.allocatable, amounts)
-    status = _section(
+    status = _filled(
         capacity=capacity | allocatable,  # always both at once
         allocatable=capacity | allocatable,
-        conditions=_conditions(node.status.conditions or (), want, now),
+        conditions=_conditions(node.status.conditions or (), desired, now),
     )
-    return _section(metadata=metadata, status=status) or None
+    return _filled(metadata=metadata, status=status) or None
 
 
-def _section(**parts: Any) -> dict[str, Any]:
-    """Return the parts that say anything."""
+def _filled(**parts: Any) -> dict[str, Any]:
+    """Return the parts that are not empty."""
     return {name: part for name, part in parts.items() if part}
 
 
-def _changed(there: Mapping[str, str] | None, want: Mapping[str, str | None]) -> dict[str, str | None]:
-    found = there or {}
-    return {name: value for name, value in want.items() if found.get(name) != value}
+def _changed(present: Mapping[str, str] | None, desired: Mapping[str, str | None]) -> dict[str, str | None]:
+    found = present or {}
+    return {name: value for name, value in desired.items() if found.get(name) != value}
 
 
-def _conditions(there: Sequence[Condition], want: Wanted, now: str) -> list[Any]:
+def _conditions(present: Sequence[Condition], desired: DesiredNode, now: str) -> list[Any]:
     """Return the conditions that say something new; the API server merges them by type."""
-    found = {one.type: one for one in there}
-    gone = [{"type": name, "$patch": "delete"} for name in want.no_conditions if name in found]
-    return gone + [
-        _timed(one, found.get(one.type), now) for one in want.conditions if _differs(one, found.get(one.type))
+    by_type = {condition.type: condition for condition in present}
+    removed = [{"type": name, "$patch": "delete"} for name in desired.no_conditions if name in by_type]
+    return removed + [
+        _timed(condition, by_type.get(condition.type), now)
+        for condition in desired.conditions
+        if _differs(condition, by_type.get(condition.type))
     ]
 
 
-def _differs(one: Condition, there: Condition | None) -> bool:
-    return there is None or msgspec.structs.replace(there, last_transition_time=None) != one
+def _differs(condition: Condition, present: Condition | None) -> bool:
+    return present is None or msgspec.structs.replace(present, last_transition_time=None) != condition
 
 
-def _timed(one: Condition, there: Condition | None, now: str) -> dict[str, Any]:
-    since = there.last_transition_time if there and there.status == one.status else None
+def _timed(condition: Condition, present: Condition | None, now: str) -> dict[str, Any]:
+    since = present.last_transition_time if present and present.status == condition.status else None
     return {
-        **msgspec.to_builtins(one),
+        **msgspec.to_builtins(condition),
         "lastTransitionTime": since or now,
         "lastHeartbeatTime": now,
     }
 
 
-def _spec_patch(node: Node, want: Wanted) -> dict[str, Any] | None:
+def _spec_patch(node: Node, desired: DesiredNode) -> dict[str, Any] | None:
     """Return the whole list of taints, as the API wants it, for this version of the node only."""
-    there = list(node.spec.taints or ())
-    kept = [one for one in there if not _is_unwanted(one, want)]
-    after = [*kept, *(one for one in want.taints if not any(_same(one, other) for other in kept))]
-    if after == there:
+    present = list(node.spec.taints or ())
+    kept = [taint for taint in present if not _is_unwanted(taint, desired)]
+    added = [taint for taint in desired.taints if not any(_is_same(taint, other) for other in kept)]
+    if [*kept, *added] == present:
         return None
     return {
         "metadata": {"resourceVersion": node.metadata.resource_version},
-        "spec": {"taints": msgspec.to_builtins(after)},
+        "spec": {"taints": msgspec.to_builtins([*kept, *added])},
     }
 
 
-def _is_unwanted(one: Taint, want: Wanted) -> bool:
-    """Say whether a taint is one of ours that has to go, or stands where a wanted one belongs."""
+def _is_unwanted(taint: Taint, desired: DesiredNode) -> bool:
+    """Say whether a taint is one of ours that has to go, or stands where a desired one belongs."""
     return (
-        one.key in want.no_taint_keys
-        or any(_same(one, other) for other in want.no_taints)
-        or any(one.place == other.place and one.value != other.value for other in want.taints)
+        taint.key in desired.no_taint_keys
+        or any(_is_same(taint, other) for other in desired.no_taints)
+        or any(
+            taint.key_and_effect == other.key_and_effect and taint.value != other.value
+            for other in desired.taints
+        )
     )
 
 
-def _same(one: Taint, other: Taint) -> bool:
-    return one.place == other.place and one.value == other.value
+def _is_same(taint: Taint, other: Taint) -> bool:
+    return taint.key_and_effect == other.key_and_effect and taint.value == other.value

@@ -20,7 +20,7 @@ from agent.clock import Clock
 from agent.kept_pod import PodDecoder
 from agent.pod_watch import PODS
 from agent.report.events import gist
-from agent.report.patience import BETWEEN_SECONDS, FAILURES, Patience
+from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
 from apiserver.errors import APIError, Failed, Gone, Refused
@@ -139,14 +139,14 @@ class PodReport:
         self._source = pods
         self._written: dict[str, tuple[int, str | None]] = {}  # by uid: version of the pod then, annotation
         self._annotated: dict[str, Pod] = {}  # by uid, also of those that the source shows no more
-        self._patience = Patience(clock)
+        self._backoff = ObjectBackoff(clock)
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
         """Tell every pod but those that were refused a moment ago; raise Later while there are such."""
         self._written = {uid: told for uid, told in self._written.items() if uid in self._source.pods()}
         changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
-        self._patience.keep(changes)
+        self._backoff.keep(changes)
         await self._tell_all(changes)
         await self._try_again(changes)
         await self._take_leave()
@@ -155,7 +155,7 @@ class PodReport:
     async def _tell_all(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
         failures = 0
         for uid, change in changes.items():
-            if uid in self._patience:
+            if uid in self._backoff:
                 continue
             error = await self._tell(*change)
             failures = failures + 1 if isinstance(error, Failed) else 0
@@ -163,8 +163,8 @@ class PodReport:
                 raise error
 
     async def _try_again(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
-        versions = {uid: _version(changes[uid][0]) for uid in changes if uid in self._patience}
-        for uid in self._patience.turns(versions):
+        versions = {uid: _version(changes[uid][0]) for uid in changes if uid in self._backoff}
+        for uid in self._backoff.turns(versions):
             if await self._tell(*changes[uid]):
                 return
 
@@ -173,12 +173,12 @@ class PodReport:
         try:
             await self._write(pod, text)
         except (Refused, Failed) as error:
-            if self._patience.refuse(_uid(pod), error, _version(pod)):
+            if self._backoff.refuse(_uid(pod), error, _version(pod)):
                 logger.warning("pod not told", extra={"facts": {"pod": _name(pod), "reason": str(error)}})
             return error
         except Gone:
             pass
-        self._patience.forget(_uid(pod))
+        self._backoff.forget(_uid(pod))
         return None
 
     async def _take_leave(self) -> None:
@@ -194,7 +194,7 @@ class PodReport:
 
     def _check_told(self, state: NodeState) -> None:
         """Raise Later when the watch lacks a pod that is to be told, or the API server refused one."""
-        refused = len(self._patience)
+        refused = len(self._backoff)
         shown = by_runtime_uid(list(self._source.pods().values()), state.names)
         late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
         if late:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Coroutine
 
-    from agent.config import AgentConfig, ApiFlags, ReportFlags
+    from agent.config import AgentConfig, ApiFlags, NodeOptions
 
 CONFIG = Path("/etc/corepin/node/config.yaml")
 STATE_DIR = "/var/lib/corepin"
@@ -138,7 +138,8 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             listen=parse_listen(args.metrics_listen),
             socket=None if args.socket == "off" else Path(args.socket),
             api=_api(args),
-            reports=_reports(args),
+            namespace=args.namespace,
+            node_options=_node_options(args),
         )
     except BadContract as problem:
         raise CommandFailed(str(problem)) from problem
@@ -152,8 +153,8 @@ def _api(args: argparse.Namespace) -> ApiFlags | None:
     return ApiFlags(args.api_server, _path(args.api_ca), _path(args.api_token))
 
 
-def _reports(args: argparse.Namespace) -> ReportFlags:
-    from agent.config import ReportFlags, parse_sidecar
+def _node_options(args: argparse.Namespace) -> NodeOptions:
+    from agent.config import NodeOptions, parse_sidecar
 
     taints = listed("--taint", _split(args.taint))
     if not taints <= TAINTS:
@@ -164,7 +165,7 @@ def _reports(args: argparse.Namespace) -> ReportFlags:
         wrong = ", ".join(sorted(gates - GATES))
         raise CommandFailed(f"--feature-gates: {wrong} is unknown: write {' or '.join(sorted(GATES))}")
     sidecar = parse_sidecar(args.sidecar_resources)
-    return ReportFlags(args.namespace, gates, "cmk" in taints, "overcommit" in taints, sidecar)
+    return NodeOptions(gates, "cmk" in taints, "overcommit" in taints, sidecar)
 
 
 def _split(given: list[str] | None) -> list[str] | None:

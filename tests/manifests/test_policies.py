@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from agent.config import NodeOptions
 from agent.pod_watch import PodWatch
 from agent.report.cmk_config_map import PoolReport
-from agent.report.desired_node import NodeOptions
 from agent.report.event_recorder import EventReport
 from agent.report.node import NodeReport
 from agent.report.pod_status import PodReport

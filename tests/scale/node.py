@@ -9,7 +9,7 @@ from typing import Final
 
 import httpx
 
-from agent.config import AgentConfig, ReportFlags
+from agent.config import AgentConfig, NodeOptions
 from agent.interfaces import Interfaces
 from agent.main import reporters
 from agent.metrics import Metrics
@@ -71,7 +71,7 @@ class Node:
     def _parts(self, root: Path) -> Parts:
         interfaces = Interfaces(self._runtime, Cgroups(self._machine), self._pods, CPUs(self.name))
         metrics = Metrics()
-        config = AgentConfig(self.name, root / "state", reports=ReportFlags(AGENT, GATES))
+        config = AgentConfig(self.name, root / "state", namespace=AGENT, node_options=NodeOptions(GATES))
         told = (*reporters(config, self.api, self._pods, metrics), self._witness)
         return Parts(interfaces, Settings(self.name, DEFAULT), self._state_dir, None, told, metrics)
 

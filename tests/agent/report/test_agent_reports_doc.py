@@ -8,11 +8,11 @@ from pathlib import Path
 
 import yaml
 
+from agent.config import NodeOptions
 from agent.node_state import Path as Way
 from agent.node_state import Proof
 from agent.report import desired_node, events
 from agent.report.cmk_config_map import cmk_pools, cmk_yaml
-from agent.report.desired_node import NodeOptions
 from agent.report.extended_resources import RESOURCES
 from agent.report.pod_status import pod_status
 from pinning import contract

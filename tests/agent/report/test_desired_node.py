@@ -10,18 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.report.desired_node import (
-    CMK_TAINT,
-    Condition,
-    Node,
-    NodeOptions,
-    Taint,
-    nothing,
-    pools_text,
-    wanted,
-)
+from agent.config import NodeOptions
+from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_text
 from agent.report.extended_resources import node_resources
 from agent.report.node_patch import differences
+from agent.report.node_types import Condition, Node, Taint
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -46,9 +39,9 @@ def isolated(name: str, number: int) -> Pod:
     return bound(name, container("main", {"cpu": number, ISOLATED: number}), annotations=ISOLATE)
 
 
-def over(one: Pod) -> Pod:
+def over(pod: Pod) -> Pod:
     """Return the pod with its work done."""
-    return {**one, "status": {"phase": "Succeeded"}}
+    return {**pod, "status": {"phase": "Succeeded"}}
 
 
 @pytest.mark.parametrize(
@@ -65,40 +58,40 @@ def over(one: Pod) -> Pod:
 )
 def test_resources(pods: list[Pod], numbers: tuple[int, int, int]) -> None:
     """Exclusive, non-isolcpus and isolated cores are counted from the same free cores."""
-    made = node_resources(state_of(*pods), pods)
-    assert made == dict(zip((CORES, OTHER_CORES, ISOLATED), numbers, strict=True))
+    resources = node_resources(state_of(*pods), pods)
+    assert resources == dict(zip((CORES, OTHER_CORES, ISOLATED), numbers, strict=True))
 
 
 def test_cores_of_a_pod_that_the_api_forgot_are_not_published() -> None:
     """The container still runs: the scheduler no longer counts its claim, so its cores must not look free."""
-    one = cores("a", 2)
-    state = state_of(one)
+    pod = cores("a", 2)
+    state = state_of(pod)
     gone = replace(state, seen_pods=())
-    made = node_resources(gone, [])
-    assert made is not None
-    assert made[CORES] == 1
+    resources = node_resources(gone, [])
+    assert resources is not None
+    assert resources[CORES] == 1
 
 
 def test_nothing_is_published_before_everything_is_known() -> None:
     """A number made of a part of the pods could kill the others."""
     state = state_of(complete=False)
     assert node_resources(state, []) is None
-    assert wanted(state, [], OPTIONS) is None
+    assert desired_node(state, [], OPTIONS) is None
 
 
 def test_static_pools_bound_the_numbers() -> None:
     """With CMK's pools only their cores count, each for its own resource."""
     pools = StaticPools(exclusive_cores=1, exclusive_non_isolcpus=CPUSet([3]))
-    made = node_resources(state_of(config=NodeConfig(pools=pools)), [])
-    assert made == {CORES: 1, OTHER_CORES: 1, ISOLATED: 1}
+    resources = node_resources(state_of(config=NodeConfig(pools=pools)), [])
+    assert resources == {CORES: 1, OTHER_CORES: 1, ISOLATED: 1}
 
 
 def test_an_offline_sibling_leaves_a_core() -> None:
     """A core counts by its online CPUs; one that is wholly offline is none."""
     machine = MACHINE.with_online(CPUSet([0, 1, 2, 4, 6]))
-    made = node_resources(state_of(machine=machine), [])
-    assert made is not None
-    assert made[CORES] == 2
+    resources = node_resources(state_of(machine=machine), [])
+    assert resources is not None
+    assert resources[CORES] == 2
 
 
 def test_numbers_never_rise_while_observing() -> None:
@@ -123,12 +116,12 @@ def test_a_pod_requests_what_it_takes_at_one_time(
     init: list[tuple[int, str | None]], main: list[int], total: int
 ) -> None:
     """Requests of extended resources are counted as scheduler and kubelet count them."""
-    one = bound("a", *(container(f"m{at}", {CORES: number}) for at, number in enumerate(main)))
+    pod = bound("a", *(container(f"m{at}", {CORES: number}) for at, number in enumerate(main)))
     first = [
         container(f"i{at}", {CORES: number}, restartPolicy=when) for at, (number, when) in enumerate(init)
     ]
-    spec = {**(one["spec"] or {}), "initContainers": first}
-    assert requested(members({**one, "spec": spec}), CORES) == total  # type: ignore[typeddict-item]
+    spec = {**(pod["spec"] or {}), "initContainers": first}
+    assert requested(members({**pod, "spec": spec}), CORES) == total  # type: ignore[typeddict-item]
 
 
 def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> None:
@@ -143,9 +136,9 @@ def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> Non
 
 def test_requests_of_a_pod_as_a_whole_count() -> None:
     """What pod-level resources leave beside the owners of CPUs is shared."""
-    one = bound("a", container("main", 2), container("side"), annotations=EXCLUSIVE)
-    spec = {**(one["spec"] or {}), "resources": {"requests": {"cpu": "3"}}}
-    pods: list[Pod] = [{**one, "spec": spec}]  # type: ignore[typeddict-item]
+    pod = bound("a", container("main", 2), container("side"), annotations=EXCLUSIVE)
+    spec = {**(pod["spec"] or {}), "resources": {"requests": {"cpu": "3"}}}
+    pods: list[Pod] = [{**pod, "spec": spec}]  # type: ignore[typeddict-item]
     assert overcommit(pods, state_of(*pods).ledger, 4) == Overcommit(1000, 4000)
     assert overcommit(pods, Ledger(), 4) == Overcommit(3000, 4000)
 
@@ -169,8 +162,8 @@ def test_the_pools_annotation_names_every_set_and_owner() -> None:
         isolated("a", 1),
         bound("b", container("main", 1), annotations={"cpu-manager.corepin.io/pod": "share"}),
     ]
-    made = json.loads(pools_text(state_of(*pods), pods, OPTIONS))
-    assert made == {
+    pools = json.loads(pools_text(state_of(*pods), pods, OPTIONS))
+    assert pools == {
         "version": 1,
         "observes": False,
         "universe": "0-7",
@@ -195,19 +188,19 @@ def node(**parts: Any) -> Node:
 
 def applied(status: Mapping[str, Any] | None, spec: Mapping[str, Any] | None) -> Node:
     """Return the node that the patches make of an empty one."""
-    made = dict(status or {})
+    parts = dict(status or {})
     taints = (spec or {}).get("spec", {})
-    return node(metadata=made.get("metadata", {}), status=made.get("status", {}), spec=taints)
+    return node(metadata=parts.get("metadata", {}), status=parts.get("status", {}), spec=taints)
 
 
 def test_patching_is_idempotent() -> None:
     """A node that has what is wanted needs no patch, whatever else it has."""
     pods = [cores("a", 2)]
-    want = wanted(state_of(*pods), pods, NodeOptions(frozenset({"CPUManager"}), cmk_taint=True))
-    assert want
-    need = differences(node(), want, NOW)
-    there = applied(need.status, need.spec)
-    again = differences(there, want, "2027-01-01T00:00:00Z")
+    desired = desired_node(state_of(*pods), pods, NodeOptions(frozenset({"CPUManager"}), cmk_taint=True))
+    assert desired
+    needed = differences(node(), desired, NOW)
+    there = applied(needed.status, needed.spec)
+    again = differences(there, desired, "2027-01-01T00:00:00Z")
     assert (again.status, again.spec) == (None, None)
 
 
@@ -236,17 +229,17 @@ def test_patching_is_idempotent() -> None:
 )
 def test_taints(there: list[str], after: list[str] | None) -> None:
     """The list is written as a whole, for one version of the node, with everybody else's taints as they were."""
-    want = wanted(state_of(), [], NodeOptions(cmk_taint=True))
-    assert want
-    made = differences(
-        node(spec={"taints": msgspec.to_builtins([taint(one) for one in there])}), want, NOW
+    desired = desired_node(state_of(), [], NodeOptions(cmk_taint=True))
+    assert desired
+    patch = differences(
+        node(spec={"taints": msgspec.to_builtins([taint(text) for text in there])}), desired, NOW
     ).spec
     if after is None:
-        assert made is None
+        assert patch is None
         return
-    assert made
-    assert made["metadata"] == {"resourceVersion": "5"}
-    assert msgspec.convert(made["spec"]["taints"], list[Taint]) == [taint(one) for one in after]
+    assert patch
+    assert patch["metadata"] == {"resourceVersion": "5"}
+    assert msgspec.convert(patch["spec"]["taints"], list[Taint]) == [taint(text) for text in after]
 
 
 def taint(text: str) -> Taint:
@@ -260,20 +253,20 @@ def test_the_taint_of_too_much_is_a_choice() -> None:
     """It is put on the node only when the operator wants it, and shared requests exceed the shared CPUs."""
     pods = [bound("a", container("x", requests=9))]
     for chosen, keys in ((False, []), (True, ["corepin.io/shared-overcommitted"])):
-        want = wanted(state_of(*pods), pods, NodeOptions(overcommit_taint=chosen))
-        assert want
-        assert [one.key for one in want.taints] == keys
+        desired = desired_node(state_of(*pods), pods, NodeOptions(overcommit_taint=chosen))
+        assert desired
+        assert [taint.key for taint in desired.taints] == keys
 
 
 def test_a_taint_of_cmk_set_by_hand_stays() -> None:
     """Where the option is off, the taint is not ours, neither while the agent works nor when it leaves."""
     there = node(spec={"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]})
-    want = wanted(state_of(), [], OPTIONS)
-    assert want
-    assert differences(there, want, NOW).spec is None
-    assert differences(there, nothing(OPTIONS), NOW).spec is None
-    assert differences(there, nothing(NodeOptions(cmk_taint=True)), NOW).spec
-    assert CMK_TAINT.place == ("cmk", "NoSchedule")
+    desired = desired_node(state_of(), [], OPTIONS)
+    assert desired
+    assert differences(there, desired, NOW).spec is None
+    assert differences(there, cleared(OPTIONS), NOW).spec is None
+    assert differences(there, cleared(NodeOptions(cmk_taint=True)), NOW).spec
+    assert CMK_TAINT.key_and_effect == ("cmk", "NoSchedule")
 
 
 @pytest.mark.parametrize(
@@ -285,9 +278,9 @@ def test_a_taint_of_cmk_set_by_hand_stays() -> None:
 )
 def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, reason: str) -> None:
     """Who gives the CPUs out can be seen at the node, with the remedy."""
-    want = wanted(state_of(config=config), [], OPTIONS)
-    assert want
-    kubelet, _ = want.conditions
+    desired = desired_node(state_of(config=config), [], OPTIONS)
+    assert desired
+    kubelet, _ = desired.conditions
     assert (kubelet.status, kubelet.reason) == (status, reason)
     assert ("cpuManagerPolicy" in kubelet.message) == config.observe
 
@@ -296,10 +289,10 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     """The time of transition is that of the status, not of the message; an equal condition is not written."""
     old = "2026-01-01T00:00:00Z"
     pods = [bound("a", container("x", requests=9))]
-    want = wanted(state_of(*pods), pods, OPTIONS)
-    assert want
-    _, load = want.conditions
-    assert "9000m CPU, and it has 8000m" in load.message
+    desired = desired_node(state_of(*pods), pods, OPTIONS)
+    assert desired
+    _, load = desired.conditions
+    assert "9000m CPU, but it has 8000m" in load.message
     for message, status, since in (("other", "True", old), (load.message, "False", NOW)):
         before = {
             **msgspec.to_builtins(load),
@@ -308,27 +301,31 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
             "lastTransitionTime": old,
         }
         there = node(status={"conditions": [before]})
-        made = differences(there, want, NOW).status
-        assert made
-        [turned] = [one for one in made["status"]["conditions"] if one["type"] == load.type]
+        patch = differences(there, desired, NOW).status
+        assert patch
+        [turned] = [
+            condition for condition in patch["status"]["conditions"] if condition["type"] == load.type
+        ]
         assert turned["lastTransitionTime"] == since
     same = Condition(load.type, load.status, load.reason, load.message, old)
-    made = differences(node(status={"conditions": [msgspec.to_builtins(same)]}), want, NOW).status
-    assert made
-    assert [one["type"] for one in made["status"]["conditions"]] == ["CorepinKubeletPolicy"]
+    patch = differences(node(status={"conditions": [msgspec.to_builtins(same)]}), desired, NOW).status
+    assert patch
+    assert [condition["type"] for condition in patch["status"]["conditions"]] == ["CorepinKubeletPolicy"]
 
 
 def test_capacity_and_allocatable_go_together() -> None:
     """When one of the two differs, both are written."""
-    want = wanted(state_of(), [], OPTIONS)
-    assert want
+    desired = desired_node(state_of(), [], OPTIONS)
+    assert desired
     full = {CORES: "3", OTHER_CORES: "3", ISOLATED: "3"}
-    made = differences(node(status={"capacity": full, "allocatable": {**full, CORES: "0"}}), want, NOW).status
-    assert made
-    assert made["status"]["capacity"] == made["status"]["allocatable"] == {CORES: "3"}
+    patch = differences(
+        node(status={"capacity": full, "allocatable": {**full, CORES: "0"}}), desired, NOW
+    ).status
+    assert patch
+    assert patch["status"]["capacity"] == patch["status"]["allocatable"] == {CORES: "3"}
 
 
 def test_leaving_a_node_that_has_nothing_of_ours_costs_nothing() -> None:
     """Reset is idempotent."""
-    need = differences(node(metadata={"labels": {"x": "y"}}), nothing(OPTIONS), NOW)
-    assert (need.status, need.spec) == (None, None)
+    needed = differences(node(metadata={"labels": {"x": "y"}}), cleared(OPTIONS), NOW)
+    assert (needed.status, needed.spec) == (None, None)

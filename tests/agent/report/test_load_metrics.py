@@ -8,7 +8,7 @@ import contextlib
 import httpx
 from prometheus_client import CollectorRegistry
 
-from agent.report.desired_node import NodeOptions
+from agent.config import NodeOptions
 from agent.report.load_metrics import MetricsReport
 from apiserver.client import Access, Api
 from apiserver.errors import APIError

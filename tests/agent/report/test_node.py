@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent.report.desired_node import NodeOptions
+from agent.config import NodeOptions
 from agent.report.node import TRIES, NodeReport
 from apiserver.client import Access, Api
 from apiserver.errors import Gone, Unavailable
@@ -133,7 +133,7 @@ def test_a_node_that_never_holds_still_is_left_for_later() -> None:
     async def act(server: Server, api: Api) -> None:
         server.conflicts = TRIES
         report = report_of(api)
-        with pytest.raises(Unavailable, match="changed by others"):
+        with pytest.raises(Unavailable, match="others changed node node-1"):
             await report.publish(state_of())
         await report.publish(state_of())
         assert server.node["spec"]["taints"][-1]["key"] == "cmk"

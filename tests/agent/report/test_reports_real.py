@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from agent.clock import Clock
+from agent.config import NodeOptions
 from agent.node_state import NodeState, Reporter
 from agent.pod_watch import PodWatch
 from agent.report.cmk_config_map import PoolReport
-from agent.report.desired_node import NodeOptions
 from agent.report.event_recorder import EventReport
 from agent.report.node import NodeReport
 from agent.report.pod_status import PodReport
@@ -383,7 +383,7 @@ def test_a_taint_that_comes_meanwhile_is_not_lost(cluster: Cluster) -> None:
         report = NodeReport(
             agent.api, cluster.node, agent.pods, NodeOptions(cmk_taint=True), interval_seconds=0
         )
-        report._read = await report._newest()
+        report._answered = await report._newest()
         cluster.server.kubectl("taint", "node", cluster.node, "late=1:NoExecute")
         cluster.server.kubectl("taint", "node", cluster.node, "others-")
         await report.publish(agent.state())

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.report.desired_node import NodeOptions, pools_text, topology_text
+from agent.config import NodeOptions
+from agent.report.desired_node import pools_text, topology_text
 from agent.serve.state_json import to_dict, to_json
 from corepin.cli import main
 from corepin.node.map import ENTER, HOME, LEAVE

@@ -32,15 +32,15 @@ def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
     assert (found.runtime, found.runtime_endpoint, found.api, found.pods_dir) == ("cri", None, None, None)
     assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))
     assert found.listen == ("", 8081)
-    assert not found.reports.cmk_taint
+    assert not found.node_options.cmk_taint
     assert found.kubelet_cgroup_root == "/"
 
 
 def test_sidecars_cost_what_the_webhook_gives_them() -> None:
     """Without a flag that is what the webhook gives without a configuration; with one it may be as much as there."""
     given = SidecarResources()
-    assert config("--node", "n1").reports.sidecar == (given.cpu, given.memory)
-    assert config("--node", "n1", "--sidecar-resources", "1, 1Gi").reports.sidecar == ("1", "1Gi")
+    assert config("--node", "n1").node_options.sidecar == (given.cpu, given.memory)
+    assert config("--node", "n1", "--sidecar-resources", "1, 1Gi").node_options.sidecar == ("1", "1Gi")
 
 
 def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable("--feature-gates"), "CPUManager,Sidecar")
     found = config()
     assert found.node == "from-env"
-    assert found.reports.feature_gates == {"CPUManager", "Sidecar"}
+    assert found.node_options.feature_gates == {"CPUManager", "Sidecar"}
 
 
 def test_sockets_and_servers_are_read() -> None:
@@ -67,8 +67,8 @@ def test_sockets_and_servers_are_read() -> None:
     )
     assert found.runtime_endpoint == Path("/run/c.sock")
     assert found.api == ApiFlags("https://x")
-    assert found.reports.cmk_taint
-    assert found.reports.overcommit_taint
+    assert found.node_options.cmk_taint
+    assert found.node_options.overcommit_taint
     assert found.socket is None
     assert found.listen is None
 
