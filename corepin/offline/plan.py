@@ -135,7 +135,7 @@ def _read_machine(given: str) -> Topology:
     """Read a machine from a file of lscpu's, or from a directory that stands for / or for /sys."""
     from agent.kernel.sysfs import read_topology
     from pinning.errors import PinningError
-    from pinning.machine.topology import Topology
+    from pinning.machine.lscpu import read_lscpu
 
     path = Path(given)
     if path.is_dir():
@@ -143,7 +143,7 @@ def _read_machine(given: str) -> Topology:
         return read_topology(path.absolute().parent if is_sys and path.absolute().name == "sys" else path)
     text = read_text(given)
     try:
-        return Topology.from_lscpu(text)
+        return read_lscpu(text)
     except PinningError as problem:
         raise CommandFailed(f"{given}: {problem}") from problem
 

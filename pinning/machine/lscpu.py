@@ -11,10 +11,12 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.machine.cpuset import MAX_CPU, CPUSet
-from pinning.machine.topology import BadTopology, CPUFacts
+from pinning.machine.topology import BadTopology, CPUFacts, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
+
+    from pinning.machine.topology import Topology
 
 COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
 _CACHE_COLUMN = re.compile(
@@ -29,8 +31,8 @@ _LAST_LEVEL: Final = 3  # an L2 belongs to its core; where no L3 is told the pac
 Row = dict[str, Any]
 
 
-def parse_lscpu(text: str) -> tuple[list[CPUFacts], CPUSet]:
-    """Return the facts of every CPU that has a core, and the CPUs that are online; else raise BadTopology."""
+def read_lscpu(text: str) -> Topology:
+    """Return the machine that `COMMAND` printed: every CPU that has a core; else raise BadTopology."""
     facts: dict[int, CPUFacts] = {}
     online = []
     for row in _rows(text):
@@ -44,7 +46,7 @@ def parse_lscpu(text: str) -> tuple[list[CPUFacts], CPUSet]:
         fact = _facts(row, cpu)
         if fact:
             facts[cpu] = fact
-    return list(facts.values()), CPUSet(online)
+    return assemble(facts.values(), CPUSet(online))
 
 
 def _rows(text: str) -> list[Row]:

@@ -60,13 +60,6 @@ class Topology:
     isolated: CPUSet = EMPTY  # taken from the kernel's scheduler (isolcpus)
 
     @classmethod
-    def from_lscpu(cls, text: str) -> Topology:
-        """Read `lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE`; else raise BadTopology."""
-        from pinning.machine.lscpu import parse_lscpu  # it builds on this module's values
-
-        return assemble(*parse_lscpu(text))
-
-    @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Topology:
         """Return what `to_dict` saved; raise BadTopology when it is something else."""
         try:

@@ -17,6 +17,7 @@ from corepin.drawing.floorplan import LAYOUTS, Drawing, Layout
 from corepin.drawing.picture import Owner, Picture, draw, reading_order
 from corepin.drawing.spans import Span, paint, width_of
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import EFFICIENCY, PERFORMANCE, Topology
 from tests.machines import lscpu_text
 from tests.strategies import cpu_sets, topologies
@@ -29,7 +30,7 @@ GOLDEN = Path(__file__).parents[2] / "data/pictures"
 
 def machine(name: str) -> Topology:
     """Return a real machine; the core types, which lscpu does not tell, by the width of the cores."""
-    read = Topology.from_lscpu(lscpu_text(name))
+    read = read_lscpu(lscpu_text(name))
     types = {1: EFFICIENCY, 2: PERFORMANCE} if name.startswith("core-") else {}
     cores = tuple(replace(core, core_type=types.get(len(core.cpus))) for core in read.cores)
     return replace(read, cores=cores)

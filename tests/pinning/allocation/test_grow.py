@@ -9,7 +9,7 @@ import pytest
 from pinning.allocation import Placement, place, take_cores
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.machine.cpuset import CPUSet, union
-from pinning.machine.lscpu import parse_lscpu
+from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import CPUFacts, Topology, assemble
 from tests.machines import lscpu_text
 from tests.pinning.growing import grown
@@ -26,7 +26,7 @@ SORTS: list[Sort] = ["packed", "spread"]
 
 def captured(name: str) -> Topology:
     """Return a machine that was read in real life."""
-    return assemble(*parse_lscpu(lscpu_text(name)))
+    return read_lscpu(lscpu_text(name))
 
 
 XEON = captured(

@@ -1,9 +1,8 @@
-"""Topology: cores, groups, offline CPUs, the record, and what lscpu may print."""
+"""Topology: cores, groups, offline CPUs, and the record."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,13 +10,8 @@ from hypothesis import strategies as st
 
 from pinning.errors import UnknownCPU
 from pinning.machine.cpuset import CPUSet, union
-from pinning.machine.topology import BadTopology, Core, CPUFacts, Topology, assemble
+from pinning.machine.topology import BadTopology, CPUFacts, Topology, assemble
 from tests.strategies import cpu_sets, topologies
-
-
-def lscpu(*rows: dict[str, Any]) -> str:
-    """Return rows as lscpu prints them."""
-    return json.dumps({"cpus": list(rows)})
 
 
 @given(topologies())
@@ -133,140 +127,3 @@ def test_a_damaged_record_is_refused(damage: str, value: object) -> None:
 
     with pytest.raises(BadTopology, match="saved topology is damaged"):
         Topology.from_dict(saved)
-
-
-def test_lscpu_of_a_new_util_linux() -> None:
-    """Numbers, booleans and nulls, as util-linux 2.37 and later print them."""
-    topology = Topology.from_lscpu(
-        lscpu(
-            {"cpu": 0, "node": 0, "socket": 0, "core": 0, "l1d:l1i:l2:l3": "0:0:0:0", "online": True},
-            {"cpu": 1, "node": 1, "socket": 1, "core": 1, "l1d:l1i:l2:l3": "8:8:8:1", "online": True},
-            {"cpu": 2, "node": 0, "socket": 0, "core": 0, "l1d:l1i:l2:l3": "0:0:0:0", "online": True},
-            {"cpu": 3, "node": None, "socket": None, "core": None, "l1d:l1i:l2:l3": None, "online": False},
-        )
-    )
-
-    assert topology.cores == (
-        Core(0, CPUSet([0, 2]), package=0, numa_node=0, uncore_cache=0, l2=0),
-        Core(1, CPUSet([1]), package=1, numa_node=1, uncore_cache=1, l2=1),
-    )
-    assert topology.online == CPUSet.parse("0-2")
-
-
-def test_lscpu_of_an_old_util_linux() -> None:
-    """Strings, yes and no, and dashes, as util-linux 2.34 prints them; an offline CPU with a core is kept."""
-    topology = Topology.from_lscpu(
-        lscpu(
-            {"cpu": "0", "core": "0", "online": "yes"},
-            {"cpu": "1", "core": "-", "online": "no"},
-            {"cpu": "2", "core": "0", "online": "no"},
-        )
-    )
-
-    assert [core.cpus for core in topology.cores] == [CPUSet([0, 2])]
-    assert topology.online == CPUSet([0])
-
-
-def test_lscpu_with_the_least_columns() -> None:
-    """CPU and CORE alone mean one package, one node, one cache, own L2, and every CPU with a core online."""
-    topology = Topology.from_lscpu(
-        lscpu({"CPU": 0, "CORE": 0}, {"CPU": 1, "CORE": 1}, {"CPU": 2, "CORE": None})
-    )
-
-    assert topology.online == topology.cpus == CPUSet([0, 1])
-    assert [len(g) for g in (topology.packages, topology.numa_nodes, topology.uncore_caches)] == [1, 1, 1]
-    assert list(topology.l2_caches) == [0, 1]
-
-
-def test_lscpu_with_raw_core_ids() -> None:
-    """Core ids that repeat across sockets are different cores; without a cache column each socket is a cache."""
-    rows = [{"cpu": cpu, "socket": cpu // 2 * 8, "core": cpu % 2} for cpu in range(4)]
-
-    topology = Topology.from_lscpu(lscpu(*rows))
-
-    assert len(topology.cores) == 4
-    assert topology.packages == {0: CPUSet([0, 1]), 1: CPUSet([2, 3])}
-    assert topology.uncore_caches == {0: CPUSet([0, 1]), 2: CPUSet([2, 3])}
-
-
-def test_lscpu_of_a_cpu_without_a_level_three_cache() -> None:
-    """An lscpu row drops the id of a missing cache: such CPUs share the domain of their package (Meteor Lake LP-E)."""
-    topology = Topology.from_lscpu(
-        lscpu(
-            {"cpu": 0, "core": 0, "l1d:l1i:l2:l3": "0:0:0:0"},
-            {"cpu": 1, "core": 1, "l1d:l1i:l2:l3": "32:32:8"},
-            {"cpu": 2, "core": 2, "l1d:l1i:l2:l3": "33:33:8"},
-        )
-    )
-
-    assert topology.uncore_caches == {0: CPUSet([0]), 1: CPUSet([1, 2])}
-    assert topology.l2_caches == {0: CPUSet([0]), 1: CPUSet([1, 2])}
-
-
-def test_lscpu_of_a_cpu_without_level_one_caches() -> None:
-    """Ids that differ in the first two places belong to the outermost caches (CPU 16 of a Core Ultra 9 185H)."""
-    topology = Topology.from_lscpu(
-        lscpu(
-            {"cpu": 15, "core": 9, "l1d:l1i:l2:l3": "6:6:0:0"},
-            {"cpu": 16, "core": 10, "l1d:l1i:l2:l3": "1:0"},
-            {"cpu": 17, "core": 11, "l1d:l1i:l2:l3": "10:10:1:0"},
-        )
-    )
-
-    assert topology.uncore_caches == {15: CPUSet.parse("15-17")}
-    assert topology.l2_caches == {15: CPUSet([15]), 16: CPUSet([16, 17])}
-
-
-def test_lscpu_with_bare_dashes() -> None:
-    """Up to util-linux 2.41 an offline CPU's columns are dashes without quotes; they are read as absent."""
-    text = lscpu({"cpu": 0, "core": 0, "node": None}, {"cpu": 1, "core": None, "node": None})
-
-    assert Topology.from_lscpu(text.replace("null", "-")).online == CPUSet([0])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(
-            "CPU NODE", "lscpu: not JSON .* write the file with `LC_ALL=C lscpu --all --json", id="table"
-        ),
-        pytest.param("[]", "no list of rows under 'cpus'", id="list"),
-        pytest.param('{"cpus": [1]}', "no list of rows under 'cpus'", id="rows"),
-        pytest.param(lscpu(), "no CPU has a known core", id="empty"),
-        pytest.param(lscpu({"core": 0}), "column CPU: None is not a number from 0 to 8191", id="no-cpu"),
-        pytest.param(lscpu({"cpu": 9999, "core": 0}), "column CPU: 9999 is not", id="large-cpu"),
-        pytest.param(lscpu({"cpu": -1, "core": 0}), "column CPU: -1 is not a number", id="negative"),
-        pytest.param(lscpu({"cpu": 0, "core": True}), "column CORE: True is not a number", id="boolean"),
-        pytest.param(lscpu({"cpu": 0, "core": 0}, {"cpu": 0, "core": 1}), "0 stands in two rows", id="twice"),
-        pytest.param(
-            lscpu({"cpu": 0, "core": 0, "online": "maybe"}), "ONLINE: 'maybe' is not yes", id="online"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": "9" * 5000}), r"column CORE: '9{59} is not a number", id="digits"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": 0, "l1d:l2": "0:" + "9" * 5000}),
-            "column L1D:L2: '0:9{57} is not",
-            id="long id",
-        ),
-        pytest.param("[" * 200_000, r"lscpu: not JSON \(maximum recursion", id="deep"),
-        pytest.param(
-            lscpu({"cpu": 0, "core": 0, "online": "ja"}),
-            "ONLINE: 'ja' is not yes.* words of its user's language.* run `LC_ALL=C lscpu --all",
-            id="localized",
-        ),
-        pytest.param(
-            '{"lscpu": [{"field": "Architektur:"}]}', "write the file with `LC_ALL=C", id="localized summary"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": None, "online": True}), "CPU 0 is online without a core", id="core"
-        ),
-        pytest.param(
-            lscpu({"cpu": 0, "core": 0, "l1d:l2": "0:x"}), "column L1D:L2: '0:x' is not", id="cache"
-        ),
-    ],
-)
-def test_lscpu_refusals(text: str, message: str) -> None:
-    """Each refusal names the column, its value and what to do."""
-    with pytest.raises(BadTopology, match=message):
-        Topology.from_lscpu(text)
