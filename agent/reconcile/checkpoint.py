@@ -21,10 +21,12 @@ from agent.errors import AgentError
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
-from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pinning.planning.ledger import Ledger
 
 VERSION: Final = 1
 NAME: Final = "checkpoint.json"
@@ -154,7 +156,7 @@ def write(saved: Saved) -> bytes:
         "bootID": saved.boot_id,
         "topology": saved.topology.to_dict(),
         "universe": str(saved.universe),
-        "ledger": saved.ledger.to_dict(),
+        "ledger": ledger_to_dict(saved.ledger),
     }
     text = _text(body)
     return f'{{"version":{VERSION},"checksum":"{_checksum(text)}",{text[1:]}\n'.encode()
@@ -168,7 +170,7 @@ def read(content: bytes, machine_id: str) -> Saved:
             f"the checkpoint is of another machine ({body['machineID']}), this one is {machine_id}"
         )
     try:
-        topology, ledger = Topology.from_dict(body["topology"]), Ledger.from_dict(body["ledger"])
+        topology, ledger = Topology.from_dict(body["topology"]), ledger_from_dict(body["ledger"])
         universe = CPUSet.parse(body["universe"])
     except (PinningError, AttributeError) as problem:
         raise Unusable(str(problem)) from problem

@@ -13,7 +13,8 @@ from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.allocator import Terms, shortage
-from pinning.planning.ledger import Assignment, Ledger, problems
+from pinning.planning.invariants import problems
+from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.observed import Owner, SeenContainer, State
 
 if TYPE_CHECKING:

@@ -1,13 +1,15 @@
 """The state of the node as JSON, for `corepin map` and for anyone who asks the local socket.
 
 CPU sets are lists in the kernel's format. `topology` and `ledger` are read back by `Topology.from_dict` and
-`Ledger.from_dict`.
+`ledger_from_dict`.
 """
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+
+from pinning.planning.ledger_json import ledger_to_dict
 
 if TYPE_CHECKING:
     from agent.node_state import ContainerState, NodeState, PodState, Proof
@@ -33,7 +35,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "containersComplete": state.containers_complete,
         "topology": state.topology.to_dict(),
         "sets": _sets(state),
-        "ledger": state.ledger.to_dict(),
+        "ledger": ledger_to_dict(state.ledger),
         "pods": [_pod(pod) for pod in state.pods],
         "refusals": [_refusal(one) for one in state.refusals],
         "fights": [{"container": one.container, "rewrites": one.rewrites} for one in state.conflicts],

@@ -8,25 +8,21 @@ may hold the same CPUs; all others never do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
-from pinning.errors import BadContract, IllegalTransition, PinningError
+from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.observed import Owner
-from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from pinning.planning.node_sets import NodeSets
-
-VERSION: Final = 1  # of the checkpoint
+    from pinning.contract import NUMAPolicy
+    from pinning.planning.observed import Owner
+    from pinning.pods.claims import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +59,17 @@ class Assignment:
     def owns_cores(self) -> bool:
         """Say whether it shares no physical core with anyone."""
         return self.is_exclusive and self.smt is not SMTPolicy.PREFER
+
+    @property
+    def flaw(self) -> str:
+        """What is wrong with the assignment in itself, in words; nothing is good."""
+        if not self.cpus:
+            return "an assignment without CPUs is none: release it"
+        if self.cpus & self.idle:
+            return f"CPUs {self.cpus & self.idle} cannot be idle and in use"
+        if self.idle and not self.is_exclusive:
+            return f"only exclusive containers have idle CPUs, not {self.policy}"
+        return ""
 
     @property
     def _ends_first(self) -> bool:
@@ -133,10 +140,9 @@ class Ledger:
         )
 
     def _with(self, new: Assignment) -> Ledger:
-        wrong = _flaw(new)
         taken = new.footprint & self.held_against(new.owner.pod_uid, new.place, new.claim.role)
-        if wrong or taken:
-            raise IllegalTransition(f"{new.name}: {wrong or f'CPUs {taken} are held by others'}")
+        if new.flaw or taken:
+            raise IllegalTransition(f"{new.name}: {new.flaw or f'CPUs {taken} are held by others'}")
         mates = (one for one in self.pods.get(new.owner.pod_uid, ()) if one.owner != new.owner)
         return self._with_pod(new.owner.pod_uid, tuple(sorted((*mates, new), key=lambda one: one.place)))
 
@@ -150,25 +156,6 @@ class Ledger:
             (self.exclusive - _exclusive(before)) | _exclusive(mates),
             (self.share - _share(before)) | _share(mates),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the ledger as JSON-able values for the checkpoint."""
-        return {"version": VERSION, "assignments": [_to_dict(one) for one in self]}
-
-    @classmethod
-    def from_dict(cls, saved: object) -> Ledger:
-        """Read a checkpoint; raise BadContract when it is damaged, of another version, or breaks a rule."""
-        if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
-            raise BadContract(f"the checkpoint is not of version {VERSION}: rebuild it from the runtime")
-        ledger = cls()
-        try:
-            for one in saved["assignments"]:
-                ledger = ledger.assign(_from_dict(one))
-        except (KeyError, TypeError, ValueError, AttributeError, PinningError) as problem:
-            raise BadContract(
-                f"the checkpoint is damaged ({problem}): rebuild it from the runtime"
-            ) from problem
-        return ledger
 
 
 def _overlap_in_time(other: Assignment, place: int, role: Role) -> bool:
@@ -186,124 +173,3 @@ def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:
 
 def _share(mates: tuple[Assignment, ...]) -> CPUSet:
     return union(one.cpus for one in mates if not one.is_exclusive)
-
-
-def _flaw(new: Assignment) -> str:
-    """Say what is wrong with an assignment in itself, or nothing."""
-    if not new.cpus:
-        return "an assignment without CPUs is none: release it"
-    if new.cpus & new.idle:
-        return f"CPUs {new.cpus & new.idle} cannot be idle and in use"
-    if new.idle and not new.is_exclusive:
-        return f"only exclusive containers have idle CPUs, not {new.policy}"
-    return ""
-
-
-def problems(ledger: Ledger, sets: NodeSets) -> tuple[str, ...]:
-    """Return every rule of design section 6 that a ledger breaks on its node, in words; nothing is good.
-
-    What rests on time (rules 3, 5 and 7) cannot be seen in one ledger.
-    """
-    return (*_broken_alone(ledger, sets), *_broken_together(ledger), *_broken_shared(ledger, sets))
-
-
-def _broken_alone(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
-    for one in ledger:
-        wrong = _flaw(one)
-        if wrong:
-            yield f"{one.name}: {wrong}"
-        outside = one.footprint - sets.allocatable
-        if outside:
-            yield f"{one.name}: CPUs {outside} are reserved, set aside or not usable"
-        if one.owns_cores:
-            yield from _broken_cores(one, sets)
-
-
-def _broken_cores(one: Assignment, sets: NodeSets) -> Iterator[str]:
-    cores = sets.topology.siblings_of(one.footprint) & sets.universe
-    if not cores <= one.footprint:
-        yield f"{one.name}: CPUs {cores - one.footprint} are siblings of its cores and not its own"
-    for core in sets.topology.cores_of(one.cpus) if one.smt is SMTPolicy.ISOLATE else ():
-        if len(core.cpus & one.cpus) > 1:
-            yield f"{one.name}: CPUs {core.cpus & one.cpus} are one core, and isolate means one of them"
-
-
-def _broken_together(ledger: Ledger) -> Iterator[str]:
-    for one, other in combinations(ledger, 2):
-        both = one.footprint & other.footprint
-        if both and one.meets(other):
-            yield f"{one.name} and {other.name} both hold CPUs {both}"
-
-
-def _broken_shared(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
-    shared = sets.shared(ledger)
-    if not shared:
-        yield "the shared set is empty"
-    for one in ledger:
-        if one.is_exclusive and shared & one.footprint:
-            yield f"{one.name}: CPUs {shared & one.footprint} are in the shared set too"
-
-
-def _to_dict(one: Assignment) -> dict[str, Any]:
-    claim = one.claim
-    return {
-        "podUID": one.owner.pod_uid,
-        "container": one.owner.container,
-        "namespace": one.namespace,
-        "pod": one.pod,
-        "place": one.place,
-        "policy": str(one.policy),
-        "smtPolicy": str(one.smt),
-        "numaPolicy": str(one.numa),
-        "cpus": str(one.cpus),
-        "idle": str(one.idle),
-        "claim": {
-            "role": str(claim.role),
-            "origin": str(claim.origin),
-            "policy": str(claim.policy),
-            "count": claim.count,
-            "resource": claim.resource,
-            "smtPolicy": claim.smt and str(claim.smt),
-            "numaPolicy": claim.numa and str(claim.numa),
-        },
-    }
-
-
-def _from_dict(saved: Mapping[str, Any]) -> Assignment:
-    return Assignment(
-        owner=Owner(_text(saved["podUID"]), _text(saved["container"])),
-        namespace=_text(saved["namespace"]),
-        pod=_text(saved["pod"]),
-        place=_whole(saved["place"]),
-        claim=_claim_from_dict(_text(saved["container"]), saved["claim"]),
-        policy=CPUPolicy(saved["policy"]),
-        smt=SMTPolicy(saved["smtPolicy"]),
-        numa=NUMAPolicy(saved["numaPolicy"]),
-        cpus=CPUSet.parse(saved["cpus"]),
-        idle=CPUSet.parse(saved["idle"]),
-    )
-
-
-def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
-    return Claim(
-        container=container,
-        role=Role(saved["role"]),
-        origin=Origin(saved["origin"]),
-        policy=CPUPolicy(saved["policy"]),
-        count=_whole(saved["count"]),
-        resource=saved["resource"] and _text(saved["resource"]),
-        smt=saved["smtPolicy"] and SMTPolicy(saved["smtPolicy"]),
-        numa=saved["numaPolicy"] and NUMAPolicy(saved["numaPolicy"]),
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
-    return value

@@ -18,6 +18,7 @@ from agent.reconcile.checkpoint import NAME, read
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
@@ -200,7 +201,7 @@ def planned(
     while time.monotonic() < deadline:
         told = state()
         if told and told["podsComplete"]:
-            ledger = Ledger.from_dict(told["ledger"])
+            ledger = ledger_from_dict(told["ledger"])
             made = plan(observe(), ledger, DEFAULT)
             if made.ledger == ledger and not made.actions:
                 return ledger

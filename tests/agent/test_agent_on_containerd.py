@@ -20,7 +20,8 @@ from cri_api.v1 import api_pb2
 
 from agent.kernel.inotify import Inotify
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.ledger import Ledger, problems
+from pinning.planning.invariants import problems
+from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
 from tests.agent.churn import planned

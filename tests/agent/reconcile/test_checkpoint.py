@@ -38,6 +38,19 @@ def test_checkpoint_is_read_as_it_was_written() -> None:
     assert read(write(saved()), "machine-1") == saved()
 
 
+def test_checkpoint_of_an_earlier_agent_is_read() -> None:
+    """A file that an agent wrote before it was laid out anew says the same, and is written again as it was."""
+    content = Path("tests/data/checkpoints/before-the-move.json").read_bytes()
+    before = read(content, "machine-1")
+    assert [(one.name, str(one.cpus), str(one.idle)) for one in before.ledger] == [
+        ("default/web/init", "2,10", ""),
+        ("default/web/main", "2", "10"),
+        ("vms/virt-launcher-x/compute", "3,11", ""),
+        ("default/log/log", "4", ""),
+    ]
+    assert write(before) == content
+
+
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_no_flipped_bit_goes_unnoticed(at: int, bit: int) -> None:
     """A checkpoint with any one bit changed is refused, or says the same."""

@@ -16,7 +16,8 @@ from random import Random
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.ledger import Ledger, problems
+from pinning.planning.invariants import problems
+from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed

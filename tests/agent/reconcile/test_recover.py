@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from agent.reconcile.recover import rebuild
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.ledger import Ledger, problems
+from pinning.planning.invariants import problems
+from pinning.planning.ledger import Ledger
 from tests.pinning.machines import FLAT
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World

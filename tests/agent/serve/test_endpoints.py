@@ -14,7 +14,7 @@ from agent.node_state import NodeState
 from agent.serve.endpoints import Status, listen_http, listen_socket
 from agent.serve.state_json import to_dict
 from pinning.machine.topology import Topology
-from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
 
@@ -128,7 +128,7 @@ def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
 
     told = json.loads(asyncio.run(read()))
     assert told == to_dict(state)
-    assert Ledger.from_dict(told["ledger"]) == state.ledger
+    assert ledger_from_dict(told["ledger"]) == state.ledger
     assert Topology.from_dict(told["topology"]) == state.topology
     one = told["pods"][0]["containers"][0]
     assert (one["cpus"], one["idle"], one["pinned"], one["smtPolicy"]) == ("1", "5", True, "isolate")

@@ -14,7 +14,9 @@ from pinning.errors import BadContract
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action, Kind
-from pinning.planning.ledger import Ledger, problems
+from pinning.planning.invariants import problems
+from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.planning.node_sets import check_machine
 from pinning.planning.observed import SeenContainer, State
@@ -153,7 +155,7 @@ class Node(RuleBasedStateMachine):
     @rule()
     def kill_the_agent(self) -> None:
         """Start the agent again from its checkpoint."""
-        self.world.ledger = Ledger.from_dict(self.world.ledger.to_dict())
+        self.world.ledger = ledger_from_dict(ledger_to_dict(self.world.ledger))
 
     @rule()
     def lose_or_find_the_api(self) -> None:
@@ -227,7 +229,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         """Check that the checkpoint says the same after it was written and read."""
-        assert Ledger.from_dict(self.world.ledger.to_dict()) == self.world.ledger
+        assert ledger_from_dict(ledger_to_dict(self.world.ledger)) == self.world.ledger
 
 
 Node.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

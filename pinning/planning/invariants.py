@@ -1,0 +1,59 @@
+"""The rules that every ledger keeps on its node (docs/architecture.md, "Rules that hold at every instant").
+
+Only those that one ledger shows: what rests on the order of events, such as who leaves a CPU before another comes,
+is kept by `plan_actions`. The plan keeps them all by itself; this is for what comes from elsewhere, and for tests.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from pinning.contract import SMTPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.planning.ledger import Assignment, Ledger
+    from pinning.planning.node_sets import NodeSets
+
+
+def problems(ledger: Ledger, sets: NodeSets) -> tuple[str, ...]:
+    """Return every rule that a ledger breaks on its node, in words; nothing is good."""
+    return (*_broken_alone(ledger, sets), *_broken_together(ledger), *_broken_shared(ledger, sets))
+
+
+def _broken_alone(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
+    for assignment in ledger:
+        if assignment.flaw:
+            yield f"{assignment.name}: {assignment.flaw}"
+        outside = assignment.footprint - sets.allocatable
+        if outside:
+            yield f"{assignment.name}: CPUs {outside} are reserved, set aside or not usable"
+        if assignment.owns_cores:
+            yield from _broken_cores(assignment, sets)
+
+
+def _broken_cores(assignment: Assignment, sets: NodeSets) -> Iterator[str]:
+    cores = sets.topology.siblings_of(assignment.footprint) & sets.universe
+    if not cores <= assignment.footprint:
+        yield f"{assignment.name}: CPUs {cores - assignment.footprint} are siblings of its cores and not its own"
+    for core in sets.topology.cores_of(assignment.cpus) if assignment.smt is SMTPolicy.ISOLATE else ():
+        if len(core.cpus & assignment.cpus) > 1:
+            yield f"{assignment.name}: CPUs {core.cpus & assignment.cpus} are one core, and isolate means one of them"
+
+
+def _broken_together(ledger: Ledger) -> Iterator[str]:
+    for first, second in combinations(ledger, 2):
+        both = first.footprint & second.footprint
+        if both and first.meets(second):
+            yield f"{first.name} and {second.name} both hold CPUs {both}"
+
+
+def _broken_shared(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
+    shared = sets.shared(ledger)
+    if not shared:
+        yield "the shared set is empty"
+    for assignment in ledger:
+        if assignment.is_exclusive and shared & assignment.footprint:
+            yield f"{assignment.name}: CPUs {shared & assignment.footprint} are in the shared set too"

@@ -1,0 +1,102 @@
+"""The ledger as JSON-able values and back: for the checkpoint, and for those who read an agent's state.
+
+Checkpoints of earlier versions of the agent are read with it: a name that stands here stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.errors import BadContract, PinningError
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Assignment, Ledger
+from pinning.planning.observed import Owner
+from pinning.pods.claims import Claim, Origin
+from pinning.pods.resources import Role
+
+VERSION: Final = 1
+
+
+def ledger_to_dict(ledger: Ledger) -> dict[str, Any]:
+    """Return the ledger as JSON-able values."""
+    return {"version": VERSION, "assignments": [_assignment_to_dict(assignment) for assignment in ledger]}
+
+
+def ledger_from_dict(saved: object) -> Ledger:
+    """Return what `ledger_to_dict` saved; raise BadContract when it is damaged, of another version, or breaks a rule."""
+    if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
+        raise BadContract(f"the checkpoint is not of version {VERSION}: rebuild it from the runtime")
+    ledger = Ledger()
+    try:
+        for assignment in saved["assignments"]:
+            ledger = ledger.assign(_assignment_from_dict(assignment))
+    except (KeyError, TypeError, ValueError, AttributeError, PinningError) as problem:
+        raise BadContract(f"the checkpoint is damaged ({problem}): rebuild it from the runtime") from problem
+    return ledger
+
+
+def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
+    claim = assignment.claim
+    return {
+        "podUID": assignment.owner.pod_uid,
+        "container": assignment.owner.container,
+        "namespace": assignment.namespace,
+        "pod": assignment.pod,
+        "place": assignment.place,
+        "policy": str(assignment.policy),
+        "smtPolicy": str(assignment.smt),
+        "numaPolicy": str(assignment.numa),
+        "cpus": str(assignment.cpus),
+        "idle": str(assignment.idle),
+        "claim": {
+            "role": str(claim.role),
+            "origin": str(claim.origin),
+            "policy": str(claim.policy),
+            "count": claim.count,
+            "resource": claim.resource,
+            "smtPolicy": claim.smt and str(claim.smt),
+            "numaPolicy": claim.numa and str(claim.numa),
+        },
+    }
+
+
+def _assignment_from_dict(saved: Mapping[str, Any]) -> Assignment:
+    return Assignment(
+        owner=Owner(_text(saved["podUID"]), _text(saved["container"])),
+        namespace=_text(saved["namespace"]),
+        pod=_text(saved["pod"]),
+        place=_whole(saved["place"]),
+        claim=_claim_from_dict(_text(saved["container"]), saved["claim"]),
+        policy=CPUPolicy(saved["policy"]),
+        smt=SMTPolicy(saved["smtPolicy"]),
+        numa=NUMAPolicy(saved["numaPolicy"]),
+        cpus=CPUSet.parse(saved["cpus"]),
+        idle=CPUSet.parse(saved["idle"]),
+    )
+
+
+def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
+    return Claim(
+        container=container,
+        role=Role(saved["role"]),
+        origin=Origin(saved["origin"]),
+        policy=CPUPolicy(saved["policy"]),
+        count=_whole(saved["count"]),
+        resource=saved["resource"] and _text(saved["resource"]),
+        smt=saved["smtPolicy"] and SMTPolicy(saved["smtPolicy"]),
+        numa=saved["numaPolicy"] and NUMAPolicy(saved["numaPolicy"]),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value

@@ -1,0 +1,74 @@
+"""The ledger as JSON: what survives being saved, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.errors import BadContract
+from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
+from pinning.planning.observed import Owner
+from pinning.pods.claims import Claim, Origin
+from pinning.pods.resources import Role
+from tests.pinning.entries import entry
+
+
+def saved() -> dict[str, Any]:
+    """Return a checkpoint with one entry that uses every field."""
+    claim = Claim(
+        "c",
+        Role.MAIN,
+        Origin.CMK,
+        CPUPolicy.EXCLUSIVE,
+        1,
+        "cmk.intel.com/exclusive-cores",
+        SMTPolicy.ISOLATE,
+        NUMAPolicy.SINGLE,
+    )
+    return ledger_to_dict(Ledger().assign(replace(entry("a", "1", "5"), claim=claim)))
+
+
+def test_a_checkpoint_says_the_same_after_reading() -> None:
+    """Equal ledgers are equal whatever their history."""
+    again = ledger_from_dict(saved())
+    assert ledger_to_dict(again) == saved()
+    assert again == Ledger().assign(entry("z", "2")).assign(next(iter(again))).release(Owner("z", "c"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        pytest.param(lambda _: None, "not of version 1", id="nothing"),
+        pytest.param(lambda one: {**one, "version": 2}, "not of version 1", id="another version"),
+        pytest.param(lambda one: {"version": 1}, "damaged .*assignments", id="no assignments"),
+        pytest.param(lambda one: {"version": 1, "assignments": [3]}, "damaged", id="no mapping"),
+        pytest.param(lambda one: damaged(one, cpus="x"), "damaged .*neither N", id="bad list"),
+        pytest.param(lambda one: damaged(one, cpus=3), "damaged", id="a number for a list"),
+        pytest.param(lambda one: damaged(one, cpus=""), "damaged .*without CPUs", id="no CPUs"),
+        pytest.param(lambda one: damaged(one, policy="x"), "damaged", id="unknown policy"),
+        pytest.param(lambda one: damaged(one, pod=3), "damaged .3 is no text", id="a number for a text"),
+        pytest.param(
+            lambda one: damaged(one, place=True), "damaged .True is no whole number", id="a truth value"
+        ),
+        pytest.param(lambda one: damaged(one, place="0"), "damaged .'0' is no whole number", id="a text"),
+        pytest.param(
+            lambda one: {**one, "assignments": one["assignments"] * 2},
+            "damaged .*holds CPUs already",
+            id="twice",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(damage: Any, told: str) -> None:
+    """Whatever is wrong with a checkpoint, it is one error with one remedy."""
+    with pytest.raises(BadContract, match=told) as refused:
+        ledger_from_dict(damage(saved()))
+    assert "rebuild it from the runtime" in str(refused.value)
+
+
+def damaged(checkpoint: dict[str, Any], **wrong: Any) -> dict[str, Any]:
+    """Return a checkpoint whose entry has other values."""
+    return {**checkpoint, "assignments": [{**checkpoint["assignments"][0], **wrong}]}
