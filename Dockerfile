@@ -16,6 +16,7 @@ RUN python3 -m venv /build \
 COPY pyproject.toml README.md LICENSE ./
 COPY pinning pinning
 COPY apiserver apiserver
+COPY kubeyaml kubeyaml
 COPY logs logs
 COPY webhook webhook
 COPY agent agent

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
 from corepin.json_text import is_json, read_json
-from corepin.yaml_text import SIZE_LIMIT, BadYAML, read_yaml
+from kubeyaml.reader import SIZE_LIMIT, BadYAML, decode_text, read_yaml
 
 if TYPE_CHECKING:
     import argparse
@@ -210,10 +210,9 @@ def _unreadable(error: OSError | ValueError) -> str:
 
 def _decoded(data: bytes, shown: str) -> str:
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise CommandFailed(f"{shown}:{line}: is not UTF-8 text: save it as UTF-8") from error
+        return decode_text(data)
+    except BadYAML as error:
+        raise CommandFailed(f"{shown}:{error.line}: {error.why}") from error
 
 
 def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:

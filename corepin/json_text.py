@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from corepin.yaml_text import BadYAML, read_yaml
+from kubeyaml.reader import BadYAML, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,36 +7,25 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
-import yaml
 
 from agent.errors import AgentError
+from kubeyaml.reader import BadYAML, decode_text, read_yaml
 from pinning.pods.types import Pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE_LIMIT: Final = 3 * 2**20  # bytes; the API server stores no larger object
-DEPTH_LIMIT: Final = 100  # levels; a pod has about 15
 _NAMES: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # of pods, RFC 1123; safe in a path
 _LABELS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # of namespaces and containers
 _UIDS: Final = re.compile(r"[0-9A-Za-z][-0-9A-Za-z]{0,63}")
 _UID_SPACE: Final = uuid.UUID(
     "7d0f5c7e-3c1c-4bd1-9d39-5d3b1f1f7a10"
 )  # drawn once; changing it changes every uid
-_TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 
 
 class BadManifest(AgentError):
     """A file holds no pod that could be run; the message says why."""
-
-
-class _Loader(yaml.CSafeLoader):
-    """PyYAML's, but a timestamp stays the text that it is."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 as PyYAML has it
-        first: [one for one in resolvers if one[0] != _TIMESTAMP]
-        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-    }
 
 
 def read_manifest(content: bytes, created: str) -> tuple[Pod, ...]:
@@ -63,26 +52,11 @@ def uid_for(name: str) -> str:
 def _documents(content: bytes) -> Iterator[Any]:
     """Yield the documents that are not empty. JSON is YAML."""
     try:
-        text = content.decode()
-        _check_depth(text)
-        for document in yaml.load_all(text, _Loader):
+        for _, document in read_yaml(decode_text(content)):
             if document is not None:
                 yield document
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such number
-        told = " ".join(str(error).split())
-        raise BadManifest(f"is no YAML: {told}") from error
-
-
-def _check_depth(text: str) -> None:
-    """Refuse what is nested so deeply that the loader would end the process: it calls itself for every level."""
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEPTH_LIMIT:
-            raise BadManifest(f"is nested more than {DEPTH_LIMIT} levels deep: no pod is")
+    except BadYAML as error:
+        raise BadManifest(f"is no YAML: {error}") from error
 
 
 def _pod(document: Any, created: str) -> Pod:

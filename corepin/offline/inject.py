@@ -56,7 +56,7 @@ def add_decider_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the completed documents; print nothing when one of them cannot be read."""
     from corepin.offline.review import load_decider
-    from corepin.yaml_text import write_yaml
+    from kubeyaml.writer import write_yaml
 
     documents = [document for source in args.filename for document in read_documents(source)]
     decider = load_decider(args)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from corepin.cli import main
-from corepin.yaml_text import DEPTH_LIMIT, SIZE_LIMIT, read_yaml
+from kubeyaml.reader import DEPTH_LIMIT, SIZE_LIMIT, read_yaml
 from tests.corepin.documents import POD, written
 
 if TYPE_CHECKING:

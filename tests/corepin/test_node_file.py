@@ -31,7 +31,7 @@ def test_file_is_read(tmp_path: Path) -> None:
         pytest.param("reserve: 0", "did you mean reserved", id="unknown key"),
         pytest.param('reserved: "0"\nquota: keep\nreserved: "1"\n', ":3: .*reserved", id="key given twice"),
         pytest.param("quota: keep\n---\nquota: unset\n", ":3: .*one document", id="two documents"),
-        pytest.param("a: [", ":2: ", id="no YAML"),
+        pytest.param("a: [", ":1: ", id="no YAML"),
         pytest.param("[" * 100_000, ":1: ", id="deep"),
         pytest.param("- 1", "no mapping", id="no mapping"),
     ],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
-import yaml
 from msgspec import Meta
 
+from kubeyaml.reader import BadYAML, read_one
 from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
 from pinning.errors import BadContract, BadQuantity
 from pinning.pods.quantity import RawQuantity, parse_quantity
@@ -16,7 +16,6 @@ from webhook.config.errors import explain
 
 GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
 KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
-_MERGE = "tag:yaml.org,2002:merge"
 Count = Annotated[int, Meta(ge=1, le=8192)]
 
 
@@ -104,38 +103,12 @@ def load_settings(document: bytes) -> Settings:
     return settings
 
 
-class _Loader(yaml.SafeLoader):  # not the C loader: deep nesting ends that one in a segmentation fault
-    """Refuses a key that stands twice, where YAML's own loader keeps the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 (PyYAML's)
-        """Return the mapping; raise YAMLError naming the key that stands twice."""
-        seen: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE and key.value in seen:
-                told = f"line {line}: key {key.value!r} stands there twice (first on line {seen[key.value]})"
-                raise yaml.YAMLError(f"{told}: remove one")
-            if isinstance(key, yaml.ScalarNode):
-                seen[key.value] = line
-        return super().construct_mapping(node, deep)
-
-
 def parse_yaml(document: bytes, what: str) -> object:
     """Return the one YAML document of a file; raise BadContract with the line that is wrong."""
     try:
-        return yaml.load(document, _Loader)  # noqa: S506 (a safe loader)
-    except yaml.reader.ReaderError as error:
-        told = f"{error.reason} at byte {error.position}"
-        raise BadContract(
-            f"{what} is no YAML: {told}: save it as UTF-8 without control characters"
-        ) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}: " if mark else ""
-        told = " ".join(str(error.problem or error.context).split())[:200]
-        raise BadContract(f"{what} is no YAML: {where}{told}: mend it there or just above") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise BadContract(f"{what} is no YAML: {' '.join(str(error).split())[:300]}") from error
+        return cast("object", read_one(document))
+    except BadYAML as error:
+        raise BadContract(f"{what} is no YAML: {error}") from error
 
 
 def _convert(parsed: object) -> Settings:

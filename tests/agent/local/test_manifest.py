@@ -92,8 +92,8 @@ def test_json_and_several_documents() -> None:
         pytest.param(POD.replace(b"[{name", b"[{name: app}, {name"), "two containers", id="two of one name"),
         pytest.param(b"apiVersion: v1\nkind: Pod\nmetadata: {name: a}", "no container", id="no container"),
         pytest.param(b" " * (SIZE_LIMIT + 1), "larger than 3 MB", id="too large"),
-        pytest.param(b"[" * 1_000_000, "nested more than 100 levels", id="lists too deep"),
-        pytest.param(b"{a: " * 300_000, "nested more than 100 levels", id="mappings too deep"),
+        pytest.param(b"[" * 1_000_000, "nested more than 200 deep", id="lists too deep"),
+        pytest.param(b"{a: " * 300_000, "nested more than 200 deep", id="mappings too deep"),
     ],
 )
 def test_what_is_no_pod_is_told(content: bytes, told: str) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from corepin.documents import read_documents
 from corepin.errors import CommandFailed
 from corepin.offline.review import inject, judge
-from corepin.yaml_text import read_yaml, write_yaml
+from kubeyaml.reader import read_yaml
+from kubeyaml.writer import write_yaml
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import Settings
 from webhook.review.handler import Decider

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from corepin.cli import main
-from corepin.yaml_text import read_yaml
+from kubeyaml.reader import read_yaml
 from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, written
 from webhook.rules.workloads import TEMPLATES, below
 

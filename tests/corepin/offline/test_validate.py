@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from corepin.cli import main
-from corepin.yaml_text import read_yaml
+from kubeyaml.reader import read_yaml
 from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, verdicts, written
 from webhook import wire
 from webhook.config.mutations import BUILT_IN

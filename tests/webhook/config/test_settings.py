@@ -75,10 +75,14 @@ kubevirt:
         ),
         (b"nodeShapes: [{name: true, cores: 2}]", 'expected str, got bool: put it in quotes, e.g. "true"'),
         (b"nodeShapes: " + b"x" * 100, f"nodeShapes: '{'x' * 56}... is not allowed: expected array, got str"),
-        (b"kubevirt: {5: 6}", "expected str"),
+        (b"kubevirt: {5: 6}", "kubevirt.5: the key is unknown"),
         (b"a: [", "line 1"),
         (b"\xff\xfe\x00", "YAML"),
         (b"a: b: c", "line 1"),
+        (
+            b"isolatedCores: true\n---\nisolatedCores: false",
+            "line 3: a second document begins here: remove it",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_saying_where(document: bytes, told: str) -> None:

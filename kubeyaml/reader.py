@@ -1,7 +1,8 @@
-"""Read and write YAML as kubectl understands it, from the parser's events.
+"""Read YAML as kubectl does, from the parser's events.
 
 PyYAML's own loaders do not fit: they let duplicate keys pass, turn timestamps and `1:30` into something else, expand
 aliases without a limit, and the fast one crashes the process on deep nesting. So nothing here builds a tree of nodes.
+Why no other library: docs/decisions/0011-our-own-yaml-reader.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 DEPTH_LIMIT: Final = 200  # no Kubernetes object is nested half as deep
 SIZE_LIMIT: Final = 2**25  # characters of a file, also with its aliases written out; an object holds 3 MB
@@ -25,7 +26,6 @@ _BOOL: Final = re.compile(
 )
 _INT: Final = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NUMBER_LIKE: Final = re.compile(r"[-+.]?[0-9][-+.:_0-9a-fA-FoxOX]*|[yYnN]")
 _LONG: Final = 64  # a number with more digits than this is a text
 _TAG: Final = "tag:yaml.org,2002:"
 _MERGE: Final = "<<"
@@ -55,11 +55,21 @@ def read_yaml(text: str) -> Iterator[tuple[int, Any]]:
         ) from error
 
 
-def write_yaml(documents: Iterable[Any]) -> str:
-    """Return the documents as YAML, keys in the order in which they stand."""
-    return yaml.dump_all(
-        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**16, explicit_start=True
-    ).removeprefix("---\n")
+def read_one(data: bytes) -> Any:
+    """Return the one document of a file that is not empty, else None; raise BadYAML where it cannot be read."""
+    documents = [(line, value) for line, value in read_yaml(decode_text(data)) if value is not None]
+    if len(documents) > 1:
+        raise BadYAML(documents[1][0], "a second document begins here: remove it")
+    return documents[0][1] if documents else None
+
+
+def decode_text(data: bytes) -> str:
+    """Return the text of a file, which is UTF-8; raise BadYAML where it is not."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BadYAML(line, "is not UTF-8 text: save it as UTF-8") from error
 
 
 @dataclass
@@ -217,28 +227,9 @@ def _finite(text: str) -> Any:
 
 def _explained(error: yaml.MarkedYAMLError, text: str) -> BadYAML:
     mark = error.problem_mark or error.context_mark
-    number = int(mark.line) if mark else 0
-    lines = text.splitlines()
-    line = lines[number] if number < len(lines) else ""
-    indent = line[: len(line) - len(line.lstrip())]
+    lines = text.splitlines() or [""]
+    at = min(int(mark.line), len(lines) - 1) if mark else 0  # what is missing is missed behind the last line
+    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
     why = str(error.problem or error.context)
     remedy = "indent it by spaces, here is a tab" if "\t" in indent else "mend the YAML here or just above"
-    return BadYAML(number + 1, f"{why}: {remedy}")
-
-
-class _Dumper(yaml.CSafeDumper):
-    """Writes texts so that kubectl's YAML reads texts again."""
-
-
-def _represent_text(dumper: _Dumper, text: str) -> Any:
-    """Quote what looks like a number to kubectl (`12e4567`), and keep many lines as many lines."""
-    style = "|" if "\n" in text else '"' if _NUMBER_LIKE.fullmatch(text) else None
-    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
-
-
-def _no_alias(dumper: _Dumper, value: Any) -> bool:
-    return True
-
-
-_Dumper.add_representer(str, _represent_text)
-_Dumper.ignore_aliases = _no_alias  # type: ignore[method-assign,assignment]
+    return BadYAML(at + 1, f"{why}: {remedy}")

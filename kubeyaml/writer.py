@@ -1,0 +1,39 @@
+"""Write YAML that kubectl reads as what was written."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_NUMBER_LIKE: Final = re.compile(r"[-+.]?[0-9][-+.:_0-9a-fA-FoxOX]*|[yYnN]")
+_TEXT: Final = "tag:yaml.org,2002:str"
+
+
+def write_yaml(documents: Iterable[Any]) -> str:
+    """Return the documents as YAML, keys in the order in which they stand."""
+    return yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**16, explicit_start=True
+    ).removeprefix("---\n")
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes texts so that kubectl's YAML reads texts again."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> Any:
+    """Quote what looks like a number to kubectl (`12e4567`), and keep many lines as many lines."""
+    style = "|" if "\n" in text else '"' if _NUMBER_LIKE.fullmatch(text) else None
+    return dumper.represent_scalar(_TEXT, text, style=style)
+
+
+def _no_alias(dumper: _Dumper, value: Any) -> bool:
+    return True
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.ignore_aliases = _no_alias  # type: ignore[method-assign,assignment]
