@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from pinning.contract import CMK_CONFIG_MAP_NAMESPACE
 from pinning.errors import BadContract, BadQuantity
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.requests import SIDECAR, Amount
@@ -63,7 +64,7 @@ class AgentConfig:
     listen: tuple[str, int] | None = None  # health and metrics; None: not served
     socket: Path | None = None  # the state as JSON; None: not served
     api: ApiFlags | None = None  # None: the account that every pod of a cluster has
-    namespace: str = "corepin"  # of the ConfigMap that mirrors the pools
+    namespace: str = CMK_CONFIG_MAP_NAMESPACE  # of the ConfigMap that mirrors the pools
     node_options: NodeOptions = NodeOptions()
 
     def __post_init__(self) -> None:

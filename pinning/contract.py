@@ -46,6 +46,7 @@ CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
 CMK_NODE_LABEL = "cmk.intel.com/cmk-node"
 CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # and the node's name
+CMK_CONFIG_MAP_NAMESPACE = "corepin"  # unless the agent's --namespace says otherwise
 NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may be born with it; the agent takes it away
 OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
 KUBELET_CONDITION = "CorepinKubeletPolicy"
@@ -56,6 +57,14 @@ LIMIT_RANGER = "kubernetes.io/limit-ranger"
 # KubeVirt annotations on a VirtualMachineInstance.
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its presence counts, not its value
+
+# Where the programs of one node find each other and the kubelet, unless their flags say otherwise.
+AGENT_SOCKET = "/run/corepin/agent.sock"
+KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
+
+# What injected sidecars get that state nothing: the webhook adds it, the agent tells by it what they cost (KubeVirt's).
+SIDECAR_CPU = "200m"
+SIDECAR_MEMORY = "64M"
 
 # Feature gates of ours, spelled as in KubeVirt.
 GATE_SIDECAR = "Sidecar"

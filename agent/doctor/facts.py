@@ -18,6 +18,7 @@ from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
+from pinning.contract import KUBELET_STATE
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 
@@ -50,7 +51,7 @@ class Places:
     root: Path = Path("/")
     cgroups: Path = Path("/sys/fs/cgroup")
     pod_roots: tuple[str, ...] = pod_roots()
-    kubelet_state: Path = Path("/var/lib/kubelet/cpu_manager_state")
+    kubelet_state: Path = Path(KUBELET_STATE)
     runtime: Path | None = None  # None: the first of the usual sockets
     nri: Path = NRI_SOCKET
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag
+from pinning.contract import AGENT_SOCKET
 
 if TYPE_CHECKING:
     import argparse
 
-SOCKET: Final = "/run/corepin/agent.sock"
 TIMEOUT_SECONDS: Final = 5.0
 
 
 def add_socket_flag(parser: argparse._ActionsContainer) -> None:
     """Add the flag that names the agent's socket."""
-    add_flag(parser, "--socket", "PATH", "the local agent's socket", SOCKET)
+    add_flag(parser, "--socket", "PATH", "the local agent's socket", AGENT_SOCKET)
 
 
 def read_state(path: str) -> dict[str, Any]:

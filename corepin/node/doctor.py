@@ -14,6 +14,7 @@ from corepin.documents import plain, write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_kubelet_root_flag, add_optional_flag
 from corepin.node.agent_socket import add_socket_flag, read_state
+from pinning.contract import KUBELET_STATE
 
 if TYPE_CHECKING:
     import argparse
@@ -46,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--kubelet-state",
         "FILE",
         "the kubelet's cpu_manager_state",
-        "/var/lib/kubelet/cpu_manager_state",
+        KUBELET_STATE,
     )
     add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
     parser.add_argument(

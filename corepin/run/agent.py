@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_kubelet_root_flag, add_list_flag, add_optional_flag, listed
-from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
+from pinning.contract import (
+    AGENT_SOCKET,
+    CMK_CONFIG_MAP_NAMESPACE,
+    GATE_CPU_MANAGER,
+    GATE_SIDECAR,
+    KUBELET_STATE,
+    SIDECAR_CPU,
+    SIDECAR_MEMORY,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -18,11 +26,8 @@ if TYPE_CHECKING:
 
 CONFIG = Path("/etc/corepin/node/config.yaml")
 STATE_DIR = "/var/lib/corepin"
-SOCKET = "/run/corepin/agent.sock"
-SIDECAR = "200m,64M"
 TAINTS = frozenset({"cmk", "overcommit"})
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent acts on the first
-KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 DESCRIPTION = "Own the CPUs of one node: give them to the containers that were promised some, and prove it."
 EPILOG = """\
 Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
@@ -59,7 +64,7 @@ def add_parser(
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
     )
-    add_flag(parser, "--socket", "PATH", "the state as JSON, for corepin map; off: not served", SOCKET)
+    add_flag(parser, "--socket", "PATH", "the state as JSON, for corepin map; off: not served", AGENT_SOCKET)
     _add_api_flags(parser)
     parser.add_argument("--reset", action="store_true", help="undo everything the agent did, and exit")
     return parser
@@ -69,7 +74,9 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
     add_optional_flag(parser, "--api-server", "URL", "the API server; default: the one of the agent's pod")
     add_optional_flag(parser, "--api-ca", "FILE", "with --api-server: its CA in PEM")
     add_optional_flag(parser, "--api-token", "FILE", "with --api-server: the agent's token")
-    add_flag(parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", "corepin")
+    add_flag(
+        parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", CMK_CONFIG_MAP_NAMESPACE
+    )
     add_list_flag(
         parser,
         "--feature-gates",
@@ -83,7 +90,7 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         "taints to set: cmk=true:NoSchedule, and one while shared CPUs are overcommitted",
     )
     text = "what the webhook's sidecarResources are, to tell what its sidecars cost"
-    add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, SIDECAR)
+    add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, f"{SIDECAR_CPU},{SIDECAR_MEMORY}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pinning.contract import SIDECAR_CPU, SIDECAR_MEMORY
 from pinning.planning.observed import FINAL_PHASES
 from pinning.pods.identity import by_runtime_uid
 from pinning.pods.quantity import millicores, parse_quantity, rounded_up
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 Amount = tuple[str, str]  # of CPU and memory
-SIDECAR: Final[Amount] = ("200m", "64M")  # what the webhook gives to sidecars that state nothing, by default
+SIDECAR: Final[Amount] = (SIDECAR_CPU, SIDECAR_MEMORY)
 
 
 class Overcommit(NamedTuple):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from kubeyaml.reader import BadYAML, read_one
-from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR
+from pinning.contract import GATE_CPU_MANAGER, GATE_SIDECAR, SIDECAR_CPU, SIDECAR_MEMORY
 from pinning.errors import BadContract, BadQuantity
 from pinning.pods.quantity import RawQuantity, parse_quantity
 from webhook.config.errors import explain
@@ -26,8 +26,8 @@ class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 class SidecarResources(_Frozen, frozen=True):
     """What a container that states nothing gets, as requests and limits (KubeVirt's hook sidecar values)."""
 
-    cpu: RawQuantity = "200m"
-    memory: RawQuantity = "64M"
+    cpu: RawQuantity = SIDECAR_CPU
+    memory: RawQuantity = SIDECAR_MEMORY
 
 
 class NodeShape(_Frozen, frozen=True):
