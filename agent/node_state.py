@@ -235,7 +235,7 @@ def _pods(made: PassResult) -> tuple[PodState, ...]:
 
 
 def _known_pod(pod: SeenPod, made: PassResult) -> PodState:
-    containers = tuple(_container(Owner(pod.uid, name), made) for name in pod.places)
+    containers = tuple(_container(Owner(pod.uid, name), made) for name in pod.start_order)
     whole = made.refused.get(Owner(pod.uid, ""))
     return PodState(pod.uid, pod.namespace, pod.name, containers, whole)
 

@@ -117,7 +117,7 @@ ROOMS = {
 WRONG_ARROWS = {("agent.reconcile.loop", "agent.report.publisher")}
 LONG = {
     "Reconciler": 311,
-    "Settling": 247,
+    "Assigner": 247,
     "LocalPod": 209,
     "tests/agent/containerd.py": 407,
     "tests/agent/cri/test_runtime.py": 421,

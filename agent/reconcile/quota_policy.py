@@ -28,15 +28,15 @@ def unset_quotas(
     records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, cgroups: Cgroups
 ) -> None:
     """Unset what has a quota and shall have none."""
-    whole = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.places, ledger)}
+    whole = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
     for record in records:
         for cgroup in _unlimited(record, ledger, whole):
             _unset(cgroup, record, cgroups)
 
 
-def _all_exclusive(uid: str, places: tuple[str, ...], ledger: Ledger) -> bool:
+def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bool:
     held = {one.owner.container for one in ledger.pods.get(uid, ()) if one.is_exclusive}
-    return held.issuperset(places)
+    return held.issuperset(start_order)
 
 
 def _unlimited(record: ContainerRecord, ledger: Ledger, whole: set[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
 from pinning.machine.cpuset import EMPTY
-from pinning.planning.allocator import Terms, shortage
+from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.observed import Owner, SeenContainer, State
@@ -56,17 +56,17 @@ def _candidates(
     seen = _restart(owner, observed)
     if seen is None or not seen.cpus or not seen.cpus <= sets.source(claim):
         return
-    terms = Terms.of(claim, config)
-    for smt in dict.fromkeys((terms.smt, SMTPolicy.PREFER)):
+    policies = EffectivePolicies.of(claim, config)
+    for smt in dict.fromkeys((policies.smt, SMTPolicy.PREFER)):
         one = Assignment(
             owner=owner,
             namespace=pod.namespace,
             pod=pod.name,
-            place=pod.places.index(claim.container),
+            start_index=pod.start_order.index(claim.container),
             claim=claim,
-            policy=terms.policy,
+            policy=policies.cpu,
             smt=smt,
-            numa=terms.numa,
+            numa=policies.numa,
             cpus=seen.cpus,
         )
         one = replace(one, idle=_idle(one, sets))

@@ -17,7 +17,7 @@ from pinning.allocation.packed import take_packed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pinning.allocation.packed import Machine, Sort
+    from pinning.allocation.packed import Sort, Tables
 
 MOST_NODES_COMPARED: Final = 8  # the kubelet's default limit; 8 nodes have at most 70 sets of one size
 
@@ -183,34 +183,32 @@ def _dealt(room: dict[int, int], groups: int) -> Nodes:
     return tuple(dealt[:groups])
 
 
-def take_distributed(machine: Machine, free: int, count: int, *, group: int, sort: Sort, own: int = 0) -> int:
+def take_distributed(tables: Tables, free: int, count: int, *, group: int, sort: Sort, own: int = 0) -> int:
     """Return `count` of the free CPUs, so that they and the own ones are split evenly, in groups of `group`.
 
     What cannot be split evenly is packed.
     """
-    nodes = list(machine.numa_order(free, own))
+    nodes = list(tables.numa_order(free, own))
     has = tuple((node.mask & own).bit_count() for node in nodes)
     total = count + sum(has)
     room = tuple((node.mask & free & ~own).bit_count() for node in nodes)
-    strange = [package.rings[0] for package in machine.packages if own and not package.rings[0] & own]
+    strange = [package.rings[0] for package in tables.packages if own and not package.rings[0] & own]
     outside = tuple(_bits(bool(node.mask & package) for package in strange) for node in nodes)
-    split = (
-        _best(machine, _Problem(room, has, outside, total, group)) if count and not total % group else None
-    )
+    split = _best(tables, _Problem(room, has, outside, total, group)) if count and not total % group else None
     if split is None:
-        return take_packed(machine, free, count, sort=sort, own=own)
+        return take_packed(tables, free, count, sort=sort, own=own)
     taken = 0
     for place, give in zip(split.nodes, split.gives, strict=True):
-        taken |= take_packed(machine, nodes[place].mask & free, give, sort=sort, own=own)
+        taken |= take_packed(tables, nodes[place].mask & free, give, sort=sort, own=own)
     for place in split.extra:
-        taken |= take_packed(machine, nodes[place].mask & free & ~taken, group, sort=sort, own=own)
+        taken |= take_packed(tables, nodes[place].mask & free & ~taken, group, sort=sort, own=own)
     return taken
 
 
-def _best(machine: Machine, problem: _Problem) -> _Split | None:
+def _best(tables: Tables, problem: _Problem) -> _Split | None:
     """Return the most even split over the fewest nodes that can give one."""
-    groups = -(-machine.online.bit_count() // problem.group)
-    per_node = -(-groups // len(machine.numa_nodes))
+    groups = -(-tables.online.bit_count() // problem.group)
+    per_node = -(-groups // len(tables.numa_nodes))
     needed = problem.count // problem.group
     held = sum(1 for own in problem.own if own)
     for width in range(max(held, -(-needed // per_node)), min(needed, len(problem.room)) + 1):

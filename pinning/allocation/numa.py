@@ -15,14 +15,14 @@ from pinning.allocation.packed import take_packed, touching
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pinning.allocation.packed import Machine, Sort
+    from pinning.allocation.packed import Sort, Tables
 
 
 @dataclass(frozen=True, slots=True)
 class Picker:
     """How to pick from a machine. With `evenly`, the NUMA nodes give the same number of groups."""
 
-    machine: Machine
+    tables: Tables
     sort: Sort
     align_uncore: bool
     evenly: bool
@@ -31,9 +31,9 @@ class Picker:
     def pick(self, among: int, count: int, own: int = 0) -> int:
         """Return `count` CPUs to go with the own ones; with `evenly` up to a group more, so that groups stay whole."""
         if self.evenly:
-            odd = -(count + (own & self.machine.online).bit_count()) % self.group
+            odd = -(count + (own & self.tables.online).bit_count()) % self.group
             wanted = min(count + odd, among.bit_count())
-            return take_distributed(self.machine, among, wanted, group=self.group, sort=self.sort, own=own)
+            return take_distributed(self.tables, among, wanted, group=self.group, sort=self.sort, own=own)
         chosen = self._pack(among, count, own)
         if self._is_narrow(chosen, among, count, own):
             return chosen
@@ -41,7 +41,7 @@ class Picker:
 
     def _is_narrow(self, chosen: int, among: int, count: int, own: int) -> bool:
         """Say whether no choice lies on fewer NUMA nodes; for a container that has CPUs, nor on fewer packages."""
-        if len(self.machine.nodes_of(chosen | own)) > self._fewest(among, count, own):
+        if len(self.tables.nodes_of(chosen | own)) > self._fewest(among, count, own):
             return False
         packages = self._packages(chosen | own)
         if not own or packages == self._packages(own):
@@ -49,16 +49,12 @@ class Picker:
         return packages <= self._packages(self.narrowest([among], count, own) | own)
 
     def _pack(self, among: int, count: int, own: int) -> int:
-        return take_packed(
-            self.machine, among, count, sort=self.sort, align_uncore=self.align_uncore, own=own
-        )
+        return take_packed(self.tables, among, count, sort=self.sort, align_uncore=self.align_uncore, own=own)
 
     def _fewest(self, among: int, count: int, own: int) -> int:
         """Return how many NUMA nodes it takes at least, its own included."""
-        free = [
-            (node.mask & among).bit_count() for node in self.machine.numa_nodes if not node.rings[0] & own
-        ]
-        home = self.machine.nodes_of(own)
+        free = [(node.mask & among).bit_count() for node in self.tables.numa_nodes if not node.rings[0] & own]
+        home = self.tables.nodes_of(own)
         room = sum((node.mask & among).bit_count() for node in home)
         nodes = len(home)
         for more in sorted(free, reverse=True):
@@ -75,9 +71,9 @@ class Picker:
         tightest; on machines of many nodes simply the roomiest.
         """
         among = _union(tiers)
-        home = _union(node.mask for node in self.machine.nodes_of(own))
-        nodes = [node.mask for node in self.machine.nodes_of(among & ~home)]
-        width = self._fewest(among, count, own) - len(self.machine.nodes_of(own))
+        home = _union(node.mask for node in self.tables.nodes_of(own))
+        nodes = [node.mask for node in self.tables.nodes_of(among & ~home)]
+        width = self._fewest(among, count, own) - len(self.tables.nodes_of(own))
         if width > 1 and len(nodes) > MOST_NODES_COMPARED:
             nodes.sort(key=lambda node: -(node & among).bit_count())
             nodes = nodes[:width]
@@ -90,7 +86,7 @@ class Picker:
         return min(sets, key=lambda cpus: (self._packages(cpus | own), *_preference(cpus, tiers, count)))
 
     def _packages(self, cpus: int) -> int:
-        return len(touching(self.machine.packages, cpus))
+        return len(touching(self.tables.packages, cpus))
 
 
 def _preference(cpus: int, tiers: Sequence[int], count: int) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Sort = Literal["packed", "spread"]
 
-_MEMO: Final = "pinning.allocation.packed.machine"
-_MEMO_WITHOUT_SMT: Final = "pinning.allocation.packed.machine_without_smt"
+_MEMO: Final = "pinning.allocation.packed.tables"
+_MEMO_WITHOUT_SMT: Final = "pinning.allocation.packed.tables_without_smt"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Machine:
+class Tables:
     """A topology as the algorithms need it. `outer` are the larger of NUMA nodes and packages."""
 
     online: int
@@ -77,29 +77,29 @@ class Machine:
         return touching(self.numa_nodes, cpus)
 
 
-def machine_of(topology: Topology) -> Machine:
+def tables_of(topology: Topology) -> Tables:
     """Return the tables of a topology, made once and kept as long as the topology lives.
 
     They lie where `functools.cached_property` would put them: hashing a topology costs more than an allocation.
     """
     memo = vars(topology)
-    machine: Machine | None = memo.get(_MEMO)
-    if machine is None:
-        machine = memo[_MEMO] = _machine(topology)
-    return machine
+    tables: Tables | None = memo.get(_MEMO)
+    if tables is None:
+        tables = memo[_MEMO] = _tables(topology)
+    return tables
 
 
-def machine_without_smt(topology: Topology) -> Machine:
+def tables_without_smt(topology: Topology) -> Tables:
     """Return the tables of the same machine as if each core had only its lowest online CPU."""
     memo = vars(topology)
-    machine: Machine | None = memo.get(_MEMO_WITHOUT_SMT)
-    if machine is None:
-        first = sum(core.mask & -core.mask for core in machine_of(topology).cores)
-        machine = memo[_MEMO_WITHOUT_SMT] = _machine(topology.with_online(CPUSet.of_mask(first)))
-    return machine
+    tables: Tables | None = memo.get(_MEMO_WITHOUT_SMT)
+    if tables is None:
+        first = sum(core.mask & -core.mask for core in tables_of(topology).cores)
+        tables = memo[_MEMO_WITHOUT_SMT] = _tables(topology.with_online(CPUSet.of_mask(first)))
+    return tables
 
 
-def _machine(topology: Topology) -> Machine:
+def _tables(topology: Topology) -> Tables:
     online = topology.online.mask
     cores = [(core, _core(topology, core)) for core in topology.cores if core.cpus.mask & online]
     caches, numa_nodes, packages = (
@@ -111,7 +111,7 @@ def _machine(topology: Topology) -> Machine:
         )
     )
     outer, inner = (numa_nodes, packages) if len(packages) >= len(numa_nodes) else (packages, numa_nodes)
-    return Machine(online, numa_nodes, packages, caches, outer, inner, tuple(unit for _, unit in cores))
+    return Tables(online, numa_nodes, packages, caches, outer, inner, tuple(unit for _, unit in cores))
 
 
 def _core(topology: Topology, core: Core) -> Unit:
@@ -173,10 +173,10 @@ def lowest_bits(mask: int, count: int) -> int:
 class _Accumulator:
     """What is still free, what is still needed, what is taken, and what the container had before."""
 
-    __slots__ = ("free", "machine", "need", "own", "taken")
+    __slots__ = ("free", "need", "own", "tables", "taken")
 
-    def __init__(self, machine: Machine, free: int, need: int, own: int) -> None:
-        self.machine = machine
+    def __init__(self, tables: Tables, free: int, need: int, own: int) -> None:
+        self.tables = tables
         self.free = free & ~own
         self.need = need
         self.own = own
@@ -202,7 +202,7 @@ class _Accumulator:
 
     def take_caches(self) -> None:
         """Take whole caches, then try to put all of the rest into one cache."""
-        caches = self.machine.cache_order(self.free, self.own)
+        caches = self.tables.cache_order(self.free, self.own)
         self.take_whole(caches)
         for cache in caches:
             if not self.need:
@@ -231,20 +231,20 @@ class _Accumulator:
 
     def take_cores(self) -> None:
         """Take whole free cores."""
-        for unit in self.machine.inner_order(self.free, self.own):
+        for unit in self.tables.inner_order(self.free, self.own):
             by_size = unit.cores_by_size
             self.take_whole(by_free(by_size, self.free, self.own) if self.own else by_size)
 
     def take_threads(self) -> None:
         """Take single CPUs, those of the most used cores first."""
-        for unit in self.machine.inner_order(self.free, self.own):
+        for unit in self.tables.inner_order(self.free, self.own):
             if (unit.mask & self.free).bit_count() > self.need:
                 self.take_each(by_free(unit.cores, self.free, self.own))
             self.take_lowest(unit.mask)
 
     def take_across_cores(self) -> None:
         """Take single CPUs package by package: by number, or of the cores on which it has fewest."""
-        for package in self.machine.package_order(self.free, self.own):
+        for package in self.tables.package_order(self.free, self.own):
             if self.own:
                 self.take_in_turns(package.cores)
             self.take_lowest(package.mask)
@@ -272,12 +272,12 @@ class _Accumulator:
 
 
 def take_packed(
-    machine: Machine, free: int, count: int, *, sort: Sort, align_uncore: bool = False, own: int = 0
+    tables: Tables, free: int, count: int, *, sort: Sort, align_uncore: bool = False, own: int = 0
 ) -> int:
     """Return `count` of the free CPUs, to go with its own ones; the caller has checked that there are as many."""
-    hand = _Accumulator(machine, free, count, own)
-    hand.take_whole(machine.outer_order(hand.free, own))
-    hand.take_whole(machine.inner_order(hand.free, own))
+    hand = _Accumulator(tables, free, count, own)
+    hand.take_whole(tables.outer_order(hand.free, own))
+    hand.take_whole(tables.inner_order(hand.free, own))
     if align_uncore and hand.need:
         hand.take_caches()
     if sort == "packed" and hand.need:

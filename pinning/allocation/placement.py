@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from pinning.allocation.numa import Picker
-from pinning.allocation.packed import machine_of, machine_without_smt
+from pinning.allocation.packed import tables_of, tables_without_smt
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -106,7 +106,7 @@ class _Claim:
         kept = self._staying(keep)
         kept, room = self._fitting([kept, self._beside(kept, self._home(kept) & self._pool())])
         if kept.bit_count() >= self.count:
-            chosen = replace(self._picker(), machine=machine_of(self.topology)).pick(kept, self.count)
+            chosen = replace(self._picker(), tables=tables_of(self.topology)).pick(kept, self.count)
             return self._settled(chosen, CPUSet.of_mask(kept))
         lost, own = keep - self.topology.online, self._counted(kept)
         for cpu in lost:
@@ -118,7 +118,7 @@ class _Claim:
     def _replacement(self, lost: int, own: int, room: int) -> int:
         """Return the CPU nearest to a lost one on its NUMA node, or none when nothing is missing or free there."""
         picker = replace(self._picker(), evenly=False)
-        node = sum(node.mask for node in machine_of(self.topology).nodes_of(lost))
+        node = sum(node.mask for node in tables_of(self.topology).nodes_of(lost))
         near = own if picker.sort == "spread" else lost  # spread threads keep away from its own cores
         missing = self.count - own.bit_count()
         return _filled(picker, self._tiers_beside(own, room & node), min(1, missing), near)
@@ -129,22 +129,22 @@ class _Claim:
 
     def _counted(self, cpus: int) -> int:
         """Return the CPUs of what is charged to their owner, counted as the policy counts."""
-        return self._charged(cpus) & self._picker().machine.online
+        return self._charged(cpus) & self._picker().tables.online
 
     def _picker(self) -> Picker:
         evenly = self.policy is NUMAPolicy.DISTRIBUTED
         if self.smt is SMTPolicy.PREFER:
-            return Picker(machine_of(self.topology), self.sort, self.align_uncore, evenly, group=1)
+            return Picker(tables_of(self.topology), self.sort, self.align_uncore, evenly, group=1)
         if self.smt is SMTPolicy.REQUIRE:
             group = self.topology.smt
-            return Picker(machine_of(self.topology), "packed", self.align_uncore, evenly, group)
-        return Picker(machine_without_smt(self.topology), "packed", self.align_uncore, evenly, group=1)
+            return Picker(tables_of(self.topology), "packed", self.align_uncore, evenly, group)
+        return Picker(tables_without_smt(self.topology), "packed", self.align_uncore, evenly, group=1)
 
     def _pool(self) -> int:
         """Return the CPUs to choose from: usable ones, those of wholly usable cores, or one of each such core."""
         if self.smt is SMTPolicy.PREFER:
             return self.usable.mask
-        whole = [core.mask for core in machine_of(self.topology).cores if not core.mask & ~self.usable.mask]
+        whole = [core.mask for core in tables_of(self.topology).cores if not core.mask & ~self.usable.mask]
         if self.smt is SMTPolicy.REQUIRE:
             return sum(whole)
         return sum(mask & -mask for mask in whole)
@@ -153,7 +153,7 @@ class _Claim:
         """Return the CPUs of a placement that may stay where they are."""
         pool, online = self._pool(), keep.mask & self.topology.online.mask
         if self.smt is SMTPolicy.ISOLATE:
-            cores = [core.mask for core in machine_of(self.topology).cores if core.mask & pool]
+            cores = [core.mask for core in tables_of(self.topology).cores if core.mask & pool]
             inside = [mask & online for mask in cores]
             return sum(mask & -mask for mask in inside)
         return online & pool
@@ -166,7 +166,7 @@ class _Claim:
 
     def _home(self, kept: int) -> int:
         """Return the CPUs among which a placement may grow."""
-        nodes = machine_of(self.topology).nodes_of(kept)
+        nodes = tables_of(self.topology).nodes_of(kept)
         if self.policy is NUMAPolicy.SINGLE and len(nodes) == 1:
             return nodes[0].mask
         return self.topology.online.mask
@@ -196,7 +196,7 @@ class _Claim:
         away = self.topology.isolated.mask
         if self.smt is SMTPolicy.PREFER or not away:
             return 0
-        return sum(core.mask for core in machine_of(self.topology).cores if not core.mask & ~away)
+        return sum(core.mask for core in tables_of(self.topology).cores if not core.mask & ~away)
 
     def _fitting(self, tiers: list[int]) -> list[int]:
         """Return the tiers, under `single` those of the best NUMA node; raise NotEnoughCPUs when too few."""
@@ -212,11 +212,11 @@ class _Claim:
         """Return how many of the CPUs the NUMA policy could give at once."""
         if self.policy is not NUMAPolicy.SINGLE:
             return cpus.bit_count()
-        nodes = machine_of(self.topology).numa_nodes
+        nodes = tables_of(self.topology).numa_nodes
         return max(((node.mask & cpus).bit_count() for node in nodes), default=0)
 
     def _narrowest(self, tiers: list[int]) -> int:
-        return replace(self._picker(), machine=machine_of(self.topology)).narrowest(tiers, self.count)
+        return replace(self._picker(), tables=tables_of(self.topology)).narrowest(tiers, self.count)
 
     def _regions(self, tiers: list[int]) -> Iterator[tuple[int, int]]:
         """Yield where the NUMA policy wants how many CPUs."""
@@ -225,7 +225,7 @@ class _Claim:
             return
         picker = self._picker()
         even = picker.pick(sum(tiers), self.count)
-        for node in picker.machine.nodes_of(even):
+        for node in picker.tables.nodes_of(even):
             yield node.mask, (node.mask & even).bit_count()
 
     def _settled(self, taken: int, first: CPUSet) -> Placement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pinning.allocation.distributed import take_distributed
-from pinning.allocation.packed import Sort, machine_of, take_packed
+from pinning.allocation.packed import Sort, tables_of, take_packed
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
@@ -34,7 +34,7 @@ def take_cpus(
     """
     if count < 0 or group_size < 1:
         raise ValueError(f"count {count} must be 0 or more, group_size {group_size} 1 or more")
-    machine = machine_of(topology)
+    tables = tables_of(topology)
     found = ((available | reusable) & topology.online).mask
     if found.bit_count() < count:
         raise NotEnoughCPUs(count, found.bit_count(), f"wanted {count} CPUs, {found.bit_count()} are free")
@@ -42,9 +42,9 @@ def take_cpus(
     for stage in _stages(found, reusable.mask, _aligned(topology, numa)):
         wanted = min(count - taken.bit_count(), stage.bit_count())
         if distribute:
-            taken |= take_distributed(machine, stage, wanted, group=group_size, sort=sort)
+            taken |= take_distributed(tables, stage, wanted, group=group_size, sort=sort)
         else:
-            taken |= take_packed(machine, stage, wanted, sort=sort, align_uncore=align_uncore)
+            taken |= take_packed(tables, stage, wanted, sort=sort, align_uncore=align_uncore)
     return CPUSet.of_mask(taken)
 
 

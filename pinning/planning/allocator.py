@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class EffectivePolicies:
     """The policies that hold for a claim on this node, defaults filled in."""
 
-    policy: CPUPolicy
+    cpu: CPUPolicy
     smt: SMTPolicy
     numa: NUMAPolicy
 
     @classmethod
-    def of(cls, claim: Claim, config: NodeConfig) -> Terms:
+    def of(cls, claim: Claim, config: NodeConfig) -> EffectivePolicies:
         """Fill in what a claim leaves open. A CMK claim owns its cores, so `prefer` means `require` for it."""
         numa = claim.numa or config.numa_policy
         if claim.policy is CPUPolicy.SHARE:
@@ -42,34 +42,34 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Chooser:
+class Allocator:
     """Chooses CPUs on one node."""
 
     sets: NodeSets
     config: NodeConfig
 
-    def fresh(self, claim: Claim, terms: Terms, free: CPUSet, reusable: CPUSet) -> Placement:
+    def fresh(self, claim: Claim, policies: EffectivePolicies, free: CPUSet, reusable: CPUSet) -> Placement:
         """Return CPUs for a claim that has none; raise NotEnoughCPUs."""
-        return self._first(claim, terms, free, claim.count, reusable=reusable & self.sets.source(claim))
+        return self._first(claim, policies, free, claim.count, reusable=reusable & self.sets.source(claim))
 
     def resized(
-        self, one: Assignment, terms: Terms, free: CPUSet, before: Placement | None = None
+        self, one: Assignment, policies: EffectivePolicies, free: CPUSet, before: Placement | None = None
     ) -> Placement:
         """Return what a container shall hold for its claim's count, from what it has; raise NotEnoughCPUs.
 
         `before` is what it had while all of its CPUs ran: replacements are taken near the lost ones.
         """
-        return self._first(one.claim, terms, free, one.claim.count, keep=before or _placement(one))
+        return self._first(one.claim, policies, free, one.claim.count, keep=before or _placement(one))
 
-    def moved(self, one: Assignment, terms: Terms, free: CPUSet) -> Placement:
+    def moved(self, one: Assignment, policies: EffectivePolicies, free: CPUSet) -> Placement:
         """Return as many CPUs as it has under other policies, keeping what these allow; raise NotEnoughCPUs."""
         count = core_count(self.sets, one) if one.claim.origin is Origin.CMK else len(one.cpus)
-        return self._first(one.claim, terms, free, count, held=_placement(one))
+        return self._first(one.claim, policies, free, count, held=_placement(one))
 
     def _first(
         self,
         claim: Claim,
-        terms: Terms,
+        policies: EffectivePolicies,
         free: CPUSet,
         count: int,
         *,
@@ -79,36 +79,36 @@ class Chooser:
     ) -> Placement:
         """Try the CPUs from the most to the least suitable."""
         refused = NotEnoughCPUs(count, 0)
-        for among in self._tiers(terms, free & self.sets.source(claim)):
+        for among in self._tiers(policies, free & self.sets.source(claim)):
             try:
-                if claim.origin is Origin.CMK and terms.smt is SMTPolicy.REQUIRE:
-                    return self._cores(terms, among | reusable, count, keep or held)
-                return self._placed(terms, among, count, reusable, keep, held)
+                if claim.origin is Origin.CMK and policies.smt is SMTPolicy.REQUIRE:
+                    return self._cores(policies, among | reusable, count, keep or held)
+                return self._placed(policies, among, count, reusable, keep, held)
             except NotEnoughCPUs as problem:
                 refused = problem
-        raise refused.or_else(self._hope(claim, terms, count))
+        raise refused.or_else(self._hope(claim, policies, count))
 
-    def _hope(self, claim: Claim, terms: Terms, count: int) -> str:
+    def _hope(self, claim: Claim, policies: EffectivePolicies, count: int) -> str:
         """Say whether waiting helps: not when the node could not give as much even with nobody on it."""
         source = self.sets.source(claim) & self.sets.topology.online
         nodes = self.sets.topology.numa_nodes.values()
-        parts = [source & node for node in nodes] if terms.numa is NUMAPolicy.SINGLE else [source]
-        whole = claim.origin is Origin.CMK or terms.smt is SMTPolicy.ISOLATE
+        parts = [source & node for node in nodes] if policies.numa is NUMAPolicy.SINGLE else [source]
+        whole = claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE
         most = max(len(self.sets.topology.cores_of(part)) if whole else len(part) for part in parts)
         if count <= most:
             return "wait until a container frees some"
         return f"find a larger node: this one has {most} at the very most"
 
-    def _tiers(self, terms: Terms, free: CPUSet) -> Iterator[CPUSet]:
+    def _tiers(self, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones."""
         balanced = free - self.sets.isolated
-        if terms.smt is SMTPolicy.PREFER and balanced and balanced != free:
+        if policies.smt is SMTPolicy.PREFER and balanced and balanced != free:
             yield balanced
         yield free
 
     def _placed(
         self,
-        terms: Terms,
+        policies: EffectivePolicies,
         free: CPUSet,
         count: int,
         reusable: CPUSet,
@@ -119,8 +119,8 @@ class Chooser:
             self.sets.topology,
             free,
             count,
-            smt=terms.smt,
-            numa_policy=terms.numa,
+            smt=policies.smt,
+            numa_policy=policies.numa,
             sort=self.config.sort,
             distribute=self.config.distribute,
             align_uncore=self.config.align_uncore,
@@ -130,17 +130,19 @@ class Chooser:
         )
         return Placement(chosen.cpus, chosen.idle & self.sets.allocatable)
 
-    def _cores(self, terms: Terms, free: CPUSet, count: int, own: Placement | None) -> Placement:
+    def _cores(
+        self, policies: EffectivePolicies, free: CPUSet, count: int, own: Placement | None
+    ) -> Placement:
         keep = self._whole(own.owned, free) if own else EMPTY
         refused = NotEnoughCPUs(count, 0)
-        for inside in self._numa_choices(terms.numa, keep):
+        for inside in self._numa_choices(policies.numa, keep):
             try:
                 return Placement(
                     take_cores(
                         self.sets.topology,
                         free & inside,
                         count,
-                        mode=self._mode(terms.numa),
+                        mode=self._mode(policies.numa),
                         keep=keep & inside,
                     )
                 )

@@ -13,7 +13,7 @@ from pinning.allocation import Placement
 from pinning.contract import LAUNCHER_CONTAINER, CPUPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.allocator import Chooser, Terms, shortage
+from pinning.planning.allocator import Allocator, EffectivePolicies, shortage
 from pinning.planning.ledger import Assignment, Ledger
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -32,10 +32,10 @@ class Ask:
     pod: SeenPod
     claim: Claim
     owner: Owner
-    terms: Terms
+    policies: EffectivePolicies
 
 
-class Settling:
+class Assigner:
     """One pass over a node: the ledger so far, and what had to be refused."""
 
     def __init__(self, observed: Observed, ledger: Ledger, config: NodeConfig, sets: NodeSets) -> None:
@@ -44,16 +44,16 @@ class Settling:
         self.config = config
         self.sets = sets
         self.refusals: dict[Owner, Refusal] = {}
-        self._chooser = Chooser(sets, config)
+        self._allocator = Allocator(sets, config)
         self._pods = {pod.uid: pod for pod in observed.by_age}
         self._asks = [
-            Ask(pod, claim, Owner(pod.uid, claim.container), Terms.of(claim, config))
+            Ask(pod, claim, Owner(pod.uid, claim.container), EffectivePolicies.of(claim, config))
             for pod in observed.by_age
             for claim in pod.claims
         ]
         self._claiming = {ask.owner for ask in self._asks}
 
-    def settle(self) -> None:
+    def assign_all(self) -> None:
         """Bring the ledger to where nothing changes any more."""
         self.drop_gone()
         self._follow_machine()
@@ -72,7 +72,7 @@ class Settling:
         return (
             one is not None
             and one.claim == ask.claim
-            and ask.terms == _terms_of(one)
+            and ask.policies == _policies_of(one)
             and not shortage(self.sets, one)
         )
 
@@ -97,7 +97,7 @@ class Settling:
         for one in self.ledger:
             if self._claims_nothing(one.owner):
                 pod = self._pods[one.owner.pod_uid]
-                self._refuse_vm(Ask(pod, one.claim, one.owner, _terms_of(one)), "is to give its CPUs back")
+                self._refuse_vm(Ask(pod, one.claim, one.owner, _policies_of(one)), "is to give its CPUs back")
 
     # The machine: CPUs that went away or came back.
 
@@ -120,7 +120,7 @@ class Settling:
         usable = self.sets.allocatable
         cpus, idle = one.cpus & usable, one.idle & usable
         if one.owns_cores:
-            others = self.ledger.held_against(one.owner.pod_uid, one.place, one.claim.role)
+            others = self.ledger.held_against(one.owner.pod_uid, one.start_index, one.claim.role)
             idle = (self.sets.topology.siblings_of(cpus | idle) & usable) - cpus - others
         if idle and not cpus:
             cpus = CPUSet([idle.lowest()])
@@ -143,7 +143,7 @@ class Settling:
 
     def _age(self, one: Assignment) -> tuple[bool, str, str, int]:
         pod = self._pods.get(one.owner.pod_uid)
-        return (pod is None, pod.created if pod else "", one.owner.pod_uid, one.place)
+        return (pod is None, pod.created if pod else "", one.owner.pod_uid, one.start_index)
 
     def _replace_lost(self, before: Assignment) -> None:
         """Get replacements near the CPUs that went away, at once; what cannot be replaced is told by `_fill`."""
@@ -154,7 +154,7 @@ class Settling:
         lost = before.cpus - self.sets.universe  # it tells where the nearest are
         had = Placement(lost | (left.cpus if left else EMPTY), left.idle if left else EMPTY)
         try:
-            chosen = self._chooser.resized(before, _terms_of(before), free, had)
+            chosen = self._allocator.resized(before, _policies_of(before), free, had)
         except NotEnoughCPUs:
             return
         self._adopt(replace(before, cpus=chosen.cpus, idle=chosen.idle))
@@ -168,11 +168,11 @@ class Settling:
             return
         asked = replace(one, claim=ask.claim)
         less = shortage(self.sets, asked) < 0
-        if self._is_running_vm(one.owner) and (less or ask.terms != _terms_of(one)):
+        if self._is_running_vm(one.owner) and (less or ask.policies != _policies_of(one)):
             self._refuse_vm(ask, "asks for other CPUs")
             return
-        if ask.terms.policy is CPUPolicy.SHARE and one.is_exclusive:
-            asked = replace(asked, policy=ask.terms.policy, smt=SMTPolicy.PREFER, idle=EMPTY)
+        if ask.policies.cpu is CPUPolicy.SHARE and one.is_exclusive:
+            asked = replace(asked, policy=ask.policies.cpu, smt=SMTPolicy.PREFER, idle=EMPTY)
         if less:
             asked = self._shrunk(ask, asked)
         if asked != one:
@@ -180,7 +180,7 @@ class Settling:
 
     def _shrunk(self, ask: Ask, one: Assignment) -> Assignment:
         try:
-            chosen = self._chooser.resized(one, _terms_of(one), self._free(one))
+            chosen = self._allocator.resized(one, _policies_of(one), self._free(one))
         except NotEnoughCPUs as problem:  # the machine is not what it was when the CPUs were given
             self._refuse_policy(ask, one, str(problem))
             return one
@@ -189,22 +189,24 @@ class Settling:
     def _change_policy(self, ask: Ask) -> None:
         """Make share exclusive on the same CPUs, and place anew under another SMT or NUMA policy."""
         one = self.ledger.of(ask.owner)
-        terms = ask.terms
-        if not one or one.owner in self.refusals or terms == _terms_of(one):
+        policies = ask.policies
+        if not one or one.owner in self.refusals or policies == _policies_of(one):
             return
-        if terms.policy is not one.policy:
-            one = replace(one, policy=terms.policy)
+        if policies.cpu is not one.policy:
+            one = replace(one, policy=policies.cpu)
             if not self._adopt(one):
                 self._refuse(ask, Reason.SHARED_EMPTY, f"{NO_CPU_SHARED}; it stays {CPUPolicy.SHARE}")
                 return
-        if terms == _terms_of(one):
+        if policies == _policies_of(one):
             return
         try:
-            chosen = self._chooser.moved(one, terms, self._free(one))
+            chosen = self._allocator.moved(one, policies, self._free(one))
         except NotEnoughCPUs as problem:
             self._refuse_policy(ask, one, str(problem))
             return
-        if not self._adopt(replace(one, smt=terms.smt, numa=terms.numa, cpus=chosen.cpus, idle=chosen.idle)):
+        if not self._adopt(
+            replace(one, smt=policies.smt, numa=policies.numa, cpus=chosen.cpus, idle=chosen.idle)
+        ):
             self._refuse_policy(ask, one, NO_CPU_SHARED)
 
     def _fill(self, ask: Ask) -> None:
@@ -216,14 +218,14 @@ class Settling:
             self._grow(ask, one)
 
     def _start(self, ask: Ask) -> None:
-        pod, claim, terms = ask.pod, ask.claim, ask.terms
-        place = pod.places.index(claim.container)
-        free = self.sets.allocatable - self.ledger.held_against(pod.uid, place, claim.role)
+        pod, claim, policies = ask.pod, ask.claim, ask.policies
+        start_index = pod.start_order.index(claim.container)
+        free = self.sets.allocatable - self.ledger.held_against(pod.uid, start_index, claim.role)
         instead = "it runs in the shared set until"
         if claim.must_fit:
             instead = f"nothing holds it back yet: {instead}"  # that takes a gate, e.g. NRI
         try:
-            chosen = self._chooser.fresh(claim, terms, free, reusable=free & self.ledger.held)
+            chosen = self._allocator.fresh(claim, policies, free, reusable=free & self.ledger.held)
         except NotEnoughCPUs as problem:
             self._refuse(ask, Reason.NOT_ENOUGH, f"{problem}; {instead} they are there")
             return
@@ -231,11 +233,11 @@ class Settling:
             owner=ask.owner,
             namespace=pod.namespace,
             pod=pod.name,
-            place=place,
+            start_index=start_index,
             claim=claim,
-            policy=terms.policy,
-            smt=terms.smt,
-            numa=terms.numa,
+            policy=policies.cpu,
+            smt=policies.smt,
+            numa=policies.numa,
             cpus=chosen.cpus,
             idle=chosen.idle,
         )
@@ -245,7 +247,7 @@ class Settling:
 
     def _grow(self, ask: Ask, one: Assignment) -> None:
         try:
-            chosen = self._chooser.resized(one, _terms_of(one), self._free(one))
+            chosen = self._allocator.resized(one, _policies_of(one), self._free(one))
         except NotEnoughCPUs as problem:
             self._refuse(ask, Reason.KEEPS_FEWER, f"{problem}; it keeps CPUs {one.cpus} until then")
             return
@@ -254,7 +256,7 @@ class Settling:
 
     def _free(self, one: Assignment) -> CPUSet:
         """Return what a container may use: what nobody that can run beside it holds, its own CPUs among it."""
-        held = self.ledger.held_against(one.owner.pod_uid, one.place, one.claim.role)
+        held = self.ledger.held_against(one.owner.pod_uid, one.start_index, one.claim.role)
         return self.sets.allocatable - held
 
     def _adopt(self, new: Assignment) -> bool:
@@ -275,7 +277,7 @@ class Settling:
         self.refusals.setdefault(ask.owner, refusal)
 
     def _refuse_policy(self, ask: Ask, one: Assignment, why: str) -> None:
-        told = f"smt policy {ask.terms.smt} with numa policy {ask.terms.numa} does not fit: {why}"
+        told = f"smt policy {ask.policies.smt} with numa policy {ask.policies.numa} does not fit: {why}"
         kept = f"it keeps CPUs {one.cpus} under {one.smt} with {one.numa}"
         self._refuse(ask, Reason.KEEPS_OLD_POLICY, f"{told}; {kept}")
 
@@ -287,6 +289,6 @@ class Settling:
 NO_CPU_SHARED = "nothing would be left for the containers that share CPUs"
 
 
-def _terms_of(one: Assignment) -> Terms:
+def _policies_of(one: Assignment) -> EffectivePolicies:
     """Return the policies that an assignment was made under."""
-    return Terms(one.policy, one.smt, one.numa)
+    return EffectivePolicies(one.policy, one.smt, one.numa)

@@ -32,7 +32,7 @@ class Assignment:
     owner: Owner
     namespace: str
     pod: str
-    place: int  # when it starts, among the containers of its pod
+    start_index: int  # when it starts, among the containers of its pod
     claim: Claim
     policy: CPUPolicy
     smt: SMTPolicy
@@ -79,7 +79,7 @@ class Assignment:
         """Say whether the two containers can run at the same time."""
         if self.owner.pod_uid != other.owner.pod_uid:
             return True
-        earlier = min(self, other, key=lambda one: one.place)
+        earlier = min(self, other, key=lambda one: one.start_index)
         return not earlier._ends_first  # noqa: SLF001  of the same class
 
 
@@ -111,12 +111,16 @@ class Ledger:
         """Every CPU that is charged to somebody."""
         return self.exclusive | self.share
 
-    def held_against(self, uid: str, place: int, role: Role) -> CPUSet:
+    def held_against(self, uid: str, start_index: int, role: Role) -> CPUSet:
         """Return the CPUs that a container may not have: those of every container that can run beside it."""
         mates = self.pods.get(uid)
         if not mates:
             return self.held
-        beside = [one for one in mates if one.place != place and _overlap_in_time(one, place, role)]
+        beside = [
+            one
+            for one in mates
+            if one.start_index != start_index and _overlap_in_time(one, start_index, role)
+        ]
         return (self.held - _footprints(mates)) | _footprints(beside)
 
     def assign(self, new: Assignment) -> Ledger:
@@ -140,11 +144,13 @@ class Ledger:
         )
 
     def _with(self, new: Assignment) -> Ledger:
-        taken = new.footprint & self.held_against(new.owner.pod_uid, new.place, new.claim.role)
+        taken = new.footprint & self.held_against(new.owner.pod_uid, new.start_index, new.claim.role)
         if new.flaw or taken:
             raise IllegalTransition(f"{new.name}: {new.flaw or f'CPUs {taken} are held by others'}")
         mates = (one for one in self.pods.get(new.owner.pod_uid, ()) if one.owner != new.owner)
-        return self._with_pod(new.owner.pod_uid, tuple(sorted((*mates, new), key=lambda one: one.place)))
+        return self._with_pod(
+            new.owner.pod_uid, tuple(sorted((*mates, new), key=lambda one: one.start_index))
+        )
 
     def _with_pod(self, uid: str, mates: tuple[Assignment, ...]) -> Ledger:
         before = self.pods.get(uid, ())
@@ -158,8 +164,8 @@ class Ledger:
         )
 
 
-def _overlap_in_time(other: Assignment, place: int, role: Role) -> bool:
-    first = other.claim.role if other.place < place else role
+def _overlap_in_time(other: Assignment, start_index: int, role: Role) -> bool:
+    first = other.claim.role if other.start_index < start_index else role
     return first is not Role.INIT
 
 

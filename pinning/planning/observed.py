@@ -48,7 +48,9 @@ class SeenPod:
     name: str
     created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
     claims: tuple[Claim, ...]
-    places: tuple[str, ...]  # the names of its containers in the order in which they start; () of too many
+    start_order: tuple[
+        str, ...
+    ]  # the names of its containers in the order in which they start; () of too many
     is_final: bool = False  # its phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
     causes: tuple[Cause, ...] = ()
@@ -65,7 +67,7 @@ class SeenPod:
             name=metadata.get("name") or "",
             created=metadata.get("creationTimestamp") or "",
             claims=reading.claims,
-            places=() if is_crowd else tuple(member.name for member in members(pod)),
+            start_order=() if is_crowd else tuple(member.name for member in members(pod)),
             is_final=((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES,
             is_vm=is_launcher(pod),
             causes=reading.causes,

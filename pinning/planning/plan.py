@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.planning.actions import Action, plan_actions
-from pinning.planning.assign import Settling
+from pinning.planning.assign import Assigner
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -33,17 +33,17 @@ class Plan(NamedTuple):
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
     """Return who shall hold what, how to get there, and what cannot be."""
     sets = node_sets(observed.topology, observed.universe, config)
-    settling = Settling(observed, ledger, config, sets)
+    assigner = Assigner(observed, ledger, config, sets)
     if config.observe:
-        settling.drop_gone()
-        return Plan(settling.ledger, (), tuple(_observing(observed)))
-    settling.settle()
+        assigner.drop_gone()
+        return Plan(assigner.ledger, (), tuple(_observing(observed)))
+    assigner.assign_all()
     refusals = tuple(
         refusal
         for pod in observed.by_age
-        for refusal in (*_unreadable(pod), *_of_pod(pod, settling.refusals))
+        for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    return Plan(settling.ledger, plan_actions(observed, ledger, settling.ledger, sets), refusals)
+    return Plan(assigner.ledger, plan_actions(observed, ledger, assigner.ledger, sets), refusals)
 
 
 def _unreadable(pod: SeenPod) -> Iterator[Refusal]:
@@ -53,7 +53,7 @@ def _unreadable(pod: SeenPod) -> Iterator[Refusal]:
 
 
 def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
-    for container in pod.places:
+    for container in pod.start_order:
         refusal = refusals.get(Owner(pod.uid, container))
         if refusal:
             yield refusal

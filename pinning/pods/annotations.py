@@ -1,4 +1,4 @@
-"""Read the policy annotations of a pod into wishes, by scope; the narrower scope wins."""
+"""Read the policy annotations of a pod, by scope; the narrower scope wins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it 
 
 
 @dataclass(frozen=True, slots=True)
-class Wish(Generic[Word]):
+class PolicyAnnotation(Generic[Word]):
     """One policy as a user wrote it."""
 
     key: str
@@ -53,25 +53,25 @@ class Wish(Generic[Word]):
 
 @dataclass(frozen=True)
 class Scoped(Generic[Word]):
-    """The wishes of one family: at most one for the pod, at most one for each container."""
+    """The policy annotations of one family: at most one for the pod, at most one for each container."""
 
-    pod: Wish[Word] | None = None
-    containers: Mapping[str, Wish[Word]] = field(default_factory=dict)
+    pod: PolicyAnnotation[Word] | None = None
+    containers: Mapping[str, PolicyAnnotation[Word]] = field(default_factory=dict)
 
-    def of(self, container: str) -> Wish[Word] | None:
-        """Return the wish that holds for a container."""
+    def of(self, container: str) -> PolicyAnnotation[Word] | None:
+        """Return the annotation that holds for a container."""
         return self.containers.get(container, self.pod)
 
     def is_named(self, container: str) -> bool:
-        """Say whether a wish names the container itself."""
+        """Say whether an annotation names the container itself."""
         return container in self.containers
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PolicyAnnotations:
     """Every policy annotation of a pod; what is wrong with them is worked out on demand, one cause after the other."""
 
-    policy: Scoped[CPUPolicy] = Scoped()
+    cpu: Scoped[CPUPolicy] = Scoped()
     smt: Scoped[SMTPolicy] = Scoped()
     numa: Scoped[NUMAPolicy] = Scoped()
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Wishes:
     @property
     def warnings(self) -> Iterator[Cause]:
         """What is overruled."""
-        crane, pod = _wish(CRANE_CPU_MANAGER, CPUPolicy, self.annotations), self.policy.pod
+        crane, pod = _annotation(CRANE_CPU_MANAGER, CPUPolicy, self.annotations), self.cpu.pod
         if crane and pod and crane.value is not pod.value:
             told = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
             yield Cause(crane.field, told, flaw=("overruled", crane.value, pod.value))
@@ -123,7 +123,7 @@ class Wishes:
         return listed(self.containers)
 
 
-NO_WISHES = Wishes()
+NO_POLICY_ANNOTATIONS = PolicyAnnotations()
 
 
 def annotation_field(key: str) -> str:
@@ -140,16 +140,18 @@ def _family_of(key: str) -> str:
     return key[:_LONGEST_FAMILY].partition("/")[0]
 
 
-def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | None) -> Wishes:
-    """Return the wishes of a pod's annotations; what cannot be read becomes a cause, never an exception.
+def read_policy_annotations(
+    annotations: Mapping[str, str], containers: frozenset[str] | None
+) -> PolicyAnnotations:
+    """Return those of a pod's annotations that are policies; what cannot be read becomes a cause, never an exception.
 
     `containers` is None where the pod does not exist yet, as in a virtual machine's template.
     """
     if not any(map(is_policy_key, annotations)):
-        return NO_WISHES
-    policy = _family(CPU_MANAGER, CPUPolicy, annotations, containers)
-    return Wishes(
-        policy=Scoped(policy.pod or _wish(CRANE_CPU_MANAGER, CPUPolicy, annotations), policy.containers),
+        return NO_POLICY_ANNOTATIONS
+    cpu = _family(CPU_MANAGER, CPUPolicy, annotations, containers)
+    return PolicyAnnotations(
+        cpu=Scoped(cpu.pod or _annotation(CRANE_CPU_MANAGER, CPUPolicy, annotations), cpu.containers),
         smt=_family(SMT_POLICY, SMTPolicy, annotations, containers),
         numa=_family(NUMA_POLICY, NUMAPolicy, annotations, containers),
         annotations=annotations,
@@ -160,15 +162,15 @@ def read_wishes(annotations: Mapping[str, str], containers: frozenset[str] | Non
 def _family(
     family: str, words: type[Word], annotations: Mapping[str, str], containers: frozenset[str] | None
 ) -> Scoped[Word]:
-    """Return the sound wishes of a family."""
-    named: dict[str, Wish[Word]] = {}
+    """Return the sound policy annotations of a family."""
+    named: dict[str, PolicyAnnotation[Word]] = {}
     for key in annotations:
         container = _container_of(key, family)
         if container is not None and (containers is None or container in containers):
-            wish = _wish(key, words, annotations)
-            if wish:
-                named[container] = wish
-    return Scoped(_wish(f"{family}/{POD_SCOPE}", words, annotations), named)
+            annotation = _annotation(key, words, annotations)
+            if annotation:
+                named[container] = annotation
+    return Scoped(_annotation(f"{family}/{POD_SCOPE}", words, annotations), named)
 
 
 def _container_of(key: str, family: str) -> str | None:
@@ -177,10 +179,10 @@ def _container_of(key: str, family: str) -> str | None:
     return key[len(prefix) : KEY] if key.startswith(prefix) else None
 
 
-def _wish(key: str, words: type[Word], annotations: Mapping[str, str]) -> Wish[Word] | None:
+def _annotation(key: str, words: type[Word], annotations: Mapping[str, str]) -> PolicyAnnotation[Word] | None:
     given = annotations.get(key)
     word = None if given is None else _word(words, given)
-    return Wish(key, word) if word else None
+    return PolicyAnnotation(key, word) if word else None
 
 
 def _word(words: type[Word], given: str) -> Word | None:

@@ -22,7 +22,12 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.lazy import lazy
-from pinning.pods.annotations import NO_WISHES, Wishes, is_policy_key, read_wishes
+from pinning.pods.annotations import (
+    NO_POLICY_ANNOTATIONS,
+    PolicyAnnotations,
+    is_policy_key,
+    read_policy_annotations,
+)
 from pinning.pods.quantity import rounded_up, whole
 from pinning.pods.resources import (
     CORE_RESOURCES,
@@ -75,12 +80,12 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PodClaims:
     """What a pod asks for, and, when somebody wants to know, what is wrong with how it asks."""
 
     claims: tuple[Claim, ...]
     members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
-    wishes: Wishes
+    policies: PolicyAnnotations
     # Claims of more than any machine has: refused, and never acted on.
     beyond: tuple[tuple[Member, Claim], ...] = ()
     crowd: tuple[Cause, ...] = ()  # why nothing else of the pod was read
@@ -107,21 +112,21 @@ class Reading:
         """Yield everything that refuses the pod."""
         yield from self.crowd
         yield from unreadable(self.members)
-        yield from self.wishes.causes
+        yield from self.policies.causes
         for member in self.members:
-            yield from _causes(member, self.wishes)
+            yield from _causes(member, self.policies)
         for member, claim in self.beyond:
             yield _beyond_any_machine(member, claim)
-        yield from _nobody_eligible(self.members, self.wishes, self._asked)
+        yield from _nobody_eligible(self.members, self.policies, self._asked)
 
     def every_warning(self) -> Iterator[Cause]:
-        """Yield everything that its owner should know; of a wish that is refused, the refusal says enough."""
-        refused = {cause.field for cause in _nobody_eligible(self.members, self.wishes, self._asked)}
-        yield from self.wishes.warnings
+        """Yield everything that its owner should know; of an annotation that is refused, the refusal says enough."""
+        refused = {cause.field for cause in _nobody_eligible(self.members, self.policies, self._asked)}
+        yield from self.policies.warnings
         for member in self.members:
             yield from _uncounted(member)
-        yield from _neighbours(self.members, self.wishes, self._asked)
-        yield from (idle for idle in _idle_words(self.wishes, self._asked) if idle.field not in refused)
+        yield from _neighbours(self.members, self.policies, self._asked)
+        yield from (idle for idle in _idle_words(self.policies, self._asked) if idle.field not in refused)
 
     @lazy
     def _claims_by_name(self: Any) -> Mapping[str, Claim]:
@@ -171,25 +176,25 @@ def _asks(pod: Pod) -> bool:
     )
 
 
-def read_pod(pod: Pod) -> Reading:
+def read_pod(pod: Pod) -> PodClaims:
     """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
     if crowd := crowded(pod):
-        return Reading((), (), NO_WISHES, crowd=crowd)
+        return PodClaims((), (), NO_POLICY_ANNOTATIONS, crowd=crowd)
     listed = _as_allocated(pod)
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    wishes = read_wishes(annotations, frozenset([member.name for member in listed]))
+    policies = read_policy_annotations(annotations, frozenset([member.name for member in listed]))
     dedicated = is_dedicated_launcher(pod)
     claims: list[Claim] = []
     beyond: list[tuple[Member, Claim]] = []
     for member in listed:
-        if wishes is NO_WISHES and not dedicated and not member.cores:
+        if policies is NO_POLICY_ANNOTATIONS and not dedicated and not member.cores:
             continue
-        claim = _claim_of(member, wishes, dedicated)
+        claim = _claim_of(member, policies, dedicated)
         if claim and claim.count <= MOST_CPUS:
             claims.append(claim)
         elif claim:
             beyond.append((member, claim))
-    return Reading(tuple(claims), listed, wishes, tuple(beyond))
+    return PodClaims(tuple(claims), listed, policies, tuple(beyond))
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
@@ -216,11 +221,11 @@ def _with_cpu(member: Member, cpu: str | float | None) -> Member:
     return member._replace(container={**member.container, "resources": given})
 
 
-def _claim_of(member: Member, wishes: Wishes, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
+def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
     if member.cores:
-        return _cmk_claim(member, wishes)
+        return _cmk_claim(member, policies)
     launches = dedicated and member.name == LAUNCHER_CONTAINER
-    policy, _ = _policy_of(member.name, wishes)
+    policy, _ = _policy_of(member.name, policies)
     if policy is None and launches:
         policy = CPUPolicy.EXCLUSIVE
     if policy is None or policy is CPUPolicy.NONE:
@@ -229,17 +234,17 @@ def _claim_of(member: Member, wishes: Wishes, dedicated: bool) -> Claim | None: 
     if cpus is None:
         return None
     origin = Origin.LAUNCHER if launches and policy is CPUPolicy.EXCLUSIVE else Origin.ANNOTATION
-    return _claim(member, wishes, origin, policy, cpus)
+    return _claim(member, policies, origin, policy, cpus)
 
 
-def _causes(member: Member, wishes: Wishes) -> Iterator[Cause]:
+def _causes(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
     """Say what is wrong with how one container asks."""
     if member.cores:
         yield from _bad_count(member)
-        yield from _claimed_twice(member, wishes)
+        yield from _claimed_twice(member, policies)
         return
-    policy, field = _policy_of(member.name, wishes)
-    is_named = wishes.policy.is_named(member.name) or wishes.smt.is_named(member.name)
+    policy, field = _policy_of(member.name, policies)
+    is_named = policies.cpu.is_named(member.name) or policies.smt.is_named(member.name)
     if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
         told = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
         yield Cause(field, told, flaw=("ineligible", field, member.name, str(policy)))
@@ -256,24 +261,29 @@ def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
     return Cause(field, f"{told}: write a whole number from 1 to {MOST_CPUS}", flaw=flaw)
 
 
-def _policy_of(container: str, wishes: Wishes) -> tuple[CPUPolicy | None, str | None]:
+def _policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy | None, str | None]:
     """Return the policy that annotations give a container, and the annotation's field.
 
     `require` or `isolate` alone mean `exclusive`.
     """
-    wish = wishes.policy.of(container)
-    if wish:
-        return wish.value, wish.field
-    smt = wishes.smt.of(container)
+    annotation = policies.cpu.of(container)
+    if annotation:
+        return annotation.value, annotation.field
+    smt = policies.smt.of(container)
     if smt and smt.value in OWN_CORES:
         return CPUPolicy.EXCLUSIVE, smt.field
     return None, None
 
 
 def _claim(
-    member: Member, wishes: Wishes, origin: Origin, policy: CPUPolicy, count: int, resource: str | None = None
+    member: Member,
+    policies: PolicyAnnotations,
+    origin: Origin,
+    policy: CPUPolicy,
+    count: int,
+    resource: str | None = None,
 ) -> Claim:
-    smt, numa = wishes.smt.of(member.name), wishes.numa.of(member.name)
+    smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -286,12 +296,12 @@ def _claim(
     )
 
 
-def _cmk_claim(member: Member, wishes: Wishes) -> Claim | None:
+def _cmk_claim(member: Member, policies: PolicyAnnotations) -> Claim | None:
     resource = member.cores[0]
     count = whole(member.requests[resource])
     if count is None or count < 1:
         return None
-    return _claim(member, wishes, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
+    return _claim(member, policies, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
 
 
 def _uncounted(member: Member) -> Iterator[Cause]:
@@ -317,13 +327,13 @@ def _bad_count(member: Member) -> Iterator[Cause]:
         )
 
 
-def _claimed_twice(member: Member, wishes: Wishes) -> Iterator[Cause]:
-    wish = wishes.policy.of(member.name)
-    meant = wish and (wishes.policy.is_named(member.name) or whole_cpus(member))
-    if wish and meant and wish.value is not CPUPolicy.NONE:
+def _claimed_twice(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
+    annotation = policies.cpu.of(member.name)
+    meant = annotation and (policies.cpu.is_named(member.name) or whole_cpus(member))
+    if annotation and meant and annotation.value is not CPUPolicy.NONE:
         claims = f"claims CPUs for container {member.called}, which claims cores by {member.cores[0]}"
-        flaw = ("twice", wish.key, member.name, wish.value)
-        yield Cause(wish.field, f"{wish.value} {claims}; remove one", flaw=flaw)
+        flaw = ("twice", annotation.key, member.name, annotation.value)
+        yield Cause(annotation.field, f"{annotation.value} {claims}; remove one", flaw=flaw)
 
 
 def _advice(member: Member) -> str:
@@ -334,46 +344,50 @@ def _advice(member: Member) -> str:
 
 
 def _nobody_eligible(
-    listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]
+    listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
 ) -> Iterator[Cause]:
-    """Refuse a pod-wide wish for CPUs that no container can follow; where some are excepted, the rest is told."""
-    policy = wishes.policy.pod
-    smt = wishes.smt.pod
-    wish = policy if policy and policy.value is not CPUPolicy.NONE else None
+    """Refuse a pod-wide policy that no container can follow; where some are excepted, only warn."""
+    policy = policies.cpu.pod
+    smt = policies.smt.pod
+    annotation = policy if policy and policy.value is not CPUPolicy.NONE else None
     alone = smt if smt and smt.value in OWN_CORES and not policy else None
-    field = wish.field if wish else alone.field if alone else None
-    excepted = wishes.policy.containers or (alone and wishes.smt.containers)
+    field = annotation.field if annotation else alone.field if alone else None
+    excepted = policies.cpu.containers or (alone and policies.smt.containers)
     if field and not excepted and not any(whole_cpus(one) for one in listed) and not (alone and claims):
         names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
-        word = wish.value if wish else alone.value if alone else ""
+        word = annotation.value if annotation else alone.value if alone else ""
         told = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
         yield Cause(field, told + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
 
 
-def _neighbours(listed: tuple[Member, ...], wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
-    """Tell which containers of a pod-wide wish run in the shared set."""
+def _neighbours(
+    listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
+) -> Iterator[Cause]:
+    """Tell which containers of a pod with a policy run in the shared set."""
     claiming = {claim.container for claim in claims}
-    wish = wishes.policy.pod
-    if not wish or wish.value is CPUPolicy.NONE or not (claiming or wishes.policy.containers):
+    annotation = policies.cpu.pod
+    if not annotation or annotation.value is CPUPolicy.NONE or not (claiming or policies.cpu.containers):
         return
     for member in listed:
-        if member.name not in claiming and not wishes.policy.is_named(member.name):
+        if member.name not in claiming and not policies.cpu.is_named(member.name):
             told = f"container {member.called} ({stated(member)}) runs in the shared set"
-            yield Cause(wish.field, told, flaw=("shared", wish.key, member.name))
+            yield Cause(annotation.field, told, flaw=("shared", annotation.key, member.name))
 
 
-def _idle_words(wishes: Wishes, claims: tuple[Claim, ...]) -> Iterator[Cause]:
+def _idle_words(policies: PolicyAnnotations, claims: tuple[Claim, ...]) -> Iterator[Cause]:
     """Tell which SMT and NUMA policies have nothing to act on."""
     exclusive = {claim.container for claim in claims if claim.policy is CPUPolicy.EXCLUSIVE}
     for scoped, acting, needs in (
-        (wishes.smt, exclusive, "it acts only while the CPU policy is exclusive"),
-        (wishes.numa, {claim.container for claim in claims}, "no container of it claims CPUs"),
+        (policies.smt, exclusive, "it acts only while the CPU policy is exclusive"),
+        (policies.numa, {claim.container for claim in claims}, "no container of it claims CPUs"),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
-        idle = [wish for name, wish in scoped.containers.items() if name not in acting]
+        idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]
         if scoped.pod and not pod_acts:
             idle.append(scoped.pod)
-        for wish in idle:
+        for annotation in idle:
             yield Cause(
-                wish.field, f"{wish.value} has no effect: {needs}", flaw=("idle", wish.key, wish.value)
+                annotation.field,
+                f"{annotation.value} has no effect: {needs}",
+                flaw=("idle", annotation.key, annotation.value),
             )

@@ -76,7 +76,7 @@ def state_of(
     sets = node_sets(machine, machine.online, config)
     live, read = [], {}
     for seen in observed.by_age:
-        for name in seen.places:
+        for name in seen.start_order:
             owner = Owner(seen.uid, name)
             held = made.ledger.of(owner)
             cpus = held.cpus if held else sets.shared(made.ledger)

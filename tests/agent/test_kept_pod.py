@@ -196,7 +196,7 @@ def test_pod_of_very_many_containers_is_refused(
     part = kept(pod(*crowd, **asking))
     seen = SeenPod.of(part)
 
-    assert (seen.claims, seen.places) == ((), ())
+    assert (seen.claims, seen.start_order) == ((), ())
     told = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
     assert [cause.message for cause in seen.causes] == [told]
     assert ((part["metadata"] or {}).get("annotations") or {}).get(STATUS_CPUS) == asking.get(
@@ -208,9 +208,9 @@ def test_pod_of_very_many_containers_is_refused(
 def test_pod_of_very_many_containers_that_asks_for_nothing_is_told_nothing() -> None:
     """It runs in the shared set, as it would; as many containers as are read are read."""
     [most, more] = [pod(*[container(f"c{at}", 1) for at in range(MOST_CONTAINERS + one)]) for one in range(2)]
-    assert len(SeenPod.of(kept(most)).places) == MOST_CONTAINERS
+    assert len(SeenPod.of(kept(most)).start_order) == MOST_CONTAINERS
     seen = SeenPod.of(kept(more))
-    assert (seen.claims, seen.causes, seen.places) == ((), (), ())
+    assert (seen.claims, seen.causes, seen.start_order) == ((), (), ())
 
 
 def largest() -> Iterator[Any]:

@@ -13,14 +13,14 @@ from pinning.pods.resources import Role
 
 
 def entry(uid: str, cpus: str, idle: str = "", **more: Any) -> Assignment:
-    """Return an exclusive assignment of a container; `role`, `place`, `container`, `policy` and `smt` may differ."""
+    """Return an exclusive assignment of a container; `role`, `start_index`, `container`, `policy` and `smt` may differ."""
     container, policy = more.pop("container", "c"), more.pop("policy", CPUPolicy.EXCLUSIVE)
     role = more.pop("role", Role.MAIN)
     values: dict[str, Any] = {
         "owner": Owner(uid, container),
         "namespace": "n",
         "pod": uid,
-        "place": 0,
+        "start_index": 0,
         "claim": Claim(container, role, Origin.ANNOTATION, policy, 1),
         "policy": policy,
         "smt": SMTPolicy.PREFER,

@@ -19,7 +19,7 @@ from pinning.contract import (
     SMTPolicy,
 )
 from pinning.errors import Cause
-from pinning.pods.claims import Claim, Origin, Reading, read_pod
+from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
 from webhook.config.mutations import NOTHING, Counted
 from webhook.patch import Operation, add, clashes, joined, missing, wanted
 from webhook.rules.sidecars import plan_limits
@@ -44,18 +44,18 @@ class Plan:
 
 def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
-    reading = read_pod(pod)
-    limits, told = plan_limits(pod, reading, settings)
-    operations = plan_injection(pod, reading, settings, mutations, limits)
-    if not wants_injection(pod, reading):
+    pod_claims = read_pod(pod)
+    limits, told = plan_limits(pod, pod_claims, settings)
+    operations = plan_injection(pod, pod_claims, settings, mutations, limits)
+    if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(told))
-    warnings = chain(_host_path_warnings(pod, mutations), _misfits(pod, reading, mutations), told)
+    warnings = chain(_host_path_warnings(pod, mutations), _misfits(pod, pod_claims, mutations), told)
     return Plan(tuple(operations), few(warnings))
 
 
-def wants_injection(pod: Pod, reading: Reading) -> bool:
+def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
     """Say whether a pod asks for the CMK contract: by a resource of any container, or by CMK's annotation."""
-    for member in reading.members:
+    for member in pod_claims.members:
         if member.cores:
             return True
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
@@ -64,16 +64,16 @@ def wants_injection(pod: Pod, reading: Reading) -> bool:
 
 def plan_injection(
     pod: Pod,
-    reading: Reading,
+    pod_claims: PodClaims,
     settings: Settings,
     mutations: Mutations,
     limits: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
     """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
-    source = mutations if wants_injection(pod, reading) else NOTHING
+    source = mutations if wants_injection(pod, pod_claims) else NOTHING
     operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.service_account)]
-    for member in reading.members:
-        pointer, claim = member.pointer, reading.claim_of(member.name)
+    for member in pod_claims.members:
+        pointer, claim = member.pointer, pod_claims.claim_of(member.name)
         counted = _counted(claim, settings) if claim else None
         members = source.container_wanted(pointer, counted)
         if limits and pointer in limits:
@@ -114,12 +114,12 @@ def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
             )
 
 
-def _misfits(pod: Pod, reading: Reading, mutations: Mutations) -> Iterator[Cause]:
+def _misfits(pod: Pod, pod_claims: PodClaims, mutations: Mutations) -> Iterator[Cause]:
     """Tell what the mutations file could not add, because the pod has a value of another shape there (T9)."""
     if mutations.is_typed:
         return  # decoding has held the pod to the same shapes as the file
     fields = [*clashes("", pod, mutations.per_pod)]
-    for member in reading.members:
+    for member in pod_claims.members:
         fields += clashes(member.path, member.container, mutations.per_container)
     for field in fields:
         yield Cause(field, "has another shape than in the mutations file, which adds nothing there")

@@ -28,7 +28,7 @@ from webhook.rules.mutate import plan_injection, wants_injection
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from pinning.pods.claims import Claim, Reading
+    from pinning.pods.claims import Claim, PodClaims
     from pinning.pods.types import Pod
     from webhook.config.mutations import Mutations
     from webhook.config.settings import NodeShape, Settings
@@ -51,21 +51,21 @@ class Verdict:
 
 def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdict:
     """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""
-    reading = read_pod(pod)
+    pod_claims = read_pod(pod)
     causes = chain(
-        _causes(reading, settings),
-        _isolated_cores(reading),
-        _not_guaranteed(pod, reading),
-        _not_injected(pod, reading, settings, mutations),
+        _causes(pod_claims, settings),
+        _isolated_cores(pod_claims),
+        _not_guaranteed(pod, pod_claims),
+        _not_injected(pod, pod_claims, settings, mutations),
     )
-    return Verdict(few(causes), few(_warnings(pod, reading, settings)))
+    return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
 
 def review_template(pod: Pod, settings: Settings) -> Verdict:
     """Judge a pod that nobody has injected anything into yet."""
-    reading = read_pod(pod)
-    causes = chain(_causes(reading, settings), _isolated_cores(reading))
-    return Verdict(few(causes), few(_warnings(pod, reading, settings)))
+    pod_claims = read_pod(pod)
+    causes = chain(_causes(pod_claims, settings), _isolated_cores(pod_claims))
+    return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
 
 def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
@@ -100,18 +100,18 @@ def _amounts(pod: Pod) -> list[object]:
     return [(member.name, dict(member.requests), dict(member.limits)) for member in members(pod)]
 
 
-def _causes(reading: Reading, settings: Settings) -> Iterator[Cause]:
-    yield from reading.every_cause()
-    yield from _too_large(reading, settings.node_shapes)
-    for member in reading.members:
-        yield from _preset_cores(member, reading.claim_of(member.name))
+def _causes(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
+    yield from pod_claims.every_cause()
+    yield from _too_large(pod_claims, settings.node_shapes)
+    for member in pod_claims.members:
+        yield from _preset_cores(member, pod_claims.claim_of(member.name))
 
 
-def _warnings(pod: Pod, reading: Reading, settings: Settings) -> Iterator[Cause]:
-    yield from reading.every_warning()
-    yield from _mutate_words(pod, reading)
-    for member in reading.members:
-        yield from _throttled(member, reading.claim_of(member.name), settings)
+def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
+    yield from pod_claims.every_warning()
+    yield from _mutate_words(pod, pod_claims)
+    for member in pod_claims.members:
+        yield from _throttled(member, pod_claims.claim_of(member.name), settings)
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
@@ -130,15 +130,15 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
             yield Cause(field, told, flaw=("preset", field, value))
 
 
-def _isolated_cores(reading: Reading) -> Iterator[Cause]:
+def _isolated_cores(pod_claims: PodClaims) -> Iterator[Cause]:
     """Refuse a count of isolated cores that differs from what `isolate` will take."""
-    for member, claim in _miscounted(reading):
+    for member, claim in _miscounted(pod_claims):
         given = shown(member.requests[ISOLATED_CORES])
         told = f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
         yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", told)
 
 
-def _recounted(before: Reading, after: Reading) -> Iterator[Cause]:
+def _recounted(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
     """Tell who resizes an isolated container what the scheduler goes on counting: no resize can change that."""
     was = {claim.container: (claim.smt, claim.count) for claim in before.claims}
     for member, claim in _miscounted(after):
@@ -153,14 +153,14 @@ def _recounted(before: Reading, after: Reading) -> Iterator[Cause]:
         )
 
 
-def _miscounted(reading: Reading) -> Iterator[tuple[Member, Claim]]:
+def _miscounted(pod_claims: PodClaims) -> Iterator[tuple[Member, Claim]]:
     """Yield the containers for which the scheduler counts other cores than `isolate` takes."""
     isolated = {
         claim.container: claim
-        for claim in reading.claims
+        for claim in pod_claims.claims
         if claim.smt is SMTPolicy.ISOLATE and claim.origin is not Origin.CMK
     }
-    for member in reading.members if isolated else ():
+    for member in pod_claims.members if isolated else ():
         claim, given = isolated.get(member.name), member.requests.get(ISOLATED_CORES)
         if claim and given is not None and whole(given) != claim.count:
             yield member, claim
@@ -179,30 +179,30 @@ def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Itera
         yield Cause(field, told, flaw=("throttled", field))
 
 
-def _mutate_words(pod: Pod, reading: Reading) -> Iterator[Cause]:
+def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
     value = ((pod.get("metadata") or {}).get("annotations") or {}).get(CMK_MUTATE)
     if value is None or value in CMK_MUTATE_TRUE:
         return
     field = annotation_field(CMK_MUTATE)
-    if wants_injection(pod, reading):
+    if wants_injection(pod, pod_claims):
         yield Cause(field, f"{value[:20]!r} is no opt-out: a container claims cores, so the pod is injected")
     elif value[:20].strip().lower() not in {"false", "0", ""}:
         yield Cause(field, f'{value[:20]!r} asks for nothing: write "true" to be injected')
 
 
-def _too_large(reading: Reading, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
+def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
     """Refuse whole cores that no configured node could give even when it is empty."""
-    owners = [claim for claim in reading.claims if claim.smt in OWN_CORES]
+    owners = [claim for claim in pod_claims.claims if claim.smt in OWN_CORES]
     if not shapes or not owners:
         return
-    if any(_cores_needed(reading.claims, shape) <= shape.free_cores for shape in shapes):
+    if any(_cores_needed(pod_claims.claims, shape) <= shape.free_cores for shape in shapes):
         return
     largest = max(shapes, key=lambda shape: (shape.free_cores, shape.name))
-    needed = _cores_needed(reading.claims, largest)
+    needed = _cores_needed(pod_claims.claims, largest)
     for claim in owners:
         told = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
         told = f"{told}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs"
-        field = f"{reading.member_of(claim).path}.resources.limits[cpu]"
+        field = f"{pod_claims.member_of(claim).path}.resources.limits[cpu]"
         yield Cause(field, told, flaw=("too large", field))
 
 
@@ -221,16 +221,16 @@ def _cores_of(claim: Claim, threads: int) -> int:
     return -(-claim.count // threads) if claim.smt in OWN_CORES else 0
 
 
-def _not_guaranteed(pod: Pod, reading: Reading) -> Iterator[Cause]:
+def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
     """Refuse a launcher with dedicated CPUs that KubeVirt would give up on later (FailedGuaranteePodResources)."""
     if not is_dedicated_launcher(pod):
         return
-    compute = next((one for one in reading.members if one.name == LAUNCHER_CONTAINER), None)
+    compute = next((one for one in pod_claims.members if one.name == LAUNCHER_CONTAINER), None)
     if compute is None or not whole_cpus(compute):
         return
     if qos_class(pod) is QoSClass.GUARANTEED:
         return
-    for member in reading.members:
+    for member in pod_claims.members:
         for name in guarantee_gaps(member):
             told = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
             yield Cause(
@@ -238,14 +238,16 @@ def _not_guaranteed(pod: Pod, reading: Reading) -> Iterator[Cause]:
             )
 
 
-def _not_injected(pod: Pod, reading: Reading, settings: Settings, mutations: Mutations) -> Iterator[Cause]:
-    missing = plan_injection(pod, reading, settings, mutations)
+def _not_injected(
+    pod: Pod, pod_claims: PodClaims, settings: Settings, mutations: Mutations
+) -> Iterator[Cause]:
+    missing = plan_injection(pod, pod_claims, settings, mutations)
     if missing:
         told = "not injected: the mutating webhook was not called; create the pod again"
         yield Cause(annotation_field(CMK_INJECTED), f"{told} (missing: {missing[0]['path']})")
 
 
-def _lost(old: Pod, new: Pod, before: Reading, after: Reading) -> Iterator[Cause]:
+def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[Cause]:
     """Refuse a resize after which a container could not keep the policy it has."""
     if _policies(old) != _policies(new):
         return

@@ -15,7 +15,7 @@ from pinning.pods.claims import is_dedicated_launcher, is_launcher
 from pinning.pods.resources import Member, guarantee_gaps, has_any, states_compute, whole_cpus
 
 if TYPE_CHECKING:
-    from pinning.pods.claims import Reading
+    from pinning.pods.claims import PodClaims
     from pinning.pods.types import Pod
     from webhook.config.mutations import Fragment
     from webhook.config.settings import Settings
@@ -24,16 +24,16 @@ _RANGED: Final = re.compile(r"container ([^\s;]++)(?=;|$)")
 Limits = dict[str, "Fragment"]  # what each container gets, by its JSON pointer
 
 
-def plan_limits(pod: Pod, reading: Reading, settings: Settings) -> tuple[Limits, list[Cause]]:
+def plan_limits(pod: Pod, pod_claims: PodClaims, settings: Settings) -> tuple[Limits, list[Cause]]:
     """Return what the containers that state neither CPU nor memory get, and what the user is told about it."""
     asked = _annotation(pod) == "true"
-    if not _applies(pod, reading, settings):
-        return {}, _unheard(reading, settings) if asked else []
-    owners = {claim.container for claim in reading.claims} | (
+    if not _applies(pod, pod_claims, settings):
+        return {}, _unheard(pod_claims, settings) if asked else []
+    owners = {claim.container for claim in pod_claims.claims} | (
         {LAUNCHER_CONTAINER} if is_launcher(pod) else set()
     )
     stating, bare = [], []
-    for one in reading.members:
+    for one in pod_claims.members:
         if one.name in owners or states_compute(one):
             stating.append(one)
         else:
@@ -53,7 +53,7 @@ def _annotation(pod: Pod) -> str | None:
     return ((pod.get("metadata") or {}).get("annotations") or {}).get(SIDECAR_LIMITS_POD)
 
 
-def _applies(pod: Pod, reading: Reading, settings: Settings) -> bool:
+def _applies(pod: Pod, pod_claims: PodClaims, settings: Settings) -> bool:
     spec = pod.get("spec") or {}
     if (
         settings.sidecar_limits == "off"
@@ -65,15 +65,15 @@ def _applies(pod: Pod, reading: Reading, settings: Settings) -> bool:
     if wish == "false":
         return False
     if is_launcher(pod):
-        return any(one.name == LAUNCHER_CONTAINER and whole_cpus(one) for one in reading.members)
-    return bool(reading.claims) and (wish == "true" or settings.sidecar_limits == "claims")
+        return any(one.name == LAUNCHER_CONTAINER and whole_cpus(one) for one in pod_claims.members)
+    return bool(pod_claims.claims) and (wish == "true" or settings.sidecar_limits == "claims")
 
 
-def _unheard(reading: Reading, settings: Settings) -> list[Cause]:
+def _unheard(pod_claims: PodClaims, settings: Settings) -> list[Cause]:
     field = annotation_field(SIDECAR_LIMITS_POD)
     if settings.sidecar_limits == "off" or GATE_SIDECAR not in settings.gates:
         return [Cause(field, "has no effect: the operator switched sidecar limits off")]
-    if not reading.claims:
+    if not pod_claims.claims:
         return [Cause(field, "has no effect: no container of the pod claims CPUs")]
     return [Cause(field, "has no effect beside pod-level spec.resources")]
 

@@ -21,7 +21,7 @@ from pinning.kubevirt.review import (
     vmi_update_causes,
 )
 from pinning.kubevirt.types import VirtSpec
-from pinning.pods.annotations import read_wishes
+from pinning.pods.annotations import read_policy_annotations
 from pinning.pods.types import ObjectMeta
 from webhook.rules.machine_parts import changes
 from webhook.rules.pods import Verdict, added
@@ -69,10 +69,10 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
     template = find_template(kind, metadata, spec)
     if isinstance(template, Cause):
         return Verdict(review.causes)
-    wishes = read_wishes(template.annotations, None)
+    policies = read_policy_annotations(template.annotations, None)
     return Verdict(
-        few(chain(review.causes, _under(template.path, wishes.causes))),
-        few(chain(review.warnings, _under(template.path, wishes.warnings))),
+        few(chain(review.causes, _under(template.path, policies.causes))),
+        few(chain(review.warnings, _under(template.path, policies.warnings))),
     )
 
 
@@ -88,13 +88,13 @@ def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Se
 def review_changed_vmi(old: RunningMachine, new: RunningMachine) -> Verdict:
     """Judge the update of a running machine by somebody who may not change its spec."""
     causes = vmi_update_causes(changes(old.get("spec", NULL), new.get("spec", NULL)))
-    return Verdict(few(chain(causes, _added_wishes(old, new))))
+    return Verdict(few(chain(causes, _added_policies(old, new))))
 
 
 def review_hotplugged_vmi(old: VirtObject, new: VirtObject) -> Verdict:
     """Judge the update of a running machine by KubeVirt itself."""
     causes = vmi_hotplug_causes(old.get("spec") or {}, new.get("spec") or {})
-    return Verdict(few(chain(causes, _added_wishes(old, new))))
+    return Verdict(few(chain(causes, _added_policies(old, new))))
 
 
 def is_kubevirt(username: str, settings: Settings) -> bool:
@@ -115,9 +115,10 @@ def kubevirt_settings(settings: Settings) -> KubeVirtSettings:
     )
 
 
-def _added_wishes(*states: VirtObject | RunningMachine) -> Iterator[Cause]:
+def _added_policies(*states: VirtObject | RunningMachine) -> Iterator[Cause]:
     before, after = (
-        read_wishes((state.get("metadata") or {}).get("annotations") or {}, None) for state in states
+        read_policy_annotations((state.get("metadata") or {}).get("annotations") or {}, None)
+        for state in states
     )
     return added(before.causes, after.causes)
 
@@ -129,7 +130,7 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
         return
     gate = GATE_SIDECAR in settings.gates
     yield from vmi_causes(kind, template, kubevirt_settings(settings), sidecar_gate=gate)
-    yield from _under(template.path, read_wishes(template.annotations, None).causes)
+    yield from _under(template.path, read_policy_annotations(template.annotations, None).causes)
 
 
 def _under(path: str, found: Iterable[Cause]) -> Iterator[Cause]:

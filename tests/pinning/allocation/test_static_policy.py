@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinning.allocation import take_cpus
-from pinning.allocation.packed import machine_of
+from pinning.allocation.packed import tables_of
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.pinning.machines import (
@@ -260,6 +260,6 @@ def test_a_wrong_number_is_the_callers_bug(count: int, group: int) -> None:
 
 def test_tables_belong_to_one_topology() -> None:
     """What was worked out for a machine is kept for it, and not used for it with other CPUs online."""
-    assert machine_of(FLAT) is machine_of(FLAT)
-    assert machine_of(FLAT.with_online(cpus("0-3"))).online == cpus("0-3").mask
+    assert tables_of(FLAT) is tables_of(FLAT)
+    assert tables_of(FLAT.with_online(cpus("0-3"))).online == cpus("0-3").mask
     assert take_cpus(FLAT.with_online(EMPTY), FLAT.cpus, 0) == EMPTY

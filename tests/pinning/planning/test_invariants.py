@@ -70,7 +70,7 @@ def test_a_sound_ledger_has_no_problems() -> None:
         entry("a", "1", "5", smt=SMTPolicy.ISOLATE),
         entry("b", "2", policy=CPUPolicy.SHARE),
         entry("c", "3,7", container="one", role=Role.INIT, smt=SMTPolicy.REQUIRE),
-        entry("c", "3", container="two", place=1),
+        entry("c", "3", container="two", start_index=1),
     )
     assert problems(ledger, SETS) == ()
 

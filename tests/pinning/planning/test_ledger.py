@@ -53,7 +53,7 @@ def test_transitions_return_new_ledgers() -> None:
             id="idle and shared",
         ),
         pytest.param(
-            lambda one: one.assign(entry("a", "1", container="d", place=1)),
+            lambda one: one.assign(entry("a", "1", container="d", start_index=1)),
             "CPUs 1 are held",
             id="of its own pod",
         ),
@@ -83,8 +83,8 @@ def test_illegal_transitions_raise(change: Any, told: str) -> None:
 )
 def test_who_runs_beside_whom(roles: tuple[Role, Role], meets: bool) -> None:
     """Only what starts after an ordinary init container of its pod may hold the same CPUs."""
-    first = entry("a", "1", container="one", place=0, role=roles[0])
-    second = entry("a", "1", container="two", place=1, role=roles[1])
+    first = entry("a", "1", container="one", start_index=0, role=roles[0])
+    second = entry("a", "1", container="two", start_index=1, role=roles[1])
     assert first.meets(second) is second.meets(first) is meets
     assert first.meets(entry("b", "1")) is True
     ledger = Ledger().assign(first)
@@ -98,7 +98,7 @@ def test_who_runs_beside_whom(roles: tuple[Role, Role], meets: bool) -> None:
 def test_init_cpus_stay_held_until_the_pod_goes() -> None:
     """Releasing one of two containers on the same CPUs leaves them held for the other."""
     ledger = Ledger().assign(entry("a", "1-2", container="one", role=Role.INIT))
-    both = ledger.assign(entry("a", "1", container="two", place=1))
+    both = ledger.assign(entry("a", "1", container="two", start_index=1))
     assert str(both.release(Owner("a", "two")).exclusive) == "1-2"
     assert str(both.release(Owner("a", "one")).exclusive) == "1"
     assert both.held_against("b", 0, Role.MAIN) == CPUSet.parse("1-2")

@@ -45,9 +45,9 @@ def test_eligible_is_a_whole_limit_equal_to_the_request(
     limits: Any, requests: Any, count: int | None
 ) -> None:
     """Crane's rule decides, whatever the pod's QoS class is; nobody eligible is a refusal."""
-    reading = read_pod(pod(container("main", limits, requests), annotations={CPU_MANAGER: "exclusive"}))
-    assert reading.claims == ((exclusive(count),) if count else ())
-    assert fields(reading.causes) == ([] if count else [f"metadata.annotations[{CPU_MANAGER}]"])
+    pod_claims = read_pod(pod(container("main", limits, requests), annotations={CPU_MANAGER: "exclusive"}))
+    assert pod_claims.claims == ((exclusive(count),) if count else ())
+    assert fields(pod_claims.causes) == ([] if count else [f"metadata.annotations[{CPU_MANAGER}]"])
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_eligible_is_a_whole_limit_equal_to_the_request(
 )
 def test_the_narrower_scope_wins(annotations: dict[str, str], policy: CPUPolicy | None) -> None:
     """The policy of an eligible container is that of the narrowest annotation that names it."""
-    reading = read_pod(pod(container("main", "2"), annotations=annotations))
-    assert [claim.policy for claim in reading.claims] == ([policy] if policy else [])
-    assert reading.causes == ()
+    pod_claims = read_pod(pod(container("main", "2"), annotations=annotations))
+    assert [claim.policy for claim in pod_claims.claims] == ([policy] if policy else [])
+    assert pod_claims.causes == ()
 
 
 def test_two_pod_wide_policies_that_differ_are_told() -> None:
     """The own key of corepin overrules Crane's, and a warning says so."""
-    reading = read_pod(pod(container("main", "2"), annotations={CRANE: "share", CPU_MANAGER: "exclusive"}))
-    assert reading.claims == (exclusive(2),)
-    assert fields(reading.warnings) == [f"metadata.annotations[{CRANE}]"]
+    pod_claims = read_pod(pod(container("main", "2"), annotations={CRANE: "share", CPU_MANAGER: "exclusive"}))
+    assert pod_claims.claims == (exclusive(2),)
+    assert fields(pod_claims.warnings) == [f"metadata.annotations[{CRANE}]"]
 
 
 @pytest.mark.parametrize(
@@ -136,20 +136,20 @@ def test_a_named_container_without_limits_is_told_what_to_write() -> None:
 
 @pytest.mark.parametrize("key", [CPU_MANAGER, SMT])
 def test_a_pod_without_any_eligible_container_is_refused(key: str) -> None:
-    """A wish for own CPUs that no container can follow is refused at admission, not on the node."""
+    """A policy that asks for own CPUs and that no container can follow is refused at admission, not on the node."""
     value = "exclusive" if key == CPU_MANAGER else "isolate"
     document = pod(container("main", "2", "1"), container("log"), annotations={key: value})
-    reading = read_pod(document)
-    (cause,) = reading.causes
+    pod_claims = read_pod(document)
+    (cause,) = pod_claims.causes
     assert cause.field == f"metadata.annotations[{key}]"
     assert "main has limit 2, request 1" in cause.message
-    assert cause.field not in fields(reading.warnings)  # the refusal says enough
+    assert cause.field not in fields(pod_claims.warnings)  # the refusal says enough
 
 
 def test_none_is_always_accepted() -> None:
     """`none` needs nobody to be eligible."""
-    reading = read_pod(pod(container("main", "1500m"), annotations={CPU_MANAGER: "none", MAIN: "none"}))
-    assert (reading.claims, reading.causes, reading.warnings) == ((), (), ())
+    pod_claims = read_pod(pod(container("main", "1500m"), annotations={CPU_MANAGER: "none", MAIN: "none"}))
+    assert (pod_claims.claims, pod_claims.causes, pod_claims.warnings) == ((), (), ())
 
 
 def test_neighbours_that_are_not_eligible_are_told() -> None:
@@ -160,9 +160,9 @@ def test_neighbours_that_are_not_eligible_are_told() -> None:
         container("quiet"),
         annotations={CPU_MANAGER: "exclusive", "cpu-manager.corepin.io/container.quiet": "none"},
     )
-    reading = read_pod(document)
-    assert [claim.container for claim in reading.claims] == ["main"]
-    (warning,) = reading.warnings
+    pod_claims = read_pod(document)
+    assert [claim.container for claim in pod_claims.claims] == ["main"]
+    (warning,) = pod_claims.warnings
     assert "container proxy (limit 500m, request 500m) runs in the shared set" in warning.message
 
 
@@ -181,9 +181,11 @@ def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_
 ) -> None:
     """Whether the excepted container has whole CPUs, before or after a resize, says nothing of the others."""
     for cpu in ("2", "1500m"):
-        reading = read_pod(pod(container("main", cpu), container("proxy", "500m"), annotations=annotations))
-        assert (reading.claims, list(reading.causes)) == ((), [])
-        assert f"metadata.annotations[{warned}]" in fields(reading.warnings)
+        pod_claims = read_pod(
+            pod(container("main", cpu), container("proxy", "500m"), annotations=annotations)
+        )
+        assert (pod_claims.claims, list(pod_claims.causes)) == ((), [])
+        assert f"metadata.annotations[{warned}]" in fields(pod_claims.warnings)
 
 
 @pytest.mark.parametrize(
@@ -209,9 +211,9 @@ def test_a_policy_with_exceptions_is_not_refused_for_what_an_excepted_container_
 )
 def test_words_that_act_on_nothing_are_told(annotations: dict[str, str], idle: list[str]) -> None:
     """An SMT policy without exclusive CPUs, and a NUMA policy without a claim, are warnings."""
-    reading = read_pod(pod(container("main", "2"), annotations=annotations))
-    assert fields(reading.warnings) == [f"metadata.annotations[{key}]" for key in idle]
-    assert reading.causes == ()
+    pod_claims = read_pod(pod(container("main", "2"), annotations=annotations))
+    assert fields(pod_claims.warnings) == [f"metadata.annotations[{key}]" for key in idle]
+    assert pod_claims.causes == ()
 
 
 def test_smt_and_numa_policies_are_part_of_the_claim() -> None:
@@ -258,11 +260,11 @@ def test_init_containers_and_sidecars_claim_too() -> None:
 )
 def test_a_cmk_resource_claims_whole_cores(limits: Any, requests: Any, count: int, resource: str) -> None:
     """The count of a CMK claim is physical cores, and CPU limits play no part."""
-    reading = read_pod(pod(container("main", limits, requests)))
-    assert reading.claims == (
+    pod_claims = read_pod(pod(container("main", limits, requests)))
+    assert pod_claims.claims == (
         Claim("main", Role.MAIN, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource=resource),
     )
-    assert (reading.causes, reading.warnings) == ((), ())
+    assert (pod_claims.causes, pod_claims.warnings) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -285,9 +287,9 @@ def test_a_count_of_cores_that_is_none_is_refused(limits: Any, requests: Any, fi
 
 def test_beside_the_first_cmk_resource_the_second_does_not_count() -> None:
     """CMK's order decides (R6), and a warning says what is ignored."""
-    reading = read_pod(pod(container("main", {CORES: "1", OTHER_CORES: "2"})))
-    assert [(claim.resource, claim.count) for claim in reading.claims] == [(CORES, 1)]
-    assert fields(reading.warnings) == [f"spec.containers[0].resources.requests[{OTHER_CORES}]"]
+    pod_claims = read_pod(pod(container("main", {CORES: "1", OTHER_CORES: "2"})))
+    assert [(claim.resource, claim.count) for claim in pod_claims.claims] == [(CORES, 1)]
+    assert fields(pod_claims.warnings) == [f"spec.containers[0].resources.requests[{OTHER_CORES}]"]
 
 
 @pytest.mark.parametrize(
@@ -301,9 +303,9 @@ def test_beside_the_first_cmk_resource_the_second_does_not_count() -> None:
 )
 def test_a_container_claims_once(annotations: dict[str, str], cpu: str, refused: bool) -> None:
     """A CMK resource and a CPU policy for the same container contradict each other."""
-    reading = read_pod(pod(container("main", {CORES: "1", "cpu": cpu}), annotations=annotations))
-    assert bool(reading.causes) is refused
-    assert [claim.origin for claim in reading.claims] == [Origin.CMK]
+    pod_claims = read_pod(pod(container("main", {CORES: "1", "cpu": cpu}), annotations=annotations))
+    assert bool(pod_claims.causes) is refused
+    assert [claim.origin for claim in pod_claims.claims] == [Origin.CMK]
 
 
 def test_a_pod_wide_policy_beside_a_cmk_container_is_for_the_others() -> None:
@@ -311,9 +313,9 @@ def test_a_pod_wide_policy_beside_a_cmk_container_is_for_the_others() -> None:
     document = pod(
         container("main", {CORES: "1"}), container("other", "2"), annotations={CPU_MANAGER: "exclusive"}
     )
-    reading = read_pod(document)
-    assert [claim.origin for claim in reading.claims] == [Origin.CMK, Origin.ANNOTATION]
-    assert (reading.causes, reading.warnings) == ((), ())
+    pod_claims = read_pod(document)
+    assert [claim.origin for claim in pod_claims.claims] == [Origin.CMK, Origin.ANNOTATION]
+    assert (pod_claims.causes, pod_claims.warnings) == ((), ())
 
 
 def test_an_smt_policy_of_a_cmk_claim_acts() -> None:
@@ -353,11 +355,11 @@ def test_a_launcher_claims_without_an_annotation(
     document: Any, origin: Origin | None, policy: CPUPolicy | None
 ) -> None:
     """The compute container of a dedicated launcher pod is an exclusive claim that must fit."""
-    reading = read_pod(document)
-    assert [(claim.origin, claim.policy) for claim in reading.claims] == (
+    pod_claims = read_pod(document)
+    assert [(claim.origin, claim.policy) for claim in pod_claims.claims] == (
         [(origin, policy)] if origin else []
     )
-    assert reading.causes == ()
+    assert pod_claims.causes == ()
 
 
 @pytest.mark.parametrize(
@@ -388,10 +390,10 @@ def test_the_count_is_what_the_kubelet_allocated(allocated: str | None, count: i
 
 
 def test_claims_are_found_by_container() -> None:
-    """A reading answers for one container."""
-    reading = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}))
-    assert reading.claim_of("main") == exclusive(2)
-    assert reading.claim_of("other") is None
+    """What was read of a pod answers for one container."""
+    pod_claims = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}))
+    assert pod_claims.claim_of("main") == exclusive(2)
+    assert pod_claims.claim_of("other") is None
 
 
 FULL = {"cpu": "1", "memory": "1Gi"}
@@ -466,7 +468,7 @@ pods = st.fixed_dictionaries(
 @given(pods)
 def test_reading_never_fails_and_says_where(document: Any) -> None:
     """Whatever is absent, null or nonsense: claims are sound, and every cause has a field and a message."""
-    reading = read_pod(document)
-    assert all(claim.count >= 1 for claim in reading.claims)
-    assert all(one.field and one.message for one in (*reading.causes, *reading.warnings))
+    pod_claims = read_pod(document)
+    assert all(claim.count >= 1 for claim in pod_claims.claims)
+    assert all(one.field and one.message for one in (*pod_claims.causes, *pod_claims.warnings))
     assert qos_class(document) in QoSClass

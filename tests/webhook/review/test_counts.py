@@ -157,10 +157,10 @@ def test_a_machine_of_absurd_size_is_refused_too() -> None:
 def test_the_others_of_the_pod_keep_their_claims() -> None:
     """The agent, which cannot refuse, acts on the claims that are sound; nobody is told of the shared set."""
     document = pod(container("main", "2"), container("b", "1e30"), annotations={CPU_MANAGER: "exclusive"})
-    reading = read_pod(document)
-    assert [(claim.container, claim.count) for claim in reading.claims] == [("main", 2)]
-    assert [cause.field for cause in reading.causes] == ["spec.containers[1].resources.limits[cpu]"]
-    assert reading.warnings == ()
+    pod_claims = read_pod(document)
+    assert [(claim.container, claim.count) for claim in pod_claims.claims] == [("main", 2)]
+    assert [cause.field for cause in pod_claims.causes] == ["spec.containers[1].resources.limits[cpu]"]
+    assert pod_claims.warnings == ()
 
 
 def test_advice_stays_within_what_machines_have() -> None:
