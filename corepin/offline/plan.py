@@ -14,20 +14,22 @@ from corepin.errors import CommandFailed
 if TYPE_CHECKING:
     import argparse
 
+    from corepin.documents import Item
     from corepin.offline.planned import Planned
     from corepin.offline.simulate import Node, Step
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
 
-_NAMED = 3  # of many documents
+_LISTED = 3  # of many documents
 DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
 EPILOG = """\
 Workloads bring as many pods as their replicas say (a DaemonSet one, a Job those that run at once), virtual machines
-their launcher; other kinds are passed over. Documents are taken as events in their order: one of the same kind,
-namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is printed
-after each pod that comes, changes or goes; the text shows the machine after the last one. The file for --topology is
-made by
+their launcher; other kinds are passed over. What a controller among the documents owns is counted with it: give the
+output of `kubectl get deploy,rs,pods -o yaml` as it is. Documents are taken as events in their order: one of the same
+kind, namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is
+printed after each pod that comes, changes or goes; the text shows the machine after the last one. The file for
+--topology is made by
   LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
 """
 
@@ -94,31 +96,42 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _documents(sources: list[str]) -> list[Planned]:
-    """Read the documents that bring pods; what brings none is told on standard error."""
+    """Read the documents that bring pods; what is not counted is said on standard error."""
+    from corepin.offline.owners import split_owned
     from corepin.offline.planned import planned
 
-    items = [item for source in sources for one in read_documents(source) for item in one.items()]
-    found = [(item, planned(item, number)) for number, item in enumerate(items)]
-    brought, others = [one for _, one in found if one], [item for item, one in found if not one]
+    items = [item for source in sources for document in read_documents(source) for item in document.items()]
     if not items:
         raise CommandFailed(
             f"{', '.join(sources)}: every list is empty: give pods, workloads or virtual machines"
         )
-    if not brought:
-        told = "brings no pods: give pods, workloads or virtual machines"
-        raise others[0].document.failed(f"{others[0].title} ({others[0].api_version}) {told}")
-    for one in brought:
-        if not one.names:
-            _tell(one.item.document.failed(f"{one.item.title}: brings no pod: {one.why_none}"))
+    found = [(item, planned(item, number)) for number, item in enumerate(items)]
+    others = [item for item, document in found if not document]
+    counted, owned = split_owned([document for _, document in found if document])
+    if not counted:
+        problem = "brings no pods: give pods, workloads or virtual machines"
+        raise others[0].document.failed(f"{_named(others[0])} {problem}")
+    for document in counted:
+        if not document.names:
+            _note(document.item.document.failed(f"{document.item.title}: brings no pod: {document.why_none}"))
+    if owned:
+        _note(f"counted with their owners: {_listed([document.item.title for document in owned])}")
     if others:
-        names = ", ".join(f"{item.title} ({item.api_version})" for item in others[:_NAMED])
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        _tell(f"passed over, for they bring no pods: {names}{more}")
-    return brought
+        _note(f"passed over, for they bring no pods: {_listed([_named(item) for item in others])}")
+    return counted
 
 
-def _tell(note: object) -> None:
-    print(f"corepin plan: {plain(str(note))}", file=sys.stderr)
+def _named(item: Item) -> str:
+    return f"{item.title} ({item.api_version})"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more}"
+
+
+def _note(text: object) -> None:
+    print(f"corepin plan: {plain(str(text))}", file=sys.stderr)
 
 
 def _read_published(name: str) -> tuple[Topology, str]:

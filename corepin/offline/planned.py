@@ -41,7 +41,22 @@ class Planned:
     @property
     def owner(self) -> tuple[str, ...]:
         """Who brings the pods: a later document of the same owner is an update."""
-        return self.item.group, self.item.kind, self.item.namespace or "default", self.name
+        return self.item.group, self.item.kind, self.namespace, self.name
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the document and its pods."""
+        return self.item.namespace or "default"
+
+    @property
+    def uid(self) -> str:
+        """The uid of the document, empty where it states none."""
+        return str(self.item.metadata.get("uid") or "")
+
+    @property
+    def is_going(self) -> bool:
+        """Whether the document is being deleted, and its pods with it."""
+        return bool(self.item.metadata.get("deletionTimestamp"))
 
 
 def planned(item: Item, number: int) -> Planned | None:

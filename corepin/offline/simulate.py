@@ -73,20 +73,19 @@ class _Pods:
         """Let the pods of a document come, change and go, and yield after each of them."""
         before = self.brought.get(document.owner, ())
         keys = tuple(self._key(document, name, frozenset(before)) for name in document.names)
-        is_going = bool(document.item.metadata.get("deletionTimestamp"))
         read = SeenPod.of(document.pod)
-        for key in (before or keys) if is_going else (key for key in before if key not in keys):
+        for key in (before or keys) if document.is_going else (key for key in before if key not in keys):
             self.here.pop(key, None)
             yield key, read
-        self.brought[document.owner] = () if is_going else keys
-        for index, key in enumerate(() if is_going else keys):
+        self.brought[document.owner] = () if document.is_going else keys
+        for index, key in enumerate(() if document.is_going else keys):
             one = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
             self.here[key] = (one, document.pod)
             yield key, one
 
     def _key(self, document: Planned, name: str, own: frozenset[str]) -> str:
         """Return a pod's namespace/name; one that another document's pod has is told apart by the kind."""
-        key = f"{document.item.namespace or 'default'}/{name}"
+        key = f"{document.namespace}/{name}"
         while key in self.here and key not in own:
             key += f"-{document.item.kind.lower()}"
         return key

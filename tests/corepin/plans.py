@@ -1,10 +1,22 @@
-"""A machine and pods in files, as `corepin plan` reads them."""
+"""A machine, pods and who brings them in files, as `corepin plan` reads them, and what it answers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from corepin.cli import main
+from tests.corepin.documents import written
+from webhook.rules.workloads import TEMPLATES
+
+TEMPLATE = (
+    "template: {metadata: {name: t, uid: u, creationTimestamp: 2020-01-01T00:00:00Z, annotations: "
+    "{qos.gocrane.io/cpu-manager: exclusive}}, spec: {containers: [{name: main, resources: {limits: {cpu: 2}}}]}}"
+)
+DEDICATED = "template: {spec: {domain: {memory: {guest: 1Gi}, cpu: {cores: 3, dedicatedCpuPlacement: true}}}}"
 
 
 def machine(directory: Path, **wrong: Any) -> str:
@@ -26,3 +38,37 @@ def pod(name: str, cpu: str = "2", more: str = "", **annotations: str) -> str:
         f"apiVersion: v1\nkind: Pod\nmetadata: {{{name}, annotations: {{{told}}}, {more}}}\n"
         f"spec: {{containers: [{{name: main, resources: {{limits: {{cpu: {cpu}}}}}}}]}}\n"
     )
+
+
+def workload(kind: str, more: str = "", name: str = "web", metadata: str = "", spec: str = TEMPLATE) -> str:
+    """Return a workload; `more` goes into its specification."""
+    group = next((group for group, known in TEMPLATES if known == kind), "")
+    version = {"": "v1", "apps": "apps/v1", "batch": "batch/v1"}[group]
+    if kind == "CronJob":
+        spec = f"jobTemplate: {{spec: {{{spec}}}}}"
+    text = ", ".join(filter(None, (spec, more)))
+    return f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, {metadata}}}\nspec: {{{text}}}\n"
+
+
+def virtual(kind: str, more: str = "", spec: str = DEDICATED, metadata: str = "") -> str:
+    """Return an object of KubeVirt's."""
+    group = "pool.kubevirt.io/v1beta1" if kind == "VirtualMachinePool" else "kubevirt.io/v1"
+    text = ", ".join(filter(None, (spec, more)))
+    return f"apiVersion: {group}\nkind: {kind}\nmetadata: {{name: desk, {metadata}}}\nspec: {{{text}}}\n"
+
+
+def planned(
+    capsys: pytest.CaptureFixture[str], directory: Path, *documents: str
+) -> tuple[list[dict[str, object]], str]:
+    """Return the assignments after each event, by pod, and what was told on standard error."""
+    source = written(directory, *documents)
+    assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json"]) == 0
+    captured = capsys.readouterr()
+    events = [json.loads(line) for line in captured.out.splitlines()]
+    return [
+        {
+            "pod": event["pod"].removeprefix("default/"),
+            "cpus": {name.split("/")[1]: one["cpus"] for name, one in event["assignments"].items()},
+        }
+        for event in events
+    ], captured.err

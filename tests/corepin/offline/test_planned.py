@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,48 +10,8 @@ from corepin.cli import main
 from corepin.offline.replicas import MOST_REPLICAS
 from pinning.machine.cpuset import CPUSet
 from tests.corepin.documents import CONFIG_MAP, POD, written
-from tests.corepin.plans import machine, pod
+from tests.corepin.plans import DEDICATED, machine, planned, pod, virtual, workload
 from webhook.rules.workloads import TEMPLATES
-
-TEMPLATE = (
-    "template: {metadata: {name: t, uid: u, creationTimestamp: 2020-01-01T00:00:00Z, annotations: "
-    "{qos.gocrane.io/cpu-manager: exclusive}}, spec: {containers: [{name: main, resources: {limits: {cpu: 2}}}]}}"
-)
-DEDICATED = "template: {spec: {domain: {memory: {guest: 1Gi}, cpu: {cores: 3, dedicatedCpuPlacement: true}}}}"
-
-
-def workload(kind: str, more: str = "", name: str = "web", metadata: str = "", spec: str = TEMPLATE) -> str:
-    """Return a workload; `more` goes into its specification."""
-    group = next((group for group, known in TEMPLATES if known == kind), "")
-    version = {"": "v1", "apps": "apps/v1", "batch": "batch/v1"}[group]
-    if kind == "CronJob":
-        spec = f"jobTemplate: {{spec: {{{spec}}}}}"
-    text = ", ".join(filter(None, (spec, more)))
-    return f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, {metadata}}}\nspec: {{{text}}}\n"
-
-
-def virtual(kind: str, more: str = "", spec: str = DEDICATED, metadata: str = "") -> str:
-    """Return an object of KubeVirt's."""
-    group = "pool.kubevirt.io/v1beta1" if kind == "VirtualMachinePool" else "kubevirt.io/v1"
-    text = ", ".join(filter(None, (spec, more)))
-    return f"apiVersion: {group}\nkind: {kind}\nmetadata: {{name: desk, {metadata}}}\nspec: {{{text}}}\n"
-
-
-def planned(
-    capsys: pytest.CaptureFixture[str], directory: Path, *documents: str
-) -> tuple[list[dict[str, object]], str]:
-    """Return the assignments after each event, by pod, and what was told on standard error."""
-    source = written(directory, *documents)
-    assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json"]) == 0
-    captured = capsys.readouterr()
-    events = [json.loads(line) for line in captured.out.splitlines()]
-    return [
-        {
-            "pod": event["pod"].removeprefix("default/"),
-            "cpus": {name.split("/")[1]: one["cpus"] for name, one in event["assignments"].items()},
-        }
-        for event in events
-    ], captured.err
 
 
 def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> list[object]:

@@ -1,0 +1,56 @@
+"""Which documents are counted with their owner: the pods of a Deployment come with it, its ReplicaSet brings no more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from corepin.offline.planned import Planned
+
+Key: TypeAlias = tuple[str, ...]
+
+
+def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
+    """Return the documents that count, and those whose controller is among them and brings their pods already."""
+    uids: dict[Key, set[str]] = defaultdict(set)
+    for document in documents:
+        if document.names and not document.is_going:
+            uids[document.owner].add(document.uid)
+    controllers = {document.owner: key for document in documents if (key := _controller(document, uids))}
+    counted: list[Planned] = []
+    owned: list[Planned] = []
+    for document in documents:
+        is_owned = _controller(document, uids) and _ends(document.owner, controllers)
+        (owned if is_owned else counted).append(document)
+    return counted, owned
+
+
+def _controller(document: Planned, uids: Mapping[Key, set[str]]) -> Key | None:
+    """Return the document that manages this one, if it is there; uids decide where both are known."""
+    references = document.item.metadata.get("ownerReferences")
+    for reference in references if isinstance(references, list) else ():
+        if not isinstance(reference, dict) or reference.get("controller") is not True:
+            continue
+        key = _key(reference, document.namespace)
+        known = uids.get(key, set())
+        uid = str(reference.get("uid") or "")
+        if known and (not uid or known & {uid, ""}):
+            return key
+    return None
+
+
+def _key(reference: Mapping[str, Any], namespace: str) -> Key:
+    group = str(reference.get("apiVersion")).rpartition("/")[0]
+    return group, str(reference.get("kind")), namespace, str(reference.get("name"))
+
+
+def _ends(key: Key, controllers: Mapping[Key, Key]) -> bool:
+    """Say whether the chain of controllers ends: of a circle each counts, or nobody would."""
+    seen: set[Key] = set()
+    while key in controllers and key not in seen:
+        seen.add(key)
+        key = controllers[key]
+    return key not in controllers

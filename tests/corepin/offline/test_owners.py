@@ -1,0 +1,140 @@
+"""`corepin plan` with controllers and what they own, as `kubectl get -o yaml` prints them together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.corepin.plans import planned, pod, virtual, workload
+
+
+def owned_by(
+    kind: str, name: str = "web", group: str = "apps/v1", uid: str = "", controller: str = "true"
+) -> str:
+    """Return the reference to an owner, as it stands in metadata."""
+    reference = f"apiVersion: {group}, kind: {kind}, name: {name}, uid: '{uid}', controller: {controller}"
+    return f"ownerReferences: [{{{reference}}}]"
+
+
+BY_MACHINE = owned_by("VirtualMachine", "desk", "kubevirt.io/v1")
+INSTANCE = "domain: {memory: {guest: 1Gi}, cpu: {cores: 3, dedicatedCpuPlacement: true}}"
+GOING = "deletionTimestamp: 2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("documents", "names", "owned"),
+    [
+        pytest.param(
+            (
+                pod("name: web-5d-x", more=owned_by("ReplicaSet", "web-5d")),
+                workload("Deployment"),
+                workload("ReplicaSet", "replicas: 1", "web-5d", owned_by("Deployment")),
+                workload("ReplicaSet", "replicas: 0", "web-4c", owned_by("Deployment")),
+            ),
+            ["web-0"],
+            "Pod web-5d-x, ReplicaSet web-5d, ReplicaSet web-4c",
+            id="deployment",
+        ),
+        pytest.param(
+            (
+                virtual("VirtualMachine"),
+                virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),
+                pod("name: l", more=owned_by("VirtualMachineInstance", "desk", "kubevirt.io/v1")),
+            ),
+            ["virt-launcher-desk"],
+            "VirtualMachineInstance desk, Pod l",
+            id="machine",
+        ),
+        pytest.param(
+            (workload("ReplicaSet", metadata="uid: u"), pod("name: a", more=owned_by("ReplicaSet", uid="u"))),
+            ["web-0"],
+            "Pod a",
+            id="one uid",
+        ),
+        pytest.param(
+            (workload("ReplicaSet"), pod("name: a", more=owned_by("ReplicaSet", uid="u"))),
+            ["web-0"],
+            "Pod a",
+            id="owner without uid",
+        ),
+    ],
+)
+def test_what_is_owned_counts_with_its_controller(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    documents: tuple[str, ...],
+    names: list[str],
+    owned: str,
+) -> None:
+    """The same pods are planned once, by their outermost controller, and what is left out is named."""
+    events, said = planned(capsys, tmp_path, *documents)
+
+    assert [event["pod"] for event in events] == names
+    assert said == f"corepin plan: counted with their owners: {owned}\n"
+
+
+@pytest.mark.parametrize(
+    ("documents", "names"),
+    [
+        pytest.param((pod("name: a", more=owned_by("ReplicaSet")),), ["a"], id="owner elsewhere"),
+        pytest.param(
+            (workload("ReplicaSet"), pod("name: a", more=owned_by("ReplicaSet", controller="false"))),
+            ["web-0", "a"],
+            id="no controller",
+        ),
+        pytest.param(
+            (workload("ReplicaSet", metadata="uid: u"), pod("name: a", more=owned_by("ReplicaSet", uid="v"))),
+            ["web-0", "a"],
+            id="another uid",
+        ),
+        pytest.param(
+            (workload("ReplicaSet"), pod("name: a, namespace: team", more=owned_by("ReplicaSet"))),
+            ["web-0", "team/a"],
+            id="another namespace",
+        ),
+        pytest.param(
+            (workload("ReplicaSet"), pod("name: a", more=owned_by("ReplicaSet", group="example.com/v1"))),
+            ["web-0", "a"],
+            id="another group",
+        ),
+        pytest.param(
+            (pod("name: a", more=owned_by("ReplicaSet")), workload("ReplicaSet", metadata=GOING)),
+            ["a", "web-0"],
+            id="owner that goes",
+        ),
+        pytest.param(
+            (
+                pod("name: a", more=owned_by("Pod", "b", "v1")),
+                pod("name: b", more=owned_by("Pod", "a", "v1")),
+            ),
+            ["a", "b"],
+            id="circle",
+        ),
+        pytest.param(
+            (workload("ReplicaSet"), pod("name: a", more="ownerReferences: [1]")),
+            ["web-0", "a"],
+            id="no references",
+        ),
+    ],
+)
+def test_everybody_else_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: tuple[str, ...], names: list[str]
+) -> None:
+    """Only a controller that is there, and is the one that is meant, stands for what it owns."""
+    events, said = planned(capsys, tmp_path, *documents)
+
+    assert [event["pod"] for event in events] == names
+    assert said == ""
+
+
+def test_instance_of_a_stopped_machine_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that shall stop brings nothing, and its instance still runs."""
+    documents = (
+        virtual("VirtualMachine", "runStrategy: Halted"),
+        virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),
+    )
+    events, said = planned(capsys, tmp_path, *documents)
+
+    assert [event["pod"] for event in events] == ["virt-launcher-desk"]
+    assert said.endswith("VirtualMachine desk: brings no pod: spec.runStrategy is Halted\n")
