@@ -9,7 +9,7 @@ unexport MAKEFLAGS
 BIN := .venv/bin
 IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
-PURE := pinning/*,webhook/patch.py,webhook/rules/*,corepin/drawing/*
+PURE := pinning/*,webhook/rules/*,corepin/drawing/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
 

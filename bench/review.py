@@ -16,11 +16,11 @@ import msgspec
 from bench.sample import review
 from pinning.pods.claims import read_pod
 from pinning.pods.types import Pod
-from webhook import wire
 from webhook.config.mutations import BUILT_IN
 from webhook.config.reload import Generation
 from webhook.config.settings import Settings
 from webhook.metrics import Metrics, ReviewMeter
+from webhook.review import wire
 from webhook.review.app import ReviewEndpoint
 from webhook.review.handler import Decider
 from webhook.review.log import ReviewLog
@@ -58,7 +58,7 @@ def steps() -> dict[str, Callable[[], object]]:
         "  decode the envelope": lambda: wire.decode(body),
         "  decide": lambda: decider.mutate(request),
         "    decode the pod": lambda: decode_pod(request.object),
-        "    plan the additions": lambda: plan_mutation(pod, settings, BUILT_IN),
+        "    plan the additions": lambda: plan_mutation(pod, settings, decider.injection),
         "      read the claims": lambda: read_pod(pod),
         "  encode the answer": lambda: encode(request.uid, mutated),
         "validate: decide (before the mutation)": lambda: decider.validate(request),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from corepin.documents import Item
     from corepin.errors import CommandFailed
-    from webhook.wire import Malformed
+    from webhook.rules.raw_json import Malformed
 
 _OBJECT: Final = "$.request.object"
 _SOME_KEY: Final = "[...]"  # msgspec does not tell which

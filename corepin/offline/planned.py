@@ -12,9 +12,9 @@ from corepin.offline.launcher import launcher
 from corepin.offline.replicas import how_many, is_counted
 from pinning.pods.types import Pod
 from webhook.review.handler import POD
+from webhook.rules.raw_json import malformed
 from webhook.rules.vms import KINDS, VirtObject
 from webhook.rules.workloads import TEMPLATES, below
-from webhook.wire import malformed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,9 @@ from corepin.offline.decode_errors import misshapen
 from corepin.run.webhook import CONFIG, MUTATIONS
 from webhook.review.handler import POD
 from webhook.review.response import Denied, Patched, encode
+from webhook.review.wire import GroupVersionKind, Request
+from webhook.rules.raw_json import Malformed
 from webhook.rules.workloads import TEMPLATES, below
-from webhook.wire import GroupVersionKind, Malformed, Request
 
 if TYPE_CHECKING:
     import argparse

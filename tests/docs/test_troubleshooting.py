@@ -49,7 +49,7 @@ SECTIONS = {
 }
 # Texts of those modules that are made elsewhere, or that nobody is shown.
 ELSEWHERE = {
-    "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/config/mutations.py"),
+    "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }

@@ -14,6 +14,7 @@ from tests.e2e.cluster import Cluster, Registered
 from tests.examples import EXAMPLES, Example, ids
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import Settings
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 
 GUIDED = [
@@ -73,7 +74,7 @@ def assert_complete(stored: dict[str, Any]) -> None:
     """Assert that the webhook would add nothing more to what is stored."""
     if stored["kind"] == "Pod":
         pod: Any = stored
-        assert plan_mutation(pod, Settings(), BUILT_IN).operations == ()
+        assert plan_mutation(pod, Settings(), Injection(BUILT_IN)).operations == ()
 
 
 def test_examples_created_together(cluster: Cluster) -> None:

@@ -16,7 +16,8 @@ from webhook.metrics import Metrics
 from webhook.review.app import Decisions, create_app
 from webhook.review.log import ReviewLog
 from webhook.review.response import Allowed, Answer, Denied, Patched
-from webhook.wire import Malformed, Request
+from webhook.review.wire import Request
+from webhook.rules.raw_json import Malformed
 
 if TYPE_CHECKING:
     pass

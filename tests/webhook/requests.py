@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT
-from webhook import wire
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.settings import Settings
+from webhook.review import wire
 from webhook.review.handler import Decider
 from webhook.review.response import Denied
 

@@ -1,6 +1,6 @@
 """CMK's mutations file: what is added to every pod (`perPod`) and to each of its containers (`perContainer`).
 
-The format is CMK's (facts: `resources/webhook/cmk-webhook-configmap.yaml`), loaded once per change of the file and
+The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. A file is loaded once per change of the file and
 made safe while loading: host directories are mounted read-only, and the service account is kept apart, because
 it may only replace one that nobody chose.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -23,14 +23,10 @@ from pinning.contract import (
     LIMIT_RANGER,
     MIRROR_POD,
 )
-from pinning.errors import BadContract, Cause
+from pinning.errors import BadContract
 from pinning.pods.types import Container, Pod
 from webhook.config.errors import explain
 from webhook.config.settings import parse_yaml
-from webhook.patch import Wanted, joined, wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Fragment = dict[str, Any]
 Shape = TypeVar("Shape")
@@ -39,23 +35,7 @@ Shape = TypeVar("Shape")
 _TYPED_META: Final = frozenset({"annotations"})
 _TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
 _TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
-PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
 _OWN_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
-
-
-class Counted(NamedTuple):
-    """A number of cores that a container gets for its own claim."""
-
-    name: str
-    number: int
-
-    @property
-    def fragment(self) -> Fragment:
-        """What says so in the container."""
-        number = str(self.number)
-        if self.name == CMK_NUM_CORES:
-            return {"env": [{"name": self.name, "value": number}]}
-        return {"resources": {"requests": {self.name: number}, "limits": {self.name: number}}}
 
 
 @dataclass(frozen=True)
@@ -66,33 +46,6 @@ class Mutations:
     per_container: Fragment
     service_account: str | None = None
     host_paths: dict[str, str] = field(default_factory=dict)  # volume name -> host directory
-
-    @cached_property
-    def mounted(self) -> dict[str, Cause]:
-        """What a pod's owner is told of each volume that is added."""
-        told = "host directory {} is mounted read-only into the pod (volume {})"
-        return {
-            name: Cause("spec.volumes", told.format(path, name)) for name, path in self.host_paths.items()
-        }
-
-    @cached_property
-    def pod_wanted(self) -> tuple[Wanted, ...]:
-        """Return what is added to every pod."""
-        return wanted("", self.per_pod)
-
-    @cached_property
-    def container_wanted(self) -> Callable[[str, Counted | None], tuple[Wanted, ...]]:
-        """Return what is added to the container at a JSON pointer, which owns a count of cores or does not."""
-
-        @lru_cache(maxsize=PREPARED_KEPT)
-        def prepared(pointer: str, counted: Counted | None) -> tuple[Wanted, ...]:
-            return wanted(pointer, self.container_fragment(counted))
-
-        return prepared
-
-    def container_fragment(self, counted: Counted | None) -> Fragment:
-        """Return what is added to a container, at whatever place."""
-        return joined(self.per_container, counted.fragment) if counted else self.per_container
 
     @cached_property
     def volumes(self) -> frozenset[str]:
@@ -208,7 +161,6 @@ def _without_nulls(fragment: Fragment) -> Fragment:
     return {key: value for key, value in fragment.items() if value is not None}
 
 
-NOTHING: Final = Mutations({}, {})
 BUILT_IN: Final = _made_safe(
     {
         "spec": {

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from fastapi import FastAPI
 
-from webhook import wire
 from webhook.metrics import Metrics, ReviewMeter
+from webhook.review import wire
 from webhook.review.log import ReviewLine, ReviewLog
 from webhook.review.response import Allowed, Answer, Denied, Patched, encode
-from webhook.wire import Request
+from webhook.review.wire import Request
+from webhook.rules.raw_json import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +147,7 @@ class ReviewEndpoint:
             request = wire.decode(body)
             answer = self._judge(generation.value, request)
             return _decision(request, answer, generation.number)
-        except wire.Malformed as error:
+        except Malformed as error:
             text = f"corepin: cannot read the review: {error}\n".encode(errors="replace")
             return Reply(400, text, "rejected", "malformed", (error.path,), request, generation.number)
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -15,9 +16,12 @@ from pinning.pods.claims import count_containers, crowded
 from webhook.review.decision_cache import DecisionCache, pod_key
 from webhook.review.decision_cache import decoder as key_decoder
 from webhook.review.response import Allowed, Denied, Patched, weight
+from webhook.review.wire import generate_name
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.pod_parts import StoredPod
 from webhook.rules.pods import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
+from webhook.rules.raw_json import OBJECT, OLD_OBJECT, UNREADABLE, Malformed, malformed
 from webhook.rules.vms import (
     KINDS,
     RunningMachine,
@@ -29,7 +33,6 @@ from webhook.rules.vms import (
     review_vm,
 )
 from webhook.rules.workloads import TEMPLATES, read_template
-from webhook.wire import OBJECT, OLD_OBJECT, UNREADABLE, Malformed, generate_name, malformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
     from webhook.config.mutations import Mutations
     from webhook.config.settings import Settings
-    from webhook.wire import Request
+    from webhook.review.wire import Request
 
 Decoded = TypeVar("Decoded")
 POD: Final = ("", "Pod")
@@ -63,6 +66,11 @@ class Decider:
     _judged: DecisionCache[Verdict] = field(
         default_factory=lambda: DecisionCache(Verdict.weight), init=False, repr=False, compare=False
     )
+
+    @cached_property
+    def injection(self) -> Injection:
+        """The additions of the mutations file, prepared for every pod."""
+        return Injection(self.mutations)
 
     def mutate(self, request: Request) -> Allowed | Patched:
         """Return the additions to a pod that is being created; anything else is admitted untouched."""
@@ -92,12 +100,12 @@ class Decider:
     def _judge(self, pod: Pod) -> Verdict:
         if _is_mirror(pod):
             return Verdict()
-        return _crowded(pod) or review_new_pod(pod, self.settings, self.mutations)
+        return _crowded(pod) or review_new_pod(pod, self.settings, self.injection)
 
     def _mutate(self, pod: Pod) -> Allowed | Patched:
         if _is_mirror(pod) or _crowded(pod):
             return Allowed()
-        plan = plan_mutation(pod, self.settings, self.mutations)
+        plan = plan_mutation(pod, self.settings, self.injection)
         told = _sentences(plan.warnings)
         if not plan.operations:
             return Allowed(told)

@@ -15,7 +15,7 @@ import msgspec
 from pinning.brief import MOST_TOLD, cut
 from pinning.contract import PRODUCT
 from pinning.lazy import lazy
-from webhook.wire import API_VERSION, KIND
+from webhook.review.wire import API_VERSION, KIND
 
 if TYPE_CHECKING:
     from pinning.errors import Cause

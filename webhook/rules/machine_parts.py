@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from pinning.brief import NAME, cut
-from webhook.wire import NULL, OBJECT, OLD_OBJECT, UNREADABLE, is_object, malformed
+from webhook.rules.raw_json import NULL, OBJECT, OLD_OBJECT, UNREADABLE, is_object, malformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,8 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
-from webhook.config.mutations import NOTHING, Counted
-from webhook.patch import Operation, add, clashes, joined, missing, wanted
+from webhook.rules.injection import NOTHING, Counted, joined
+from webhook.rules.patch import Operation, add, clashes, missing, wanted
 from webhook.rules.sidecars import plan_limits
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
     from webhook.config.mutations import Fragment, Mutations
     from webhook.config.settings import Settings
+    from webhook.rules.injection import Injection
 
 UNCHOSEN = frozenset({None, "", "default"})  # the API server writes "default" before any webhook is called
 
@@ -42,14 +43,16 @@ class Plan:
     warnings: tuple[Cause, ...] = ()
 
 
-def plan_mutation(pod: Pod, settings: Settings, mutations: Mutations) -> Plan:
+def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
     pod_claims = read_pod(pod)
     limits, told = plan_limits(pod, pod_claims, settings)
-    operations = plan_injection(pod, pod_claims, settings, mutations, limits)
+    operations = plan_injection(pod, pod_claims, settings, injection, limits)
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(told))
-    warnings = chain(_host_path_warnings(pod, mutations), _misfits(pod, pod_claims, mutations), told)
+    warnings = chain(
+        _host_path_warnings(pod, injection), _misfits(pod, pod_claims, injection.mutations), told
+    )
     return Plan(tuple(operations), few(warnings))
 
 
@@ -66,12 +69,12 @@ def plan_injection(
     pod: Pod,
     pod_claims: PodClaims,
     settings: Settings,
-    mutations: Mutations,
+    injection: Injection,
     limits: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
     """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
-    source = mutations if wants_injection(pod, pod_claims) else NOTHING
-    operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.service_account)]
+    source = injection if wants_injection(pod, pod_claims) else NOTHING
+    operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.mutations.service_account)]
     for member in pod_claims.members:
         pointer, claim = member.pointer, pod_claims.claim_of(member.name)
         counted = _counted(claim, settings) if claim else None
@@ -102,12 +105,12 @@ def _counted(claim: Claim, settings: Settings) -> Counted | None:
     return None
 
 
-def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
+def _host_path_warnings(pod: Pod, injection: Injection) -> Iterator[Cause]:
     present = {volume.get("name"): volume for volume in (pod.get("spec") or {}).get("volumes") or ()}
-    for name, path in mutations.host_paths.items():
+    for name, path in injection.mutations.host_paths.items():
         other = present.get(name)
         if other is None:
-            yield mutations.mounted[name]
+            yield injection.mounted[name]
         elif (other.get("hostPath") or {}).get("path") != path:
             yield Cause(
                 "spec.volumes", f"volume {name} is the pod's own; CMK's would be host directory {path}"
@@ -115,7 +118,7 @@ def _host_path_warnings(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
 
 
 def _misfits(pod: Pod, pod_claims: PodClaims, mutations: Mutations) -> Iterator[Cause]:
-    """Tell what the mutations file could not add, because the pod has a value of another shape there (T9)."""
+    """Tell what the mutations file could not add, because the pod has a value of another shape there."""
     if mutations.is_typed:
         return  # decoding has held the pod to the same shapes as the file
     fields = [*clashes("", pod, mutations.per_pod)]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from pinning.pods.claims import Claim, PodClaims
     from pinning.pods.types import Pod
-    from webhook.config.mutations import Mutations
     from webhook.config.settings import NodeShape, Settings
+    from webhook.rules.injection import Injection
 
 GROWN = f"the agent gives them once they are free on its node, and tells in {STATUS_CPUS} what is held"
 SHRUNK = "create the pod again to have it counted with fewer"
@@ -49,14 +49,14 @@ class Verdict:
         return sum(cause.weight() for cause in (*self.causes, *self.warnings))
 
 
-def review_new_pod(pod: Pod, settings: Settings, mutations: Mutations) -> Verdict:
+def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdict:
     """Judge a pod as it will be stored: everything, and that the mutating webhook did its work."""
     pod_claims = read_pod(pod)
     causes = chain(
         _causes(pod_claims, settings),
         _isolated_cores(pod_claims),
         _not_guaranteed(pod, pod_claims),
-        _not_injected(pod, pod_claims, settings, mutations),
+        _not_injected(pod, pod_claims, settings, injection),
     )
     return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
@@ -239,9 +239,9 @@ def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 
 
 def _not_injected(
-    pod: Pod, pod_claims: PodClaims, settings: Settings, mutations: Mutations
+    pod: Pod, pod_claims: PodClaims, settings: Settings, injection: Injection
 ) -> Iterator[Cause]:
-    missing = plan_injection(pod, pod_claims, settings, mutations)
+    missing = plan_injection(pod, pod_claims, settings, injection)
     if missing:
         told = "not injected: the mutating webhook was not called; create the pod again"
         yield Cause(annotation_field(CMK_INJECTED), f"{told} (missing: {missing[0]['path']})")

@@ -25,7 +25,7 @@ from pinning.pods.annotations import read_policy_annotations
 from pinning.pods.types import ObjectMeta
 from webhook.rules.machine_parts import changes
 from webhook.rules.pods import Verdict, added
-from webhook.wire import NULL
+from webhook.rules.raw_json import NULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from webhook.rules.pod_parts import StoredPod
-from webhook.wire import NULL, UNREADABLE, is_object, malformed
+from webhook.rules.raw_json import NULL, UNREADABLE, is_object, malformed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import structs
 
 from pinning.errors import BadContract
-from webhook import wire
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.node_shapes import load_shapes
 from webhook.config.reload import Unusable
 from webhook.config.settings import Settings, load_settings
+from webhook.review import wire
 from webhook.review.handler import Decider
 from webhook.review.response import Denied, encode
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from corepin.cli import main
 from kubeyaml.reader import read_yaml
 from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, verdicts, written
-from webhook import wire
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import Settings
+from webhook.review import wire
 from webhook.review.handler import Decider
 from webhook.review.response import encode
 

@@ -21,6 +21,7 @@ from webhook.config.settings import Settings, load_settings
 from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, DecisionCache, decoder, pod_key
 from webhook.review.handler import Decider
 from webhook.review.response import Patched, weight
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.pod_parts import NEW
 from webhook.rules.pods import review_new_pod
@@ -39,8 +40,12 @@ def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mu
     part = decoder.decode(json.dumps(document))
     pod_key(part, mutations)
     fill(document)
-    assert plan_mutation(part, rules, mutations) == plan_mutation(document, rules, mutations)
-    assert review_new_pod(part, rules, mutations) == review_new_pod(document, rules, mutations)
+    assert plan_mutation(part, rules, Injection(mutations)) == plan_mutation(
+        document, rules, Injection(mutations)
+    )
+    assert review_new_pod(part, rules, Injection(mutations)) == review_new_pod(
+        document, rules, Injection(mutations)
+    )
 
 
 def fill(document: Any) -> None:

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
 from tests.webhook.requests import BEYOND, RULES, denied, generated, request
-from webhook import wire
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.settings import Settings, load_settings
+from webhook.review import wire
 from webhook.review.handler import Decider
 from webhook.review.response import Allowed, Denied, Patched, encode
+from webhook.rules.raw_json import Malformed
 
 CONTROLLER = "system:serviceaccount:kubevirt:kubevirt-controller"
 NO_POLICY = f"metadata.annotations[{CPU_MANAGER}]"
@@ -105,7 +106,7 @@ def test_a_file_beyond_the_usual_keys_sees_the_whole_pod() -> None:
 def test_an_object_that_cannot_be_read_is_the_callers_fault(document: Any, path: str) -> None:
     """The complaint names the path inside of the review."""
     for decide in (RULES.mutate, RULES.validate):
-        with pytest.raises(wire.Malformed) as refused:
+        with pytest.raises(Malformed) as refused:
             decide(request(document))
         assert refused.value.path.startswith(path)
 
@@ -115,13 +116,13 @@ def test_a_number_of_more_than_64_bits_is_the_callers_fault(number: int) -> None
     """The API server writes amounts as texts; whoever sends such a number is told, and no review fails for it."""
     asked = request(pod(container("a", {"cpu": number}), annotations={CPU_MANAGER: "exclusive"}))
     for judge in (RULES.mutate, RULES.validate):
-        with pytest.raises(wire.Malformed, match="more than 64 bits: write it as a text"):
+        with pytest.raises(Malformed, match="more than 64 bits: write it as a text"):
             judge(asked)
 
 
 def test_an_old_object_that_cannot_be_read_is_named_so() -> None:
     """The path tells which of the two objects it was."""
-    with pytest.raises(wire.Malformed) as refused:
+    with pytest.raises(Malformed) as refused:
         RULES.validate(request(pod(), 5, operation="UPDATE"))
     assert refused.value.path == "$.request.oldObject"
 
@@ -197,7 +198,7 @@ def test_a_workload_without_a_template_is_admitted(document: Any) -> None:
 
 def test_a_template_that_cannot_be_read_is_named() -> None:
     """The path leads to the template inside of the workload."""
-    with pytest.raises(wire.Malformed) as refused:
+    with pytest.raises(Malformed) as refused:
         RULES.validate(request({"spec": {"template": {"spec": 5}}}, kind=("apps", "Deployment")))
     assert refused.value.path == "$.request.object.spec.template.spec"
 
@@ -348,10 +349,10 @@ NUMBERS = [
 def test_a_number_out_of_range_is_told(number: str, why: str, old: str) -> None:
     """Wherever it stands in the spec of a running machine: the caller's mistake, with its place, and no bug."""
     spec = f'{{"a":{{"b":[{number}]}}}}'
-    with pytest.raises(wire.Malformed, match=r"^\$\.request\.object\.spec") as told:
+    with pytest.raises(Malformed, match=r"^\$\.request\.object\.spec") as told:
         RULES.validate(running(spec, old))
     assert told.value.why == why
-    with pytest.raises(wire.Malformed, match=r"^\$\.request\.oldObject\.spec"):
+    with pytest.raises(Malformed, match=r"^\$\.request\.oldObject\.spec"):
         RULES.validate(running(old, spec))
 
 

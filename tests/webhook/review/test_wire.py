@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.webhook.reviews import review
-from webhook import wire
+from webhook.review import wire
+from webhook.rules.raw_json import Malformed
 
 
 def changed(**changes: Any) -> bytes:
@@ -60,7 +61,7 @@ def test_nulls_of_a_delete_are_read() -> None:
 )
 def test_malformed_reviews_name_the_path(body: bytes, path: str) -> None:
     """Every unreadable review is refused with the JSON path, in few words."""
-    with pytest.raises(wire.Malformed) as refusal:
+    with pytest.raises(Malformed) as refusal:
         wire.decode(body)
 
     assert refusal.value.path == path
@@ -69,7 +70,7 @@ def test_malformed_reviews_name_the_path(body: bytes, path: str) -> None:
 
 def test_path_is_told_from_the_place_of_the_object() -> None:
     """A complaint about an object inside is told from the envelope's root."""
-    assert str(wire.Malformed("$.spec", "x").under("$.request.object")) == "$.request.object.spec: x"
+    assert str(Malformed("$.spec", "x").under("$.request.object")) == "$.request.object.spec: x"
 
 
 @pytest.mark.parametrize("found", [{"metadata": None}, {}, [], {"metadata": {"generateName": 3}}])
@@ -108,12 +109,12 @@ def test_generate_name_is_peeked_at(raw: bytes, name: str | None) -> None:
 def test_a_lone_surrogate_is_told_as_what_it_is(text: str, behind: str) -> None:
     """Half a character is not a text that was cut off, wherever in the body it stands."""
     for body in (f'{{"uid":"{text}"}}{behind}', f'{{"a":{{"{text}":1}},"b":"long enough"}}{behind}'):
-        with pytest.raises(wire.Malformed, match="lone surrogate"):
+        with pytest.raises(Malformed, match="lone surrogate"):
             wire.decode(body.encode())
 
 
 @pytest.mark.parametrize("body", [r'{"a":"\ud83d', r'{"a":"\u12', '{"a":"x', r'{"a":"\\ud800'])
 def test_a_body_that_is_cut_off_is_told_so(body: str) -> None:
     """What ends in the middle of a text is truncated."""
-    with pytest.raises(wire.Malformed, match=r"truncated|unexpected end"):
+    with pytest.raises(Malformed, match=r"truncated|unexpected end"):
         wire.decode(body.encode())

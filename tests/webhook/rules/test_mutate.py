@@ -12,6 +12,7 @@ import pytest
 from tests.pods import CORES, OTHER_CORES, SMT, container, pod
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.config.settings import Settings, load_settings
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cmk"
@@ -25,10 +26,10 @@ PROC_FS = {"name": "CMK_PROC_FS", "value": "/host/proc"}
 def applied(document: Any, mutations: Mutations = BUILT_IN, settings: Settings | None = None) -> Any:
     """Return the pod after its plan, and hold the plan to its promise that a second pass finds nothing."""
     before = copy.deepcopy(document)
-    plan = plan_mutation(document, settings or Settings(), mutations)
+    plan = plan_mutation(document, settings or Settings(), Injection(mutations))
     assert document == before
     result = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
-    assert plan_mutation(result, settings or Settings(), mutations).operations == ()
+    assert plan_mutation(result, settings or Settings(), Injection(mutations)).operations == ()
     return result
 
 
@@ -59,7 +60,7 @@ def test_t1_every_claiming_container_gets_its_own_count() -> None:
 
 def test_t3_r1_a_pod_that_asks_for_nothing_gets_nothing() -> None:
     """T3, T6, R1: without a resource or the annotation there is no patch."""
-    plan = plan_mutation(pod(container("main", "2")), Settings(), RESOURCES)
+    plan = plan_mutation(pod(container("main", "2")), Settings(), Injection(RESOURCES))
     assert (plan.operations, plan.warnings) == ((), ())
 
 
@@ -237,8 +238,8 @@ def test_r17_absent_and_null_parents_are_created(document: Any) -> None:
 
 def test_a_pod_without_spec_or_metadata_is_left_alone() -> None:
     """R17: nothing to read is nothing to add."""
-    assert plan_mutation({}, Settings(), BUILT_IN).operations == ()
-    assert plan_mutation({"spec": None, "metadata": None}, Settings(), BUILT_IN).operations == ()
+    assert plan_mutation({}, Settings(), Injection(BUILT_IN)).operations == ()
+    assert plan_mutation({"spec": None, "metadata": None}, Settings(), Injection(BUILT_IN)).operations == ()
 
 
 def test_the_marker_is_no_authority() -> None:
@@ -267,7 +268,9 @@ def test_host_directories_are_mounted_read_only(mutations: Mutations) -> None:
 
 def test_every_injected_host_path_is_told() -> None:
     """One warning for each host directory, also when Pod Security will refuse the pod."""
-    told = [warning.message for warning in plan_mutation(pod(cores()), Settings(), RESOURCES).warnings]
+    told = [
+        warning.message for warning in plan_mutation(pod(cores()), Settings(), Injection(RESOURCES)).warnings
+    ]
     assert [
         path
         for path in ("/proc", "/etc/cmk", "/opt/bin")
@@ -283,7 +286,7 @@ def test_every_injected_host_path_is_told() -> None:
 def test_a_volume_that_takes_cmks_name_is_told() -> None:
     """A pod's own volume of that name stays, and its owner learns what CMK would have mounted."""
     document = pod(cores(), volumes=[{"name": "cmk-install-dir", "hostPath": {"path": "/srv"}}])
-    told = [warning.message for warning in plan_mutation(document, Settings(), BUILT_IN).warnings]
+    told = [warning.message for warning in plan_mutation(document, Settings(), Injection(BUILT_IN)).warnings]
     assert told[0] == "volume cmk-install-dir is the pod's own; CMK's would be host directory /opt/bin"
 
 
@@ -312,7 +315,7 @@ def test_isolate_charges_whole_cores_to_the_scheduler() -> None:
 )
 def test_nothing_else_is_charged(document: Any, settings: bytes) -> None:
     """Only exclusive CPUs under `isolate` cost idle siblings, and the operator may switch the count off."""
-    assert plan_mutation(document, load_settings(settings), BUILT_IN).operations == ()
+    assert plan_mutation(document, load_settings(settings), Injection(BUILT_IN)).operations == ()
 
 
 def test_isolate_on_cmk_cores_is_not_charged_twice() -> None:
@@ -353,7 +356,7 @@ def test_t9_what_does_not_fit_is_left_out_and_told() -> None:
         b"mutations: {perPod: {spec: {hostAliases: [{ip: 10.0.0.1}], dnsConfig: {searches: [x]}}}, perContainer: {ports: []}}"
     )
     document = pod(cores(ports="none"), hostAliases={"a": 1}, dnsConfig={"searches": ["y"]})
-    plan = plan_mutation(document, Settings(), mutations)
+    plan = plan_mutation(document, Settings(), Injection(mutations))
     fields = [warning.field for warning in plan.warnings]
     assert fields == ["spec.hostAliases", "spec.containers[0].ports"]
     assert applied(document, mutations)["spec"]["dnsConfig"] == {"searches": ["y", "x"]}

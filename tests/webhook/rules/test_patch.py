@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webhook.patch import KEYS, add, escaped, joined, missing, wanted
+from webhook.rules.injection import joined
+from webhook.rules.patch import KEYS, add, escaped, missing, wanted
 
 leaf = st.none() | st.text(max_size=3) | st.integers(0, 3)
 tree = st.recursive(

@@ -11,6 +11,7 @@ import pytest
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, launcher, pod
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
 
@@ -21,9 +22,9 @@ SHAPES = b"nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}, {name: big, 
 def judged(document: Any, settings: bytes = b"") -> Verdict:
     """Return the verdict on a new pod after its injection, as the API server asks for it."""
     made = load_settings(settings)
-    plan = plan_mutation(document, made, BUILT_IN)
+    plan = plan_mutation(document, made, Injection(BUILT_IN))
     final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
-    return review_new_pod(final, made, BUILT_IN)
+    return review_new_pod(final, made, Injection(BUILT_IN))
 
 
 def fields(verdict: Verdict) -> list[str]:
@@ -99,7 +100,7 @@ def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
 
 def test_a_missing_injection_is_refused_with_the_remedy() -> None:
     """A pod that reached the API server past the mutating webhook must be created again."""
-    verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), BUILT_IN)
+    verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), Injection(BUILT_IN))
     assert fields(verdict) == ["metadata.annotations[cmk.intel.com/resources-injected]"]
     assert "create the pod again" in verdict.causes[0].message
 

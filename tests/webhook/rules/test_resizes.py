@@ -14,6 +14,7 @@ from pinning.pods.resources import Role, members
 from tests.pods import CORES, container, launcher, pod
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.pods import review_changed_pod, review_new_pod
 
@@ -45,7 +46,7 @@ def pods(draw: st.DrawFn) -> Any:
     made: Any = pod(*main, init=first, annotations=written)
     if draw(st.integers(0, 5)) == 0:
         made = launcher(compute=sized("compute", draw(AMOUNTS), "main"))
-    plan = plan_mutation(made, RULES, BUILT_IN)
+    plan = plan_mutation(made, RULES, Injection(BUILT_IN))
     return jsonpatch.apply_patch(made, [dict(step) for step in plan.operations])
 
 
@@ -84,7 +85,7 @@ def test_a_resize_is_refused_exactly_when_a_container_would_lose_its_policy(docu
 
     Beside that only a CMK container is refused that a policy of the whole pod would claim from now on.
     """
-    assume(not review_new_pod(document, RULES, BUILT_IN).causes)
+    assume(not review_new_pod(document, RULES, Injection(BUILT_IN)).causes)
     names = [member.name for member in members(document)]
     after = resized(document, {name: data.draw(AMOUNTS) for name in names})
     verdict = review_changed_pod(document, after, RULES)
@@ -97,7 +98,7 @@ def test_a_resize_is_refused_exactly_when_a_container_would_lose_its_policy(docu
 @given(pods(), st.data())
 def test_a_resize_that_the_kubelet_defers_changes_no_claim(document: Any, data: Any) -> None:
     """While the kubelet has not given an admitted resize, the agent goes on with what it gave."""
-    assume(not review_new_pod(document, RULES, BUILT_IN).causes)
+    assume(not review_new_pod(document, RULES, Injection(BUILT_IN)).causes)
     after = resized(document, {member.name: data.draw(AMOUNTS) for member in members(document)})
     assume(not review_changed_pod(document, after, RULES).causes)
     given_before = [

@@ -12,6 +12,7 @@ from pinning.pods.resources import qos_class
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, container, launcher, pod
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 
 ASK = {"sidecar-limits.corepin.io/pod": "true"}
@@ -21,7 +22,7 @@ CLAIMS = b"sidecarLimits: claims"
 
 def planned(document: Any, settings: bytes = b"") -> tuple[Any, list[str]]:
     """Return the pod after its plan, and the warnings' messages."""
-    plan = plan_mutation(document, load_settings(settings), BUILT_IN)
+    plan = plan_mutation(document, load_settings(settings), Injection(BUILT_IN))
     result = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
     return result, [warning.message for warning in plan.warnings]
 

@@ -25,8 +25,8 @@ from webhook.review.app import BODY_LIMIT, LARGE_BODY, MOST_VALUES, TOLD_LENGTH,
 from webhook.review.handler import MOST_JUDGED
 from webhook.review.log import ReviewLog
 from webhook.review.response import Allowed, Denied
+from webhook.review.wire import LONGEST_UID
 from webhook.server.connection import HEAD_LIMIT, REQUEST_LIMIT
-from webhook.wire import LONGEST_UID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

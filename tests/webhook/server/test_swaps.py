@@ -13,8 +13,8 @@ import httpx
 from tests.webhook.clients import CA, JSON, OTHER_CA, REFUSED, TAKEN, der, served_certificate, tls_flags
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.serving import PATIENCE_SECONDS, Server, serving, trusting
-from webhook import wire
 from webhook.config.reload import File
+from webhook.review import wire
 from webhook.review.response import Patched, encode
 from webhook.server.loader import SAMPLE, DeciderLoader
 

@@ -11,11 +11,10 @@ import re
 
 import msgspec
 
+from webhook.rules.raw_json import NULL, UNREADABLE, Malformed, malformed
+
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
-OBJECT = "$.request.object"
-OLD_OBJECT = "$.request.oldObject"
-NULL = msgspec.Raw(b"null")
 
 LONGEST_UID = 1024  # characters, of which the API server's have 36; each answer repeats them
 SURROGATE_PAIR = 12  # characters of the two escapes
@@ -24,20 +23,6 @@ _GENERATE_NAME = re.compile(rb'"generateName"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CUT_OFF = ("Input data was truncated", "JSON is malformed: unexpected end of hex escape")
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
-_PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # how msgspec ends its messages
-
-
-class Malformed(Exception):
-    """A review that cannot be read: the caller's mistake, answered with HTTP 400."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path = path
-        self.why = why
-
-    def under(self, parent: str) -> Malformed:
-        """Return the same complaint with its path told from `parent`, e.g. `$.request.object`."""
-        return Malformed(parent + self.path.removeprefix("$"), self.why)
 
 
 class GroupVersionKind(msgspec.Struct, frozen=True, gc=False):
@@ -97,11 +82,6 @@ class _Named(msgspec.Struct):
 
 _review = msgspec.json.Decoder(Review)
 _named = msgspec.json.Decoder(_Named)
-UNREADABLE = (
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-)  # all that msgspec raises for bad input
 
 
 def decode(body: bytes) -> Request:
@@ -132,23 +112,6 @@ def _is_half_a_pair(error: Exception, body: bytes) -> bool:
     place = _BYTE.search(told)
     end = int(place[1]) if place else len(body)
     return _HIGH_SURROGATE.search(body, max(end - SURROGATE_PAIR, 0), end + 1) is not None
-
-
-def is_object(value: msgspec.Raw) -> bool:
-    """Say whether a value is a JSON object."""
-    return bytes(memoryview(value)[:1]) == b"{"
-
-
-def malformed(error: Exception) -> Malformed:
-    """Translate an error of msgspec, which ends in the path, without the bytes that caused it."""
-    if isinstance(error, UnicodeDecodeError):
-        return Malformed("$", "a text is not UTF-8")
-    if isinstance(error, RecursionError):
-        return Malformed("$", "nested too deeply")
-    told = _PATH.match(str(error))
-    if told is None:
-        return Malformed("$", str(error))
-    return Malformed(told["path"], told["why"])
 
 
 def generate_name(request: Request) -> str | None:

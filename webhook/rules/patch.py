@@ -146,18 +146,3 @@ def _said(entry: Any) -> Any:
     if not isinstance(entry, dict):
         return entry
     return {name: value for name, value in entry.items() if value is not None and value != ""}
-
-
-def joined(*fragments: dict[str, Any]) -> dict[str, Any]:
-    """Return one fragment that wants all that the given ones want; lists follow each other."""
-    whole: dict[str, Any] = {}
-    for fragment in fragments:
-        for key, value in fragment.items():
-            present = whole.get(key)
-            if isinstance(present, dict) and isinstance(value, dict):
-                whole[key] = joined(present, value)
-            elif isinstance(present, list) and isinstance(value, list):
-                whole[key] = [*present, *value]
-            else:
-                whole[key] = value
-    return whole

@@ -1,0 +1,73 @@
+"""What a mutations file adds to pods, prepared as the steps of a patch. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import CMK_NUM_CORES
+from pinning.errors import Cause
+from webhook.config.mutations import Mutations
+from webhook.rules.patch import Wanted, wanted
+
+if TYPE_CHECKING:
+    from webhook.config.mutations import Fragment
+
+PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
+
+
+class Counted(NamedTuple):
+    """A number of cores that a container gets for its own claim."""
+
+    name: str
+    number: int
+
+    @property
+    def fragment(self) -> Fragment:
+        """What says so in the container."""
+        number = str(self.number)
+        if self.name == CMK_NUM_CORES:
+            return {"env": [{"name": self.name, "value": number}]}
+        return {"resources": {"requests": {self.name: number}, "limits": {self.name: number}}}
+
+
+class Injection:
+    """The additions of one mutations file, prepared once: they are the same for many pods."""
+
+    def __init__(self, mutations: Mutations) -> None:
+        self.mutations = mutations
+        self.pod_wanted = wanted("", mutations.per_pod)
+        self.container_wanted = lru_cache(maxsize=PREPARED_KEPT)(self._container_wanted)
+        self.mounted = {name: _mounted(name, path) for name, path in mutations.host_paths.items()}
+
+    def container_fragment(self, counted: Counted | None) -> Fragment:
+        """Return what is added to a container, at whatever place, that owns a count of cores or does not."""
+        added = self.mutations.per_container
+        return joined(added, counted.fragment) if counted else added
+
+    def _container_wanted(self, pointer: str, counted: Counted | None) -> tuple[Wanted, ...]:
+        """Return what is added to the container at a JSON pointer."""
+        return wanted(pointer, self.container_fragment(counted))
+
+
+def _mounted(volume: str, path: str) -> Cause:
+    """Return what a pod's owner is told of a volume that is added."""
+    return Cause("spec.volumes", f"host directory {path} is mounted read-only into the pod (volume {volume})")
+
+
+def joined(*fragments: Fragment) -> Fragment:
+    """Return one fragment that wants all that the given ones want; lists follow each other."""
+    whole: Fragment = {}
+    for fragment in fragments:
+        for key, value in fragment.items():
+            present = whole.get(key)
+            if isinstance(present, dict) and isinstance(value, dict):
+                whole[key] = joined(present, value)
+            elif isinstance(present, list) and isinstance(value, list):
+                whole[key] = [*present, *value]
+            else:
+                whole[key] = value
+    return whole
+
+
+NOTHING: Final = Injection(Mutations({}, {}))
