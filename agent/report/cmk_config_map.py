@@ -58,10 +58,14 @@ def _exclusive_cores(state: NodeState) -> tuple[list[Core], list[Core]]:
     Where the operator listed none, a core counts as of that pool while a claim of its resource holds it.
     """
     pools = state.sets.pools
-    every = state.topology.cores_of((pools.exclusive | pools.non_isolcpus) & state.sets.universe)
-    held = union(one.footprint for one in state.ledger if one.claim.resource == EXCLUSIVE_NON_ISOLCPUS_CORES)
+    cores = state.topology.cores_of((pools.exclusive | pools.non_isolcpus) & state.sets.universe)
+    held = union(
+        assignment.footprint
+        for assignment in state.ledger
+        if assignment.claim.resource == EXCLUSIVE_NON_ISOLCPUS_CORES
+    )
     listed = pools.non_isolcpus if pools.non_isolcpus.isdisjoint(pools.exclusive) else held
-    return [one for one in every if one.cpus & listed], [one for one in every if not one.cpus & listed]
+    return [core for core in cores if core.cpus & listed], [core for core in cores if not core.cpus & listed]
 
 
 def _by_core(state: NodeState, cores: Iterable[Core], holders: Mapping[int, list[str]]) -> Lists:
@@ -73,11 +77,12 @@ def _by_core(state: NodeState, cores: Iterable[Core], holders: Mapping[int, list
 
 def _holders(state: NodeState) -> Mapping[int, list[str]]:
     """Return who holds CPUs of each core, by its id."""
-    found: defaultdict[int, list[str]] = defaultdict(list)
-    for one in state.ledger:
-        for core in {state.topology.core_of(cpu).id for cpu in one.footprint} if one.is_exclusive else ():
-            found[core].append(one.name)
-    return found
+    holders: defaultdict[int, list[str]] = defaultdict(list)
+    for assignment in state.ledger:
+        if assignment.is_exclusive:
+            for core in {state.topology.core_of(cpu).id for cpu in assignment.footprint}:
+                holders[core].append(assignment.name)
+    return holders
 
 
 def _whole(topology: Topology, cpus: CPUSet) -> Lists:

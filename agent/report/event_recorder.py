@@ -1,7 +1,7 @@
 """Send what happened as Events: each one once, counted when it repeats, and never many about one pod.
 
-The name of an Event says what it tells, so an agent that starts again finds its own. While the API server is out of
-reach the newest PENDING wait. A namespace for which it fails, or that has used up its share of events, waits alone.
+The name of an Event follows from its content, so an agent that starts again finds its own. While the API server is out
+of reach the newest PENDING wait. A namespace for which it fails, or that has used up its share of events, waits alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.report.events import event_document, events_between
 from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
 from apiserver.errors import Conflict, Failed, Gone, Refused
-from pinning.pods.identity import by_runtime_uid
+from pinning.pods.identity import by_runtime_uid, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 BURST: Final = 10  # events about one pod before they are slowed down
-REFILL_SECONDS: Final = 30.0  # until one more may be told
+REFILL_SECONDS: Final = 30.0  # until one more may be sent
 PENDING: Final = 500
 REMEMBERED: Final = 2000
 
@@ -41,7 +41,7 @@ class _Bucket:
     since: float
 
     def take(self, now: float) -> bool:
-        """Return whether one more may be told now."""
+        """Return whether one more may be sent now."""
         self.tokens = min(float(BURST), self.tokens + (now - self.since) / REFILL_SECONDS)
         self.since = now
         if self.tokens < 1:
@@ -51,7 +51,7 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Sent:
     """An event as the API server has it."""
 
     path: str
@@ -59,8 +59,8 @@ class _Told:
 
 
 @dataclass(slots=True)
-class _Round:
-    """What is known while everything that waits is sent once."""
+class _Attempt:
+    """One attempt to send everything that waits, and what is known meanwhile."""
 
     pods: Mapping[str, Pod]  # by uid of the runtime
     late: Collection[str]  # uids of pods that will be shown
@@ -78,73 +78,73 @@ class EventReport:
         self._clock = clock
         self._last: NodeState | None = None
         self._pending: deque[Event] = deque(maxlen=PENDING)
-        self._told: dict[str, _Told] = {}
+        self._sent: dict[str, _Sent] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._backoff = ObjectBackoff(clock)  # by namespace
         self.writes = 0
         self.held_back = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Tell what happened since the last state; what fails is tried again with the next call.
+        """Send what happened since the last state; what fails is tried again with the next call.
 
         An event about a pod that was found by its name waits until the watch shows the pod: then Later is raised.
         """
         by_uid = by_runtime_uid(list(self._pods.pods().values()), state.names)
-        self._buckets = {uid: one for uid, one in self._buckets.items() if uid in by_uid}
+        self._buckets = {uid: bucket for uid, bucket in self._buckets.items() if uid in by_uid}
         happened = events_between(self._last, state)
         self._last = state
-        self._pending.extend(one for one in happened if self._may_tell(one.owner.pod_uid))
+        self._pending.extend(event for event in happened if self._may_send(event.owner.pod_uid))
         late = {pod.uid for pod in state.pods if pod.is_known} - by_uid.keys()
-        await self._send_all(_Round(by_uid, late, set(self._backoff.turns({})[:1])))
+        await self._send_all(_Attempt(by_uid, late, set(self._backoff.turns({})[:1])))
         if self._pending:
-            seconds = None if any(one.owner.pod_uid in late for one in self._pending) else BETWEEN_SECONDS
+            seconds = None if any(event.owner.pod_uid in late for event in self._pending) else BETWEEN_SECONDS
             raise Later(f"events wait: {len(self._pending)}", seconds, len(self._backoff))
 
-    async def _send_all(self, now: _Round) -> None:
+    async def _send_all(self, attempt: _Attempt) -> None:
         """Send what waits and can be sent; of pods that are not there the API server has no object."""
         kept: list[Event] = []
         try:
             while self._pending:
                 event = self._pending[0]
-                pod = now.pods.get(event.owner.pod_uid)
-                if event.owner.pod_uid in now.late or (pod and not await self._try(event, pod, now)):
+                pod = attempt.pods.get(event.owner.pod_uid)
+                if event.owner.pod_uid in attempt.late or (pod and not await self._try(event, pod, attempt)):
                     kept.append(event)
                 self._pending.popleft()
         finally:
             self._pending.extendleft(reversed(kept))
             self._backoff.keep(
-                {_namespace(pod) for one in self._pending if (pod := now.pods.get(one.owner.pod_uid))}
+                {_namespace(pod) for event in self._pending if (pod := attempt.pods.get(event.owner.pod_uid))}
             )
 
-    async def _try(self, event: Event, pod: Pod, now: _Round) -> bool:
+    async def _try(self, event: Event, pod: Pod, attempt: _Attempt) -> bool:
         """Send one event unless its namespace waits; return whether it is done with."""
         namespace = _namespace(pod)
-        has_turn = namespace in now.turns
+        has_turn = namespace in attempt.turns
         if namespace in self._backoff and not has_turn:
             return False
         try:
             await self._send(event, pod)
         except Failed as error:
-            now.turns.discard(namespace)
+            attempt.turns.discard(namespace)
             self._refuse(namespace, error)
-            now.failures += not has_turn
-            if now.failures == FAILURES:
+            attempt.failures += not has_turn
+            if attempt.failures == FAILURES:
                 raise
             return False
         self._backoff.forget(namespace)
-        now.failures = 0
+        attempt.failures = 0
         return True
 
     def _refuse(self, namespace: str, error: Failed) -> None:
         if self._backoff.refuse(namespace, error):
             facts = {"namespace": namespace, "reason": str(error)}
-            logger.warning("events put off", extra={"facts": facts})
+            logger.warning("events delayed", extra={"facts": facts})
 
     async def reset(self) -> None:
         """Leave the events: the API server forgets them within an hour."""
         self._pending.clear()
 
-    def _may_tell(self, uid: str) -> bool:
+    def _may_send(self, uid: str) -> bool:
         now = self._clock.monotonic()
         if self._buckets.setdefault(uid, _Bucket(BURST, now)).take(now):
             return True
@@ -154,38 +154,38 @@ class EventReport:
     async def _send(self, event: Event, pod: Pod) -> None:
         document = event_document(event, pod, self._node, self._clock.text())
         name = document["metadata"]["name"]
-        told = self._told.get(name)
+        sent = self._sent.get(name)
         try:
-            told = await (self._again(told) if told else self._first(document))
+            sent = await (self._again(sent) if sent else self._first(document))
         except Gone:  # it was forgotten, or its namespace is going away
-            self._told.pop(name, None)
+            self._sent.pop(name, None)
         except Refused as error:
             logger.warning("event refused", extra={"facts": {"event": name, "reason": str(error)}})
         else:
-            self._remember(name, told)
+            self._remember(name, sent)
 
-    def _remember(self, name: str, told: _Told) -> None:
-        self._told[name] = told
-        if len(self._told) > REMEMBERED:
-            del self._told[next(iter(self._told))]
+    def _remember(self, name: str, sent: _Sent) -> None:
+        self._sent[name] = sent
+        if len(self._sent) > REMEMBERED:
+            del self._sent[next(iter(self._sent))]
 
-    async def _first(self, document: dict[str, Any]) -> _Told:
+    async def _first(self, document: dict[str, Any]) -> _Sent:
         metadata = document["metadata"]
         folder = f"/api/v1/namespaces/{metadata['namespace']}/events"
-        told = _Told(f"{folder}/{metadata['name']}")
+        event = _Sent(f"{folder}/{metadata['name']}")
         self.writes += 1
         try:
             await self._api.create(folder, document)
-        except Conflict:  # an agent before this one told it
-            return await self._again(told)
-        return told
+        except Conflict:  # an agent before this one sent it
+            return await self._again(event)
+        return event
 
-    async def _again(self, told: _Told) -> _Told:
-        counted = replace(told, count=told.count + 1)
+    async def _again(self, sent: _Sent) -> _Sent:
+        counted = replace(sent, count=sent.count + 1)
         self.writes += 1
-        await self._api.patch(told.path, {"count": counted.count, "lastTimestamp": self._clock.text()})
+        await self._api.patch(sent.path, {"count": counted.count, "lastTimestamp": self._clock.text()})
         return counted
 
 
 def _namespace(pod: Pod) -> str:
-    return (pod.get("metadata") or {}).get("namespace") or ""
+    return name_of(pod)[0]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.node_state import Path
 from pinning.contract import PRODUCT
 from pinning.planning.observed import Owner
+from pinning.pods.identity import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.node_state import ContainerState, NodeState, PodState
+    from agent.node_state import Conflict, ContainerState, NodeState, PodState
     from pinning.planning.refusal import Refusal
     from pinning.pods.types import Pod
 
@@ -40,7 +41,7 @@ WARNINGS: Final = frozenset({Reason.UNPINNABLE, Reason.DRIFT, Reason.CONFLICT})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing to tell about one container; `owner.container` is empty when the pod is meant."""
+    """One thing that happened to a container; `owner.container` is empty when the pod is meant."""
 
     owner: Owner
     reason: Reason
@@ -49,37 +50,29 @@ class Event:
 
 def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, ...]:
     """Return what happened from one state to the next; before the first one nothing was known."""
-    old = _containers(before) if before else {}
-    known = _pods(before) if before else {}
-    found: list[Event] = []
+    old_pods = {pod.uid: pod for pod in before.pods} if before else {}
+    old_containers = _containers(before) if before else {}
+    events: list[Event] = []
     for pod in after.pods:
-        found += _of_refusal(Owner(pod.uid, ""), known.get(pod.uid), pod)
-        for one in pod.containers:
-            owner = Owner(pod.uid, one.name)
-            found += _of_container(owner, old.get(owner), one)
-    fought = {one.owner for one in before.conflicts} if before else set()
-    for fight in after.conflicts:
-        if fight.owner not in fought:
-            told = f"another writer changed the CPUs of {fight.owner.container} {fight.rewrites} times"
-            remedy = "find it (corepin doctor names candidates); the agent tries again when it is quiet"
-            found.append(Event(fight.owner, Reason.CONFLICT, f"{told}: {remedy}"))
-    return tuple(found)
+        events += _of_refusal(Owner(pod.uid, ""), old_pods.get(pod.uid), pod)
+        for container in pod.containers:
+            owner = Owner(pod.uid, container.name)
+            events += _of_container(owner, old_containers.get(owner), container)
+    known = {conflict.owner for conflict in before.conflicts} if before else set()
+    events += (_of_conflict(conflict) for conflict in after.conflicts if conflict.owner not in known)
+    return tuple(events)
 
 
 def _containers(state: NodeState) -> Mapping[Owner, ContainerState]:
-    return {Owner(pod.uid, one.name): one for pod in state.pods for one in pod.containers}
-
-
-def _pods(state: NodeState) -> Mapping[str, PodState]:
-    return {pod.uid: pod for pod in state.pods}
+    return {Owner(pod.uid, container.name): container for pod in state.pods for container in pod.containers}
 
 
 def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState) -> Iterator[Event]:
     yield from _of_refusal(owner, old, new)
-    lost = new.refusal and not new.policy  # told as unpinnable
+    lost = new.refusal and not new.policy  # reported as unpinnable
     if old and old.policy and not lost and _policies(old) != _policies(new):
-        told = f"container {new.name}: {_policies(old)} became {_policies(new)}"
-        yield Event(owner, Reason.POLICY_CHANGED, told)
+        message = f"container {new.name} changed from {_policies(old)} to {_policies(new)}"
+        yield Event(owner, Reason.POLICY_CHANGED, message)
     if new.is_pinned and not _is_old_news(old, new):
         yield Event(owner, Reason.PINNED, _pinned(new))
     if _drifts(new) and not (old and _drifts(old)):
@@ -93,15 +86,23 @@ def _of_refusal(
         yield Event(owner, Reason.UNPINNABLE, f"{new.refusal.reason}: {new.refusal.message}")
 
 
+def _of_conflict(conflict: Conflict) -> Event:
+    message = (
+        f"another program changed the CPUs of container {conflict.owner.container} {conflict.rewrites} times:"
+        " find it (corepin doctor names candidates) and stop it; the agent tries again after 10 quiet minutes"
+    )
+    return Event(conflict.owner, Reason.CONFLICT, message)
+
+
 def gist(refusal: Refusal) -> tuple[str, str]:
     """Return what a refusal is about; what was found besides changes with every neighbour that comes or goes."""
     return refusal.reason, refusal.message.partition(",")[0]
 
 
-def _policies(one: ContainerState) -> str:
-    if one.policy is None:
+def _policies(container: ContainerState) -> str:
+    if container.policy is None:
         return "no CPUs of its own"
-    return f"cpu {one.policy}, smt {one.smt}, numa {one.numa}"
+    return f"cpu {container.policy}, smt {container.smt}, numa {container.numa}"
 
 
 def _is_old_news(old: ContainerState | None, new: ContainerState) -> bool:
@@ -111,31 +112,32 @@ def _is_old_news(old: ContainerState | None, new: ContainerState) -> bool:
     return old.is_pinned and (old.cpus, old.idle) == (new.cpus, new.idle)
 
 
-def _pinned(one: ContainerState) -> str:
-    idle = f", siblings {one.idle} idle" if one.idle else ""
-    return f"container {one.name} runs on CPUs {one.cpus}{idle} ({_policies(one)})"
+def _pinned(container: ContainerState) -> str:
+    idle = f", siblings {container.idle} idle" if container.idle else ""
+    return f"container {container.name} runs on CPUs {container.cpus}{idle} ({_policies(container)})"
 
 
-def _drifts(one: ContainerState) -> bool:
-    return bool(one.policy and one.proof and (one.proof.outside or one.intruders))
+def _drifts(container: ContainerState) -> bool:
+    return bool(container.policy and container.proof and (container.proof.outside or container.intruders))
 
 
-def _drift(one: ContainerState) -> str:
-    if one.intruders:
-        return f"container {one.name}: {', '.join(one.intruders)} may run on its CPUs {one.cpus}"
-    return f"container {one.name}: tasks of it may run outside of its CPUs {one.cpus}"
+def _drift(container: ContainerState) -> str:
+    if container.intruders:
+        intruders = ", ".join(container.intruders)
+        return f"{intruders} may run on CPUs {container.cpus}, which belong to container {container.name}"
+    return f"tasks of container {container.name} may run outside its CPUs {container.cpus}"
 
 
 def event_document(event: Event, pod: Pod, node: str, now: str) -> dict[str, Any]:
-    """Return the Event object. Its name tells pod, container, reason and message, so the same event has one name."""
+    """Return the Event object. Its name follows from pod, container, reason and message: the same event has one name."""
     metadata = pod.get("metadata") or {}
-    namespace, uid = metadata.get("namespace") or "default", metadata.get("uid") or ""
+    (namespace, name), uid = name_of(pod), metadata.get("uid") or ""
     about = hashlib.sha256("\0".join((uid, *event.owner, event.reason, event.message)).encode()).hexdigest()
     involved = {
         "apiVersion": "v1",
         "kind": "Pod",
         "namespace": namespace,
-        "name": metadata.get("name") or "",
+        "name": name,
         "uid": uid,
         "resourceVersion": metadata.get("resourceVersion") or "",
     }
@@ -145,7 +147,7 @@ def event_document(event: Event, pod: Pod, node: str, now: str) -> dict[str, Any
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{_shortened(metadata.get('name') or '')}.{about[:16]}",
+            "name": f"{_shortened(name)}.{about[:16]}",
             "namespace": namespace,
         },
         "involvedObject": involved,

@@ -25,12 +25,12 @@ RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES)
 
 
 def node_resources(
-    state: NodeState, pods: Iterable[Pod], before: Mapping[str, int] | None = None
+    state: NodeState, pods: Iterable[Pod], published: Mapping[str, int] | None = None
 ) -> dict[str, int] | None:
     """Return what to publish; None while pods or ledger are not complete.
 
-    `pods` are those bound to the node, `before` what was published last: while the agent only observes, no number
-    rises above it.
+    `pods` are those bound to the node, `published` the numbers written last: while the agent only observes,
+    none rises above them.
     """
     if not state.is_synchronised:
         return None
@@ -39,7 +39,7 @@ def node_resources(
         if not is_final(pod):
             _count(state, pod, uid, claimed, held)
     if state.observes:
-        return {name: min(number, (before or {}).get(name, number)) for name, number in claimed.items()}
+        return {name: min(number, (published or {}).get(name, number)) for name, number in claimed.items()}
     return {name: max(number, held[name] + _free_cores(state, name)) for name, number in claimed.items()}
 
 
@@ -48,18 +48,21 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
 
     A resize lets a container hold more cores than it requests, or fewer: the scheduler goes on counting the request.
     """
-    listed = members(pod)
-    asked = [resource for resource in RESOURCES if any(resource in one.requests for one in listed)]
+    containers = members(pod)
+    asked = [name for name in RESOURCES if any(name in container.requests for container in containers)]
     cores = _held_cores(state, uid) if asked else {}
     for resource in asked:
-        claimed[resource] += requested(listed, resource)
-        held[resource] += fulfilled(listed, resource, cores)
+        claimed[resource] += requested(containers, resource)
+        held[resource] += fulfilled(containers, resource, cores)
 
 
 def _held_cores(state: NodeState, uid: str) -> dict[str, int]:
     """Return on how many cores each container of a pod is charged."""
     assignments = state.ledger.pods.get(uid, ())
-    return {one.owner.container: len(state.topology.cores_of(one.footprint)) for one in assignments}
+    return {
+        assignment.owner.container: len(state.topology.cores_of(assignment.footprint))
+        for assignment in assignments
+    }
 
 
 def _free_cores(state: NodeState, resource: str) -> int:

@@ -71,12 +71,12 @@ class MetricsReport:
         """Show a state."""
         pods = list(self._pods.pods().values())
         load = overcommit(pods, state.ledger, len(state.shared))
-        beside = sidecars(pods, state.seen_pods, self._sidecar)
+        injected = sidecars(pods, state.seen_pods, self._sidecar)
         self._load.labels("requested").set(load.requested)
         self._load.labels("there").set(load.there)
         self._hidden.labels("idle_cpus").set(len(state.idle))
-        self._hidden.labels("sidecar_millicores").set(beside.millicores)
-        self._hidden.labels("sidecar_bytes").set(beside.bytes)
+        self._hidden.labels("sidecar_millicores").set(injected.millicores)
+        self._hidden.labels("sidecar_bytes").set(injected.bytes)
 
     async def reset(self) -> None:
         """Metrics end with the process."""

@@ -1,4 +1,4 @@
-"""Tell the log what concerns the whole node, and, where there are no events, what pods did not get."""
+"""Log what concerns the whole node and, where there are no events, which claims of pods are not fulfilled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogReport:
-    """Logs the mode of the agent when it changes; giving CPUs out is where it begins."""
+    """Logs when the agent begins to observe only, and when it allocates CPUs again; it starts out allocating."""
 
     def __init__(self) -> None:
         self._observes = False
@@ -31,9 +31,9 @@ class LogReport:
         if state.observes:
             is_static = state.kubelet is KubeletPolicy.STATIC
             facts = {"kubelet": str(state.kubelet), "remedy": KUBELET_REMEDY if is_static else CONFIGURED}
-            logger.warning("only observing, CPUs are given out by another", extra={"facts": facts})
+            logger.warning("only observing, another program allocates the CPUs", extra={"facts": facts})
         else:
-            logger.info("giving CPUs out", extra={"facts": {"kubelet": str(state.kubelet)}})
+            logger.info("allocating CPUs", extra={"facts": {"kubelet": str(state.kubelet)}})
 
     async def reset(self) -> None:
         """Leave the log as it is."""
@@ -43,15 +43,15 @@ class RefusalLog:
     """Logs each claim that is not fulfilled once, until its reason changes: for agents without an API server."""
 
     def __init__(self) -> None:
-        self._told: frozenset[Refusal] = frozenset()
+        self._logged: frozenset[Refusal] = frozenset()
 
     async def publish(self, state: NodeState) -> None:
         """Compare with the last state."""
         for refusal in state.refusals:
-            if refusal not in self._told:
+            if refusal not in self._logged:
                 facts = {"claim": refusal.name, "reason": str(refusal.reason), "message": refusal.message}
                 logger.warning("claim not fulfilled", extra={"facts": facts})
-        self._told = frozenset(state.refusals)
+        self._logged = frozenset(state.refusals)
 
     async def reset(self) -> None:
         """Leave the log as it is."""

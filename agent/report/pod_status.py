@@ -1,9 +1,9 @@
-"""Tell each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
+"""Write on each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
 
-Only pods that hold or were refused CPUs are told, and who holds some not before a container of the pod runs: a moment
-earlier there is less to tell, and all of it would be told again. What changes without the pods (the shared set, tasks
-that come and go) is left out, so that one change of a pod is one PATCH. Times, and what was found when a claim was
-refused, stay those of the moment at which the content became what it is.
+Only pods that hold CPUs or were refused some get the annotation; one that holds some gets it when the first of its
+containers runs: a moment earlier there is less to say, and all of it would be written again. What changes without the
+pod (the shared set, tasks that come and go) is left out, so that one change of a pod is one PATCH. Times, and what was
+found when a claim was refused, stay those of the moment at which the content became what it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from apiserver.client import METADATA, METADATA_LIST
 from apiserver.errors import APIError, Failed, Gone, Refused
 from apiserver.pages import decode, pages
 from pinning.contract import STATUS_CPUS
-from pinning.pods.identity import by_runtime_uid
+from pinning.pods.identity import by_runtime_uid, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,57 +56,59 @@ _object = msgspec.json.Decoder(_Object)
 def pod_status(pod: PodState, before: str | None) -> str | None:
     """Return the annotation of a pod; None when it holds nothing and was refused nothing.
 
-    What was told before stays where only times differ, or what is free beside a claim that is still refused.
+    What stood there before stays where only times differ, or what is free beside a claim that is still refused.
     """
     if not pod.is_told or (before is None and _is_waiting(pod)):
         return None
     old = _members(_read(before), "containers")
-    told: dict[str, Any] = {"version": VERSION}
+    status: dict[str, Any] = {"version": VERSION}
     if pod.refusal:
-        told["refusal"] = _refusal(pod.refusal)
-    told["containers"] = {
-        one.name: _container(one, _members(old, one.name)) for one in pod.containers if one.is_told
+        status["refusal"] = _refusal(pod.refusal)
+    status["containers"] = {
+        container.name: _container(container, _members(old, container.name))
+        for container in pod.containers
+        if container.is_told
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(status).decode()
 
 
 def _is_waiting(pod: PodState) -> bool:
     """Say whether none of its containers runs yet, and none was refused anything."""
-    return not pod.refusal and not any(one.proof or one.refusal for one in pod.containers)
+    return not pod.refusal and not any(container.proof or container.refusal for container in pod.containers)
 
 
-def _container(one: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    if one.policy:
-        told |= {
-            "policy": one.policy,
-            "smtPolicy": one.smt,
-            "numaPolicy": one.numa,
-            "cpus": str(one.cpus),
-            "idle": str(one.idle),
-            "numaNodes": list(one.numa_nodes),
+def _container(container: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:
+    status: dict[str, Any] = {}
+    if container.policy:
+        status |= {
+            "policy": container.policy,
+            "smtPolicy": container.smt,
+            "numaPolicy": container.numa,
+            "cpus": str(container.cpus),
+            "idle": str(container.idle),
+            "numaNodes": list(container.numa_nodes),
         }
-    told["pinned"] = one.is_pinned
-    if one.policy and one.proof:
-        told["applied"] = _applied(one.proof, old)
-    if one.proof and one.proof.outside:
-        told["drift"] = True
-    if one.intruders:
-        told["intruders"] = list(one.intruders)
-    if one.refusal:
-        told["refusal"] = _refusal(one.refusal, _members(old, "refusal"))
-    return told
+    status["pinned"] = container.is_pinned
+    if container.policy and container.proof:
+        status["applied"] = _applied(container.proof, old)
+    if container.proof and container.proof.outside:
+        status["drift"] = True
+    if container.intruders:
+        status["intruders"] = list(container.intruders)
+    if container.refusal:
+        status["refusal"] = _refusal(container.refusal, _members(old, "refusal"))
+    return status
 
 
 def _applied(proof: Proof, old: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Tell the time when the CPUs changed; the window may be known only later."""
+    """Return when the CPUs changed and by which path; the window may be known only later."""
     cpus, before = str(proof.cpus), _members(old, "applied")
-    told: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
+    applied: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
     if before.get("cpus") == cpus:
-        told = dict(before)
+        applied = dict(before)
     if proof.window_seconds is not None:
-        told.setdefault("windowSeconds", proof.window_seconds)
-    return told
+        applied.setdefault("windowSeconds", proof.window_seconds)
+    return applied
 
 
 def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
@@ -119,15 +121,15 @@ def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) ->
 def _read(text: str | None) -> Mapping[str, Any]:
     """Read an annotation that may be damaged, or somebody else's."""
     try:
-        told = msgspec.json.decode(text or "{}")
+        status = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
-def _members(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = told.get(name)
-    return found if isinstance(found, dict) else {}
+def _members(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    members = status.get(name)
+    return members if isinstance(members, dict) else {}
 
 
 class PodReport:
@@ -143,21 +145,22 @@ class PodReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Tell every pod but those that were refused a moment ago; raise Later while there are such."""
-        self._written = {uid: told for uid, told in self._written.items() if uid in self._source.pods()}
+        """Write on every pod but those that were refused a moment ago; raise Later while there are such."""
+        shown = self._source.pods()
+        self._written = {uid: written for uid, written in self._written.items() if uid in shown}
         changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
         self._backoff.keep(changes)
-        await self._tell_all(changes)
+        await self._write_all(changes)
         await self._try_again(changes)
-        await self._take_leave()
-        self._check_told(state)
+        await self._clear_finished()
+        self._check_complete(state)
 
-    async def _tell_all(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
+    async def _write_all(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
         failures = 0
         for uid, change in changes.items():
             if uid in self._backoff:
                 continue
-            error = await self._tell(*change)
+            error = await self._attempt(*change)
             failures = failures + 1 if isinstance(error, Failed) else 0
             if error and failures == FAILURES:
                 raise error
@@ -165,23 +168,24 @@ class PodReport:
     async def _try_again(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
         versions = {uid: _version(changes[uid][0]) for uid in changes if uid in self._backoff}
         for uid in self._backoff.turns(versions):
-            if await self._tell(*changes[uid]):
+            if await self._attempt(*changes[uid]):
                 return
 
-    async def _tell(self, pod: Pod, text: str | None) -> APIError | None:
-        """Tell one pod; return why it was refused. What concerns all of them is raised."""
+    async def _attempt(self, pod: Pod, text: str | None) -> APIError | None:
+        """Write on one pod; return why it was refused. What concerns all of them is raised."""
         try:
             await self._write(pod, text)
         except (Refused, Failed) as error:
             if self._backoff.refuse(_uid(pod), error, _version(pod)):
-                logger.warning("pod not told", extra={"facts": {"pod": _name(pod), "reason": str(error)}})
+                facts = {"pod": "/".join(name_of(pod)), "reason": str(error)}
+                logger.warning("pod status not written", extra={"facts": facts})
             return error
         except Gone:
             pass
         self._backoff.forget(_uid(pod))
         return None
 
-    async def _take_leave(self) -> None:
+    async def _clear_finished(self) -> None:
         """Take the annotation from pods that are over, which the source shows no more, if they are still there."""
         shown = self._source.pods()
         for uid, pod in list(self._annotated.items()):
@@ -190,10 +194,10 @@ class PodReport:
                     with suppress(Gone, Refused, Failed):
                         await self._write(pod, None)
                 del self._annotated[uid]
-        self._annotated.update({uid: pod for uid, pod in shown.items() if self._told(pod) is not None})
+        self._annotated.update({uid: pod for uid, pod in shown.items() if self._current(pod) is not None})
 
-    def _check_told(self, state: NodeState) -> None:
-        """Raise Later when the watch lacks a pod that is to be told, or the API server refused one."""
+    def _check_complete(self, state: NodeState) -> None:
+        """Raise Later when the watch lacks a pod that gets the annotation, or the API server refused one."""
         refused = len(self._backoff)
         shown = by_runtime_uid(list(self._source.pods().values()), state.names)
         late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
@@ -214,24 +218,24 @@ class PodReport:
                         await self._write(pod, None)
 
     def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
-        told = {pod.uid: pod for pod in state.pods if pod.is_known}
+        known = {pod.uid: pod for pod in state.pods if pod.is_known}
         seen = {pod.uid for pod in state.seen_pods} if state.is_synchronised else set()
         for uid, pod in by_runtime_uid(list(self._source.pods().values()), state.names).items():
-            before = self._told(pod)
-            if uid not in told and uid not in seen:
+            before = self._current(pod)
+            if uid not in known and uid not in seen:
                 continue  # younger than the state
-            after = pod_status(told[uid], before) if uid in told else None
+            after = pod_status(known[uid], before) if uid in known else None
             if after != before:
                 yield pod, after
 
-    def _told(self, pod: Pod) -> str | None:
+    def _current(self, pod: Pod) -> str | None:
         """Return the annotation as the API has it: what was written, until the watch shows that or later."""
         version, text = self._written.get(_uid(pod), (0, None))
         return text if _number(_version(pod)) < version else _annotation(pod)
 
     async def _write(self, pod: Pod, text: str | None) -> None:
-        metadata, uid = pod.get("metadata") or {}, _uid(pod)
-        path = f"/api/v1/namespaces/{metadata.get('namespace')}/pods/{metadata.get('name')}"
+        namespace, name = name_of(pod)
+        path, uid = f"/api/v1/namespaces/{namespace}/pods/{name}", _uid(pod)
         # the uid is a precondition: a pod of the same name is another pod
         body: Mapping[str, Any] = {"metadata": {"uid": uid, "annotations": {STATUS_CPUS: text}}}
         answer = await self._api.patch(path, body, accept=METADATA)
@@ -254,8 +258,3 @@ def _annotation(pod: Pod) -> str | None:
 def _number(version: str) -> int:
     """Return a version as a number; Kubernetes says that versions of one kind may be compared so (KEP-5504)."""
     return int(version) if version.isdecimal() else 0
-
-
-def _name(pod: Pod) -> str:
-    metadata = pod.get("metadata") or {}
-    return f"{metadata.get('namespace')}/{metadata.get('name')}"

@@ -1,4 +1,4 @@
-"""Tell the reporters, each at its own pace: a slow API server holds up nobody, and only the newest state counts."""
+"""Hand each state to the reporters, each at its own pace: a slow API server holds up nobody, the newest state counts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Exception):
-    """Something is to be told later, and nothing else need wait for it; `refused` is how many are refused."""
+    """A part of a report has to wait, and nothing else need wait for it; `refused` is of how many objects."""
 
-    def __init__(self, why: str, seconds: float | None = None, refused: int = 0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, seconds: float | None = None, refused: int = 0) -> None:
+        super().__init__(reason)
         self.seconds = seconds  # None: soon, then less and less often
         self.refused = refused
 
 
 class Publisher:
-    """Holds the newest state and the reporters who are to be told."""
+    """Holds the newest state and the reporters who publish it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Publisher:
         self._free.set()
 
     def tell(self, state: NodeState) -> None:
-        """Take over a state; nothing is told when nothing changed."""
+        """Take over a state; nothing is published when nothing changed."""
         if state == self.state:
             return
         self.state = state
@@ -87,7 +87,7 @@ class Publisher:
             news.set()
 
     async def _publish(self, reporter: Reporter) -> None:
-        """Tell the newest state; raise Later, or another error when nobody can be told now."""
+        """Publish the newest state; raise Later, or another error when nothing can be published now."""
         if self.state is None:
             return
         name = type(reporter).__name__
@@ -114,12 +114,14 @@ class Publisher:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in waits:
-                one.cancel()
+            for waiting in waits:
+                waiting.cancel()
 
     async def reset(self) -> None:
-        """Remove everything that was told; log what each reporter raises, and raise the first after all were asked."""
-        answers = await asyncio.gather(*(one.reset() for one in self._reporters), return_exceptions=True)
+        """Remove everything that was published; log what each reporter raises, and raise the first after all were asked."""
+        answers = await asyncio.gather(
+            *(reporter.reset() for reporter in self._reporters), return_exceptions=True
+        )
         failed = [answer for answer in answers if isinstance(answer, Exception)]
         for failure in failed:
             logger.error("report not removed", extra={"facts": {"reason": str(failure)}})

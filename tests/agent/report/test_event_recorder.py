@@ -82,7 +82,7 @@ def test_an_intruder_is_named() -> None:
     [main] = pod.containers
     meant = replace(state, pods=(replace(pod, containers=(replace(main, intruders=("x/y/z",)),)),))
     [event] = events_between(state, meant)
-    assert event.message == "container main: x/y/z may run on its CPUs 1,5"
+    assert event.message == "x/y/z may run on CPUs 1,5, which belong to container main"
 
 
 def test_an_event_names_its_container() -> None:

@@ -280,7 +280,7 @@ def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCap
 
     run(act, server)
     assert len(server.patches) <= len(names) + 1000 / 5
-    assert caplog.messages.count("pod not told") == len(names)
+    assert caplog.messages.count("pod status not written") == len(names)
 
 
 def test_refused_pod_that_changed_is_tried_soon() -> None:

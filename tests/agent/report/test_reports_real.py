@@ -233,7 +233,7 @@ def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytes
         assert told(cluster, "a-full") is not None
 
     run(cluster, act)
-    assert caplog.messages.count("pod not told") == 2
+    assert caplog.messages.count("pod status not written") == 2
 
 
 def version(pod: Pod) -> str:
