@@ -54,12 +54,12 @@ class Runtime(Protocol):
         ...
 
 
-class Cgroups(Protocol):
-    """The cpuset hierarchy of the kernel, version 1 or 2. Paths are those of RuntimeContainer.cgroup."""
+class Cpusets(Protocol):
+    """The cpusets of cgroups, version 1 or 2. Paths are those of RuntimeContainer.cgroup."""
 
     @property
     def version(self) -> int:
-        """The version of the hierarchy that has the cpuset controller."""
+        """The version of the hierarchy that has the cpuset controller; 0 where no cgroup stands behind this."""
         ...
 
     @property
@@ -75,20 +75,9 @@ class Cgroups(Protocol):
         """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set."""
         ...
 
-    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
-        """Compare every task below the cgroup with `cpus` (design section 8, proof)."""
-        ...
 
-    def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let process `first`, allowed on less than its cgroup, and all that inherited its mask run on all of it.
-
-        Returns how many tasks were widened; raises Gone.
-        """
-        ...
-
-    def start_state(self, cgroup: str) -> StartState:
-        """Return how far its container has come; raise Gone."""
-        ...
+class CpusetWatch(Protocol):
+    """Watches for cpusets that somebody else writes."""
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Take `cpus` in the cgroup for our own writing: the runtime is about to write them for us."""
@@ -103,24 +92,57 @@ class Cgroups(Protocol):
         ...
 
     def hold(self) -> None:
-        """Tell of no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
+        """Report no write for now: a pass reads everything anyway, and most of what is written meanwhile is its own."""
         ...
 
     def release(self) -> None:
         """Go on after `hold`, with what was written meanwhile."""
         ...
 
+
+class Tasks(Protocol):
+    """The processes and threads in a container's cgroup and below it."""
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Compare where every task may run with `cpus`; raise Gone."""
+        ...
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let process `first`, allowed on less than its cgroup, and all that inherited its mask run on all of it.
+
+        Returns how many tasks were widened; raises Gone.
+        """
+        ...
+
+    def start_state(self, cgroup: str) -> StartState:
+        """Return how far its container has come; raise Gone."""
+        ...
+
+
+class Quotas(Protocol):
+    """The CFS quotas of cgroups: how much CPU time each may use."""
+
     def quota(self, cgroup: str) -> int | None:
-        """Return the CFS quota in microseconds a period, None when there is none; raise Gone."""
+        """Return the quota in microseconds a period, None when there is none; raise Gone."""
         ...
 
     def unset_quota(self, cgroup: str) -> None:
-        """Take the CFS quota away; raise Gone, Refused."""
+        """Take the quota away; raise Gone, Refused."""
         ...
 
     def times_throttled(self, cgroup: str) -> int:
         """Return in how many periods the quota stopped the cgroup (nr_throttled); raise Gone."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    """The cgroups of containers, by who uses them."""
+
+    cpusets: Cpusets
+    tasks: Tasks
+    watch: CpusetWatch | None = None  # None: nobody else writes
+    quotas: Quotas | None = None  # None: nothing has a quota
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
@@ -14,7 +15,9 @@ from prometheus_client import disable_created_metrics
 from agent.errors import AgentError, Refused, Unavailable
 from agent.interfaces import Interfaces
 from agent.kernel.cgroup_names import pod_roots
-from agent.kernel.cpusets import KernelCgroups
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.cgroups import open_cgroups
+from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_told
@@ -25,8 +28,7 @@ from pinning.planning.node_sets import check_machine
 if TYPE_CHECKING:
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
-    from agent.interfaces import ContainerWatch, Machine, PodSource, Runtime
-    from agent.local.affinity import AffinityCgroups
+    from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, PodSource, Runtime
     from agent.node_state import Reporter
     from agent.reconcile.checkpoint import Saved
     from apiserver.client import Access, Api
@@ -55,7 +57,7 @@ async def build(config: AgentConfig) -> Agent:
     api = None if config.pods_dir else _api(config)
     pods = _pods(config, api)
     runtime, cgroups, container_watch = await _runtime(config, pods)
-    machine, saved = _machine(config, cgroups, state_dir)
+    machine, saved = _machine(config, cgroups.cpusets, state_dir)
     if config.runtime == "cri":
         _tell_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
@@ -66,17 +68,16 @@ async def build(config: AgentConfig) -> Agent:
     return Agent(Parts(interfaces, settings, state_dir, saved, told, metrics))
 
 
-def _machine(
-    config: AgentConfig, cgroups: KernelCgroups | AffinityCgroups, state_dir: StateDir
-) -> tuple[NodeMachine, Saved | None]:
+def _machine(config: AgentConfig, cpusets: Cpusets, state_dir: StateDir) -> tuple[NodeMachine, Saved | None]:
     """Return the machine, with what the checkpoint remembers of its CPUs."""
     roots = pod_roots(config.kubelet_cgroup_root)
-    machine = NodeMachine(config.root, cgroups, pod_roots=roots)
+    widen = cpusets.widen if isinstance(cpusets, KernelCpusets) else None
+    make = partial(NodeMachine, config.root, cpusets, widen=widen, pod_roots=roots)
+    machine = make()
     saved = load(state_dir, machine)
     if saved is None or saved.boot_id != machine.boot_id():
         return machine, saved
-    known = NodeMachine(config.root, cgroups, pod_roots=roots, known=saved.topology, pod_cpus=saved.universe)
-    return known, saved
+    return make(known=saved.topology, pod_cpus=saved.universe), saved
 
 
 def _tell_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
@@ -112,9 +113,7 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     return Settings(config.node, chosen, config.kubelet_state, kubelet.policy)
 
 
-async def _runtime(
-    config: AgentConfig, pods: PodSource
-) -> tuple[Runtime, KernelCgroups | AffinityCgroups, ContainerWatch | None]:
+async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch | None]:
     """Return who runs the containers, the cgroups that these have, and where those are made by somebody else."""
     from agent.local.pods_dir import PodsDir
 
@@ -126,7 +125,7 @@ async def _runtime(
 
     runtime = await _cri(config)
     container_watch = CgroupWatcher(config.cgroup_root, runtime, pod_roots(config.kubelet_cgroup_root))
-    return runtime, KernelCgroups(config.cgroup_root), container_watch
+    return runtime, open_cgroups(find_hierarchy(config.cgroup_root)), container_watch
 
 
 async def _cri(config: AgentConfig) -> CRI:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from agent.config import AgentConfig
-from agent.kernel.cgroupfs import find_hierarchy
-from agent.kernel.cpusets import DEFAULT_ROOT
+from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
 from agent.main import build, reporters
 from agent.process import Agent, Listeners
 from apiserver.client import Access, Api
@@ -127,14 +126,14 @@ class StopWatch:
         self._tell, self._watch, self._read = (
             agent.publisher.tell,
             interfaces.pods.watch,
-            interfaces.cgroups.read,
+            interfaces.cgroups.cpusets.read,
         )
         self.universe = interfaces.machine.universe
         self._news = asyncio.Event()
         self._state: NodeState | None = None
         agent.publisher.tell = self._told  # type: ignore[method-assign]
         interfaces.pods.watch = self._watched  # type: ignore[method-assign]
-        interfaces.cgroups.read = self._was_read  # type: ignore[method-assign]
+        interfaces.cgroups.cpusets.read = self._was_read  # type: ignore[method-assign]
 
     async def _watched(self, changed: Callable[[], None]) -> None:
         def delivered() -> None:

@@ -17,6 +17,7 @@ from pinning.machine.cpuset import CPUSet
 
 V1: Final = 1
 V2: Final = 2
+DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
 CPUS: Final = "cpuset.cpus"
 PROCS: Final = "cgroup.procs"
 _GONE: Final = frozenset(
@@ -54,6 +55,10 @@ class Hierarchy:
     def tasks(self) -> str:
         """The file that lists every task of one cgroup, threads of threaded cgroups and of the kernel too."""
         return "tasks" if self.version == V1 else "cgroup.threads"
+
+    def is_writable(self) -> bool:
+        """Say whether this process may change cgroups."""
+        return os.access(self.cpuset / PROCS, os.W_OK)
 
     def folder(self, cgroup: str) -> Path:
         """Return the cpuset folder of a cgroup."""

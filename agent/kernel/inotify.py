@@ -1,8 +1,9 @@
-"""Be told of changes of files and folders (inotify(7)); the standard library has no binding. Knows nothing of cgroups."""
+"""Changes of files and folders as the kernel reports them (inotify(7)). Knows nothing of cgroups."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -34,7 +35,7 @@ class Event(NamedTuple):
 
 
 class Inotify:
-    """A queue of the kernel that tells of one kind of event in what it watches."""
+    """A queue of the kernel for some kinds of events in what it watches; the standard library has no binding."""
 
     def __init__(self, events: int = MODIFY) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -78,10 +79,78 @@ def inotify_refused(error: OSError) -> Refused:
     return Refused(f"inotify: {error.strerror}: {limits}")
 
 
-def _events(told: bytes) -> Iterator[Event]:
+def _events(buffer: bytes) -> Iterator[Event]:
     offset = 0
-    while offset < len(told):
-        watch, mask, _, length = _HEADER.unpack_from(told, offset)
+    while offset < len(buffer):
+        watch, mask, _, length = _HEADER.unpack_from(buffer, offset)
         offset += _HEADER.size + length
         if not mask & _FORGOTTEN:
-            yield Event(watch, os.fsdecode(told[offset - length : offset].rstrip(b"\0")))
+            yield Event(watch, os.fsdecode(buffer[offset - length : offset].rstrip(b"\0")))
+
+
+class NamedEvent(NamedTuple):
+    """What happened to what is watched under a name, or to `file` in a watched folder."""
+
+    name: str
+    file: str
+
+
+class NamedWatches:
+    """What is watched, by the names that the watcher has for it."""
+
+    def __init__(self, events: int) -> None:
+        try:
+            self._inotify = Inotify(events)
+        except OSError as error:
+            raise inotify_refused(error) from error
+        self._watch_of: dict[str, int] = {}
+        self._name_of: dict[int, str] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when something happened."""
+        return self._inotify.fileno()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What is watched."""
+        return frozenset(self._watch_of)
+
+    def add(self, name: str, path: Path | str) -> bool:
+        """Watch a path under a name, and say whether it is there; raise Refused.
+
+        Doing it again is cheap, and finds out whether another file has taken the place of the first.
+        """
+        try:
+            watch = self._inotify.add(path)
+        except OSError as error:
+            self.remove(name)
+            if error.errno == errno.ENOENT:
+                return False
+            raise inotify_refused(error) from error
+        if self._watch_of.get(name) != watch:
+            self.remove(name)
+            self._watch_of[name] = watch
+            self._name_of[watch] = name
+        return True
+
+    def remove(self, name: str) -> None:
+        """Watch what has this name no longer."""
+        watch = self._watch_of.pop(name, None)
+        if watch is not None:
+            del self._name_of[watch]
+            self._inotify.remove(watch)
+
+    def events(self) -> list[NamedEvent] | None:
+        """Return what happened since the last call; None when events were lost: it may be anything."""
+        events = self._inotify.news()
+        if any(event.watch == OVERFLOW for event in events):
+            return None
+        return [
+            NamedEvent(self._name_of[event.watch], event.name)
+            for event in events
+            if event.watch in self._name_of
+        ]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()

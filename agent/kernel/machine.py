@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
 from agent.kernel.cgroup_names import pod_roots
@@ -14,9 +14,10 @@ from agent.kernel.sysfs import read_cpus, read_topology
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from agent.interfaces import Cpusets
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
 
@@ -26,38 +27,27 @@ NO_POD_ROOT: Final = "/"  # where there is no kubelet every CPU counts
 _MACHINE_IDS: Final = ("etc/machine-id", "var/lib/dbus/machine-id", "sys/class/dmi/id/product_uuid")
 
 
-class PodRootCgroups(Protocol):
-    """What the machine asks of the cpuset hierarchy."""
-
-    version: int
-
-    def read(self, cgroup: str) -> CPUSet:
-        """Return the effective CPUs; raise Gone."""
-        ...
-
-    def widen(self, cgroup: str, cpus: CPUSet) -> None:
-        """Give a cgroup and those above it the CPUs they lack; raise Gone, Refused."""
-        ...
-
-
 class NodeMachine:
     """The machine whose `/` is `root`, with the CPUs of the kubelet's pod root (the first of `pod_roots` there is).
 
     `known` is the topology of before a restart, with CPUs that may be offline now. `pod_cpus` is the universe of
-    before, for cgroup v1: what it has and the pod root has not was lost meanwhile (see `universe`).
+    before, for cgroup v1: what it has and the pod root has not was lost meanwhile (see `universe`); `widen` gives a
+    cgroup and those above it the CPUs they lack, and raises Gone or Refused.
     """
 
     def __init__(
         self,
         root: Path,
-        cgroups: PodRootCgroups,
+        cpusets: Cpusets,
         *,
+        widen: Callable[[str, CPUSet], None] | None = None,
         pod_roots: Iterable[str] = pod_roots(),
         known: Topology | None = None,
         pod_cpus: CPUSet = EMPTY,
     ) -> None:
         self._root = root
-        self._cgroups = cgroups
+        self._cpusets = cpusets
+        self._widen = widen
         self._pod_roots = tuple(pod_roots)
         self._known = known
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
@@ -83,7 +73,7 @@ class NodeMachine:
         """Return the cgroup above all pods; the root cgroup until the kubelet has made its own."""
         for cgroup in self._pod_roots:
             with suppress(Gone):
-                self._cgroups.read(cgroup)
+                self._cpusets.read(cgroup)
                 return cgroup
         return NO_POD_ROOT
 
@@ -94,22 +84,22 @@ class NodeMachine:
         pod root here; writing a container widens what is between.
         """
         online, cgroup = self.topology().online, self.pod_root()
-        had = self._cgroups.read(cgroup)
+        had = self._cpusets.read(cgroup)
         back = (self._lost & online) - had
-        if back and self._cgroups.version == V1 and cgroup != NO_POD_ROOT:
-            had = self._give_back(cgroup, back)
+        if back and self._widen and self._cpusets.version == V1 and cgroup != NO_POD_ROOT:
+            had = self._give_back(self._widen, cgroup, back)
         self._lost = (self._lost | self._usable) - (online - (back - had))
         self._usable = had & online
         return self._usable
 
-    def _give_back(self, cgroup: str, cpus: CPUSet) -> CPUSet:
+    def _give_back(self, widen: Callable[[str, CPUSet], None], cgroup: str, cpus: CPUSet) -> CPUSet:
         """Widen the pod root and return what it has now; without the right to write the CPUs stay unused."""
         try:
-            self._cgroups.widen(cgroup, cpus)
+            widen(cgroup, cpus)
         except (Gone, Refused) as error:
             facts = {"cpus": str(cpus), "reason": str(error)}
             logger.warning("CPUs stay out of the pod root", extra={"facts": facts})
-        return self._cgroups.read(cgroup)
+        return self._cpusets.read(cgroup)
 
     def boot_id(self) -> str:
         """Return the id of this boot."""

@@ -1,4 +1,4 @@
-"""Where the cgroups of containers are made: told at once, tens of milliseconds before the first instruction.
+"""Watches where the cgroups of containers are made: tens of milliseconds before the first instruction.
 
 A runtime makes a container's cgroup below its pod's, puts a process of its own in, and at last runs the container's
 command in it. A folder whose name ends in a container's id is a container's; every other one below the root of the
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from agent.errors import AgentError, Refused
 from agent.interfaces import NewContainer
 from agent.kernel.cgroupfs import find_hierarchy, subfolders
-from agent.kernel.inotify import CREATE, ONLY_FOLDERS, OVERFLOW, Inotify, inotify_refused
+from agent.kernel.inotify import CREATE, ONLY_FOLDERS, NamedWatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,9 +48,7 @@ class CgroupWatcher:
         self._hierarchy = find_hierarchy(cgroup_root)
         self._owners = owners
         self._pod_roots = frozenset(pod_roots)
-        self._inotify = _new_inotify()
-        self._watch_of: dict[str, int] = {}
-        self._cgroup_of: dict[int, str] = {}
+        self._watches = NamedWatches(CREATE | ONLY_FOLDERS)
         self._asking: set[asyncio.Task[None]] = set()
         self._created: Callable[[NewContainer], None] = lambda _: None
 
@@ -58,78 +56,60 @@ class CgroupWatcher:
         """Watch below the roots of the pods, and where these containers and their pods were made. Raises Refused."""
         pods = {_above(cgroup) for cgroup in cgroups}
         wanted = (pods | {_above(pod) for pod in pods} | self._pod_roots) - {""}
-        for cgroup in self._watch_of.keys() - wanted:
+        watched = self._watches.names
+        for cgroup in watched - wanted:
             if not self._hierarchy.folder(cgroup).is_dir():
-                self._unwatch(cgroup)
-        for cgroup in sorted(wanted - self._watch_of.keys()):
+                self._watches.remove(cgroup)
+        for cgroup in sorted(wanted - watched):
             self._watch(cgroup)
 
     def _watch(self, cgroup: str) -> None:
         """Watch one cgroup, and take what is in it already for just made: it may be."""
         folder = self._hierarchy.folder(cgroup)
-        try:
-            watch = self._inotify.add(folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise inotify_refused(error) from error
-        self._watch_of[cgroup] = watch
-        self._cgroup_of[watch] = cgroup
-        for child in subfolders(folder):
-            self._made(f"{cgroup}/{child.name}")
-
-    def _unwatch(self, cgroup: str) -> None:
-        watch = self._watch_of.pop(cgroup)
-        del self._cgroup_of[watch]
-        self._inotify.remove(watch)
+        if self._watches.add(cgroup, folder):
+            for child in subfolders(folder):
+                self._made(f"{cgroup}/{child.name}")
 
     async def watch(self, created: Callable[[NewContainer], None]) -> None:
         """Call `created` with each container whose cgroup is made, until cancelled."""
         loop = asyncio.get_running_loop()
         self._created = created
-        loop.add_reader(self._inotify, self._tell)
+        loop.add_reader(self._watches, self._report)
         try:
             await loop.create_future()
         finally:
-            loop.remove_reader(self._inotify)
+            loop.remove_reader(self._watches)
             self._created = lambda _: None
 
-    def _tell(self) -> None:
-        news = self._inotify.news()
-        if any(event.watch == OVERFLOW for event in news):
-            for cgroup in list(self._watch_of):
-                self._unwatch(cgroup)  # the next pass watches everything anew, and sees what is there by then
+    def _report(self) -> None:
+        events = self._watches.events()
+        if events is None:
+            for cgroup in self._watches.names:
+                self._watches.remove(
+                    cgroup
+                )  # the next pass watches everything anew, and sees what is there by then
             return
-        for event in news:
-            above = self._cgroup_of.get(event.watch)
-            if above is not None:
-                with suppress(Refused):  # told by the pass that wants to watch it
-                    self._made(f"{above}/{event.name}")
+        for event in events:
+            with suppress(Refused):  # the pass that wants to watch it says so
+                self._made(f"{event.name}/{event.file}")
 
     def _made(self, cgroup: str) -> None:
-        found = container_id(cgroup.rpartition("/")[2])
-        if found is None:
+        identity = container_id(cgroup.rpartition("/")[2])
+        if identity is None:
             self._watch(cgroup)
             return
-        task = asyncio.ensure_future(self._ask(found, cgroup))
+        task = asyncio.ensure_future(self._ask(identity, cgroup))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
-    async def _ask(self, found: str, cgroup: str) -> None:
+    async def _ask(self, identity: str, cgroup: str) -> None:
         with suppress(AgentError):  # a sandbox; or a pass will find it
-            self._created(NewContainer(found, await self._owners.owner(found), cgroup))
+            self._created(NewContainer(identity, await self._owners.owner(identity), cgroup))
 
     def close(self) -> None:
         """Stop watching."""
-        self._inotify.close()
+        self._watches.close()
 
 
 def _above(cgroup: str) -> str:
     return cgroup.rpartition("/")[0]
-
-
-def _new_inotify() -> Inotify:
-    try:
-        return Inotify(CREATE | ONLY_FOLDERS)
-    except OSError as error:
-        raise inotify_refused(error) from error

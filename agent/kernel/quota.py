@@ -17,27 +17,30 @@ _V2_QUOTA: Final = "cpu.max"
 _V2_NONE: Final = "max"
 
 
-def read_quota(hierarchy: Hierarchy, cgroup: str) -> int | None:
-    """Return a cgroup's quota in microseconds a period, None when it has none; raise Gone."""
-    quota = read_text(_quota_file(hierarchy, cgroup)).split()[0]
-    return None if quota in (_V1_NONE, _V2_NONE) else int(quota)
+class KernelQuotas:
+    """The quotas of a hierarchy (interface `Quotas`)."""
 
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._cpu = hierarchy.cpu
+        self._is_v1 = hierarchy.version == V1
 
-def unset_quota(hierarchy: Hierarchy, cgroup: str) -> None:
-    """Take a cgroup's quota away; that of the pod above it stays. Raises Gone, Refused."""
-    write_text(_quota_file(hierarchy, cgroup), _V1_NONE if hierarchy.version == V1 else _V2_NONE)
+    def quota(self, cgroup: str) -> int | None:
+        """Return a cgroup's quota in microseconds a period, None when it has none; raise Gone."""
+        quota = read_text(self._file(cgroup)).split()[0]
+        return None if quota in (_V1_NONE, _V2_NONE) else int(quota)
 
+    def unset_quota(self, cgroup: str) -> None:
+        """Take a cgroup's quota away; that of the pod above it stays. Raises Gone, Refused."""
+        write_text(self._file(cgroup), _V1_NONE if self._is_v1 else _V2_NONE)
 
-def times_throttled(hierarchy: Hierarchy, cgroup: str) -> int:
-    """Return in how many periods a cgroup was stopped by its quota (nr_throttled); raise Gone."""
-    stat = read_text(_folder(hierarchy, cgroup) / "cpu.stat")
-    counts = dict(line.split(maxsplit=1) for line in stat.splitlines())
-    return int(counts.get("nr_throttled", 0))
+    def times_throttled(self, cgroup: str) -> int:
+        """Return in how many periods a cgroup was stopped by its quota (nr_throttled); raise Gone."""
+        stat = read_text(self._folder(cgroup) / "cpu.stat")
+        counts = dict(line.split(maxsplit=1) for line in stat.splitlines())
+        return int(counts.get("nr_throttled", 0))
 
+    def _folder(self, cgroup: str) -> Path:
+        return self._cpu / cgroup.lstrip("/")
 
-def _folder(hierarchy: Hierarchy, cgroup: str) -> Path:
-    return hierarchy.cpu / cgroup.lstrip("/")
-
-
-def _quota_file(hierarchy: Hierarchy, cgroup: str) -> Path:
-    return _folder(hierarchy, cgroup) / (_V1_QUOTA if hierarchy.version == V1 else _V2_QUOTA)
+    def _file(self, cgroup: str) -> Path:
+        return self._folder(cgroup) / (_V1_QUOTA if self._is_v1 else _V2_QUOTA)

@@ -1,4 +1,4 @@
-"""Compare what the tasks of a cgroup may run on with what the cgroup was given (design section 8, proof)."""
+"""Where the tasks of a cgroup may run, compared with what the cgroup was given; and how far its container has come."""
 
 from __future__ import annotations
 
@@ -7,23 +7,52 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
 from agent.interfaces import StartState, StrayTasks
-from agent.kernel.cgroupfs import read_text, subfolders
-from agent.kernel.procfs import started
+from agent.kernel.cgroupfs import PROCS, read_text, subfolders
+from agent.kernel.procfs import is_alive, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from agent.interfaces import Cpusets
+    from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.cpuset import CPUSet
 
-_DEAD = frozenset("ZXx")  # proc_pid_stat(5): zombies and tasks that are being freed
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 # What runc's processes in a container's cgroup are called before they become the container's command: it starts
 # itself anew from /proc/self/exe or a numbered descriptor, and names its stages. "": it ended.
 _RUNC = ("", "runc", "exe", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
+EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes those of the cgroup, always
+
+
+class KernelTasks:
+    """The tasks in the cgroups of a hierarchy (interface `Tasks`)."""
+
+    def __init__(self, hierarchy: Hierarchy, cpusets: Cpusets) -> None:
+        self._hierarchy = hierarchy
+        self._cpusets = cpusets
+
+    def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
+        """Compare every task below the cgroup with `cpus`; raise Gone."""
+        return compare(self._below(cgroup), cpus, self._cpusets.read(cgroup))
+
+    def widen_tasks(self, cgroup: str, first: int) -> int:
+        """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone.
+
+        What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
+        behind when the cgroup grows.
+        """
+        return widen(self._below(cgroup), first, self._cpusets.read(cgroup), EVERY_CPU)
+
+    def _below(self, cgroup: str) -> list[int]:
+        return tasks_below(self._hierarchy.folder(cgroup), self._hierarchy.tasks)
+
+    def start_state(self, cgroup: str) -> StartState:
+        """Return how far its container has come; raise Gone."""
+        return start_state_of(int(pid) for pid in read_text(self._hierarchy.folder(cgroup) / PROCS).split())
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:
@@ -48,16 +77,16 @@ def widen(tasks: Iterable[int], first: int, usable: CPUSet, cpus: Iterable[int])
     A task with another mask chose it. `first` has to be among the tasks: its number may be somebody else's by now.
     """
     masks = dict(affinities(tasks))
-    born = masks.get(first)
-    if born is None or not born < frozenset(usable):
+    inherited = masks.get(first)
+    if inherited is None or not inherited < frozenset(usable):
         return 0
-    return sum(_allow(task, cpus) for task, allowed in masks.items() if allowed == born)
+    return sum(_allow(task, cpus) for task, allowed in masks.items() if allowed == inherited)
 
 
 def _allow(task: int, cpus: Iterable[int]) -> bool:
     try:
         os.sched_setaffinity(task, cpus)
-    except OSError:  # it ended; or it is not ours to move, and stays told as narrowed
+    except OSError:  # it ended; or it is not ours to move, and stays narrowed
         return False
     return True
 
@@ -83,8 +112,8 @@ def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks
         elif allowed < usable:
             narrowed.append(task)
     return StrayTasks(
-        tuple(task for task in outside if _is_alive(task)),
-        tuple(task for task in narrowed if _is_alive(task)),
+        tuple(task for task in outside if is_alive(task)),
+        tuple(task for task in narrowed if is_alive(task)),
     )
 
 
@@ -113,12 +142,3 @@ def _command(pid: int) -> str:
 
 def _ticks_now() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
-
-
-def _is_alive(task: int) -> bool:
-    """Say whether a task is more than a zombie, which keeps the mask it died with."""
-    try:
-        stat = Path(f"/proc/{task}/stat").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in _DEAD

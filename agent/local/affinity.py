@@ -6,7 +6,6 @@ kept off: this shows what the agent does, and protects nothing.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -19,15 +18,13 @@ from agent.local.cgroups import ROOT
 from pinning.machine.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from agent.interfaces import StartState, StrayTasks
 
 MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
 
 
 class AffinityCgroups:
-    """Stands in for cgroups (interfaces `Cgroups` and `ContainerCgroups`); the masks of the processes are all there is."""
+    """Stands in for cgroups (interfaces `Cpusets`, `Tasks` and `ContainerCgroups`); the masks of the processes are all there is."""
 
     version = 0
     writable = True
@@ -67,7 +64,7 @@ class AffinityCgroups:
             self._given.setdefault(home, union(masks) or self._usable)
         return sorted(homes)
 
-    # Cgroups.
+    # Their cpusets and tasks.
 
     def read(self, cgroup: str) -> CPUSet:
         """Return what a home was given, of the root what this process may use; raise Gone for any other."""
@@ -87,9 +84,6 @@ class AffinityCgroups:
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(task, cpus)
 
-    def widen(self, cgroup: str, cpus: CPUSet) -> None:
-        """Do nothing: no home is inside another."""
-
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every thread of a home with `cpus`; raise Gone."""
         return compare(self._tasks(cgroup), cpus, self.read(cgroup))
@@ -102,35 +96,6 @@ class AffinityCgroups:
     def start_state(self, cgroup: str) -> StartState:
         """Return how far a container has come."""
         return start_state_of(self.pids(cgroup))
-
-    def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Do nothing: nobody else writes here."""
-
-    def follow(self, cgroups: Iterable[str]) -> None:
-        """Do nothing: the kernel tells nobody of a new mask."""
-
-    async def watch(self, written: Callable[[str], None]) -> None:
-        """Wait until cancelled."""
-        await asyncio.get_running_loop().create_future()
-
-    def hold(self) -> None:
-        """Do nothing: nobody is told."""
-
-    def release(self) -> None:
-        """Do nothing: nobody is told."""
-
-    def quota(self, cgroup: str) -> int | None:
-        """Return that there is none; raise Gone."""
-        self.read(cgroup)
-        return None
-
-    def unset_quota(self, cgroup: str) -> None:
-        """Do nothing: there is none."""
-
-    def times_throttled(self, cgroup: str) -> int:
-        """Return 0; raise Gone."""
-        self.read(cgroup)
-        return 0
 
     def _tasks(self, cgroup: str) -> list[int]:
         tasks = []

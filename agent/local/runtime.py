@@ -15,8 +15,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from agent.errors import AgentError, Gone
+from agent.interfaces import Cgroups
 from agent.kernel.cgroupfs import find_hierarchy
-from agent.kernel.cpusets import KernelCgroups
+from agent.kernel.cgroups import open_cgroups
 from agent.local.affinity import AffinityCgroups
 from agent.local.cgroups import ROOT, KernelContainerCgroups
 from agent.local.manifest import BadManifest, name_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from agent.interfaces import Cgroups, RuntimeContainer
+    from agent.interfaces import Cpusets, RuntimeContainer
     from agent.local.cgroups import ContainerCgroups
     from agent.local.pods_dir import PodsDir
     from pinning.machine.cpuset import CPUSet
@@ -43,20 +44,20 @@ class LocalRuntime:
     def __init__(
         self,
         pods: PodsDir,
-        cgroups: Cgroups,
+        cpusets: Cpusets,
         homes: ContainerCgroups,
         *,
         root: str = ROOT,
         logs: Path | None = None,
     ) -> None:
         how = (
-            f"in cgroups v{cgroups.version}"
-            if cgroups.version
+            f"in cgroups v{cpusets.version}"
+            if cpusets.version
             else "by affinity only, no cgroup protects them"
         )
         self.name = f"local processes {how}"
         self._source = pods
-        self._cgroups = cgroups
+        self._cpusets = cpusets
         self._homes = homes
         self._root = root
         self._logs = logs
@@ -80,7 +81,7 @@ class LocalRuntime:
         for pod in self._pods.values():
             container = pod.find(container_id)
             if container:
-                self._cgroups.write(container.cgroup, cpus)
+                self._cpusets.write(container.cgroup, cpus)
                 pod.start(container)
                 return
         raise Gone(f"container {container_id} is not there any more")
@@ -150,9 +151,7 @@ class LocalRuntime:
             self._hint()
 
 
-def open_local(
-    pods: PodsDir, cgroup_root: Path, state_dir: Path
-) -> tuple[LocalRuntime, KernelCgroups | AffinityCgroups]:
+def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[LocalRuntime, Cgroups]:
     """Return the runtime and the cgroups of its containers: the kernel's, or affinity where none can be written.
 
     Their name hangs on the agent's state directory: no two agents take the same processes for theirs.
@@ -162,18 +161,16 @@ def open_local(
     logs.mkdir(parents=True, exist_ok=True)
     try:
         hierarchy = find_hierarchy(cgroup_root)
-        cgroups = KernelCgroups(cgroup_root)
+        if not hierarchy.is_writable():
+            return _open_affinity(pods, root, logs, "cgroups cannot be written: run as root")
+        cgroups = open_cgroups(hierarchy)
     except AgentError as error:
         return _open_affinity(pods, root, logs, str(error))
-    if not cgroups.writable:
-        cgroups.close()
-        return _open_affinity(pods, root, logs, "cgroups cannot be written: run as root")
-    return LocalRuntime(pods, cgroups, KernelContainerCgroups(hierarchy, root), root=root, logs=logs), cgroups
+    folders = KernelContainerCgroups(hierarchy, root)
+    return LocalRuntime(pods, cgroups.cpusets, folders, root=root, logs=logs), cgroups
 
 
-def _open_affinity(
-    pods: PodsDir, root: str, logs: Path | None, why: str
-) -> tuple[LocalRuntime, AffinityCgroups]:
+def _open_affinity(pods: PodsDir, root: str, logs: Path | None, why: str) -> tuple[LocalRuntime, Cgroups]:
     logger.warning("affinity only: nobody is kept off", extra={"facts": {"reason": why}})
     affinity = AffinityCgroups(root)
-    return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), affinity
+    return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), Cgroups(affinity, affinity)

@@ -52,7 +52,7 @@ class Applier:
 
         What is sent to a created container counts as done, unless another action waits for it.
         """
-        self._writable = self._cgroups.writable
+        self._writable = self._cgroups.cpusets.writable
         awaited = {at for action in actions for at in action.waits_for}
         results: list[Result] = []
         async with asyncio.TaskGroup() as group:
@@ -95,7 +95,7 @@ class Applier:
         if not (record.is_running and record.cgroup and self._writable):
             return None
         try:
-            self._cgroups.write(record.cgroup, cpus)
+            self._cgroups.cpusets.write(record.cgroup, cpus)
         except Refused:
             return None
         except AgentError as error:
@@ -107,8 +107,8 @@ class Applier:
 
     async def _send(self, record: ContainerRecord, cpus: CPUSet) -> bool:
         self._runtime_sync.forget(record.seen.id)
-        if record.cgroup:
-            self._cgroups.expect(record.cgroup, cpus)
+        if record.cgroup and self._cgroups.watch:
+            self._cgroups.watch.expect(record.cgroup, cpus)
         try:
             async with self._calls, asyncio.timeout(CALL_SECONDS):
                 await self._runtime.update_cpus(record.seen.id, cpus)
@@ -125,7 +125,7 @@ class Applier:
             record.succeeded()
             return True
         try:
-            found = self._cgroups.read(record.cgroup)
+            found = self._cgroups.cpusets.read(record.cgroup)
         except Gone:  # not created yet, or ended meanwhile
             record.succeeded()
             return True
@@ -144,7 +144,7 @@ class Applier:
     def _date(self, record: ContainerRecord, cgroup: str, cpus: CPUSet) -> None:
         """Note for how long a container that is right now may have run elsewhere."""
         with suppress(AgentError):
-            start = self._cgroups.start_state(cgroup)
+            start = self._cgroups.tasks.start_state(cgroup)
             record.was_right(cpus, start.seconds or 0.0 if record.is_running or start.has_begun else 0.0)
 
     def _seconds_in_vm(self, record: ContainerRecord) -> float:

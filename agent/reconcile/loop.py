@@ -82,7 +82,8 @@ class Loop:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._interfaces.pods.watch(self._trigger.request_pass))
             group.create_task(self._interfaces.runtime.watch(self._trigger.request_pass))
-            group.create_task(self._interfaces.cgroups.watch(self._reconciler.foreign_write))
+            if self._interfaces.cgroups.watch:
+                group.create_task(self._interfaces.cgroups.watch.watch(self._reconciler.foreign_write))
             if self._interfaces.container_watch:
                 group.create_task(self._interfaces.container_watch.watch(self._reconciler.container_created))
             group.create_task(self._poll_machine(self._trigger.request_pass))

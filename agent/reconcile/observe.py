@@ -122,7 +122,7 @@ class Observer:
         if state is State.EXITED or record.cgroup is None:
             return state, record.sent
         try:
-            cpus = self._interfaces.cgroups.read(record.cgroup)
+            cpus = self._interfaces.cgroups.cpusets.read(record.cgroup)
         except Gone:  # not yet there, or not any more
             return (state, record.sent) if state is State.CREATED else (State.EXITED, EMPTY)
         except (Refused, Unavailable) as error:
@@ -139,7 +139,7 @@ class Observer:
     def _has_begun(self, cgroup: str) -> bool:
         """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
         try:
-            return self._interfaces.cgroups.start_state(cgroup).has_begun
+            return self._interfaces.cgroups.tasks.start_state(cgroup).has_begun
         except AgentError:
             return False
 

@@ -90,14 +90,14 @@ class PreStartPinner:
         cpus = self._cpus_of(newborn.owner)
         if cpus is None:
             return True
-        start = self._cgroups.start_state(newborn.cgroup)
-        if self._cgroups.read(newborn.cgroup) != cpus:
+        start = self._cgroups.tasks.start_state(newborn.cgroup)
+        if self._cgroups.cpusets.read(newborn.cgroup) != cpus:
             if start.has_begun:
                 return True
-            self._cgroups.write(newborn.cgroup, cpus)
+            self._cgroups.cpusets.write(newborn.cgroup, cpus)
             self._told(newborn)
-            start = self._cgroups.start_state(newborn.cgroup)
-            if self._cgroups.read(newborn.cgroup) != cpus:
+            start = self._cgroups.tasks.start_state(newborn.cgroup)
+            if self._cgroups.cpusets.read(newborn.cgroup) != cpus:
                 return False
         if start.seconds is None:
             return False

@@ -16,7 +16,7 @@ from agent.errors import AgentError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.interfaces import Cgroups
+    from agent.interfaces import Quotas
     from agent.reconcile.container_record import ContainerRecord
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def unset_quotas(
-    records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, cgroups: Cgroups
+    records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, quotas: Quotas
 ) -> None:
     """Unset what has a quota and shall have none."""
     whole = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
     for record in records:
         for cgroup in _unlimited(record, ledger, whole):
-            _unset(cgroup, record, cgroups)
+            _unset(cgroup, record, quotas)
 
 
 def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bool:
@@ -49,11 +49,11 @@ def _unlimited(record: ContainerRecord, ledger: Ledger, whole: set[str]) -> Iter
     yield record.cgroup
 
 
-def _unset(cgroup: str, record: ContainerRecord, cgroups: Cgroups) -> None:
+def _unset(cgroup: str, record: ContainerRecord, quotas: Quotas) -> None:
     facts = {"container": record.name, "cgroup": cgroup}
     try:
-        if cgroups.quota(cgroup) is not None:
-            cgroups.unset_quota(cgroup)
+        if quotas.quota(cgroup) is not None:
+            quotas.unset_quota(cgroup)
             logger.info("quota unset", extra={"facts": facts})
     except AgentError as error:
         logger.debug("quota stays", extra={"facts": {**facts, "reason": str(error)}})

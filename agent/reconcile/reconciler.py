@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces, NewContainer
+    from agent.interfaces import Interfaces, NewContainer, Quotas
     from agent.metrics import Metrics
     from agent.node_state import NodeState
     from agent.reconcile.container_record import ContainerRecord
@@ -102,11 +102,14 @@ class Reconciler:
         """Do one pass; return what the node is then, None when too little is known to do anything."""
         self.metrics.passes.inc()
         self.runtime_sync.hold()
-        self._interfaces.cgroups.hold()
+        watch = self._interfaces.cgroups.watch
+        if watch:
+            watch.hold()
         try:
             return await self._run_pass()
         finally:
-            self._interfaces.cgroups.release()
+            if watch:
+                watch.release()
             self.runtime_sync.release()
 
     async def _run_pass(self) -> NodeState | None:
@@ -125,8 +128,9 @@ class Reconciler:
         self._count_rewrites()
         await self._act(made, observed, sets, writes=not config.observe)
         await self.checkpoint.settle()
-        if config.quota is Quota.UNSET and not config.observe:
-            unset_quotas(self.observer.records.values(), made.ledger, observed, self._interfaces.cgroups)
+        quotas = self._interfaces.cgroups.quotas
+        if quotas and config.quota is Quota.UNSET and not config.observe:
+            unset_quotas(self.observer.records.values(), made.ledger, observed, quotas)
         result = self._result(observed, made, sets)
         return node_state_of(
             result, self._settings.node, self._interfaces.runtime.name, kubelet, observes=config.observe
@@ -150,7 +154,8 @@ class Reconciler:
     def _follow_anew(self) -> None:
         """Watch every cgroup of what runs: another may have taken its place. That takes as long as reading them."""
         self._followed = self._running()
-        _watch(self._interfaces.cgroups.follow, self._followed)
+        if self._interfaces.cgroups.watch:
+            _watch(self._interfaces.cgroups.watch.follow, self._followed)
 
     def _running(self) -> frozenset[str]:
         return frozenset(
@@ -261,7 +266,7 @@ class Reconciler:
     def container_created(self, newborn: NewContainer) -> None:
         """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
         record = self.observer.records.get(newborn.id)
-        if not (record and record.is_running) and self._interfaces.cgroups.writable:
+        if not (record and record.is_running) and self._interfaces.cgroups.cpusets.writable:
             self._prestart.take(newborn)
 
     def _newborn_cpus(self, owner: Owner) -> CPUSet | None:
@@ -300,7 +305,7 @@ class Reconciler:
         if record is None or record.cgroup is None or not record.is_running:
             return
         try:
-            found = self._interfaces.cgroups.read(record.cgroup)
+            found = self._interfaces.cgroups.cpusets.read(record.cgroup)
         except AgentError:
             return
         if found != self._wanted.get(container_id):
@@ -339,16 +344,17 @@ class Reconciler:
         records = self.observer.records
         self._follow_anew()
         wanted = [(record, self._wanted[key]) for key, record in records.items() if key in self._wanted]
-        self.metrics.show_throttled(self._throttled())
-        return await prove_tasks(wanted, self._interfaces.cgroups, is_wanted_elsewhere)
+        quotas = self._interfaces.cgroups.quotas
+        self.metrics.show_throttled(self._throttled(quotas) if quotas else {})
+        return await prove_tasks(wanted, self._interfaces.cgroups.tasks, is_wanted_elsewhere)
 
-    def _throttled(self) -> dict[tuple[str, str, str], int]:
+    def _throttled(self, quotas: Quotas) -> dict[tuple[str, str, str], int]:
         counts = {}
         for record in self.observer.records.values():
             one = self._ledger.of(record.owner) if self._ledger else None
             if one and one.is_exclusive and record.cgroup and record.is_running:
                 try:
-                    times = self._interfaces.cgroups.times_throttled(record.cgroup)
+                    times = quotas.times_throttled(record.cgroup)
                 except AgentError:
                     continue
                 counts[one.namespace, one.pod, one.owner.container] = times

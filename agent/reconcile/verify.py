@@ -12,7 +12,7 @@ from agent.errors import AgentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.interfaces import Cgroups
+    from agent.interfaces import Tasks
     from agent.reconcile.container_record import ContainerRecord
     from pinning.machine.cpuset import CPUSet
 
@@ -30,7 +30,7 @@ class Sweep(NamedTuple):
 
 async def prove_tasks(
     records: Iterable[tuple[ContainerRecord, CPUSet]],
-    cgroups: Cgroups,
+    tasks: Tasks,
     is_wanted_elsewhere: Callable[[], bool],
 ) -> Sweep:
     """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done.
@@ -39,7 +39,7 @@ async def prove_tasks(
     """
     is_news = False
     for number, (record, cpus) in enumerate(records, 1):
-        is_news |= _prove(record, cpus, cgroups)
+        is_news |= _prove(record, cpus, tasks)
         if number % AT_ONCE == 0:
             await asyncio.sleep(0)
             if is_wanted_elsewhere():
@@ -47,13 +47,13 @@ async def prove_tasks(
     return Sweep(is_whole=True, is_news=is_news)
 
 
-def _prove(record: ContainerRecord, cpus: CPUSet, cgroups: Cgroups) -> bool:
+def _prove(record: ContainerRecord, cpus: CPUSet, tasks: Tasks) -> bool:
     if record.proof is None or record.cgroup is None or not record.is_running:
         return False
     try:
         if record.is_newborn and record.seen.pid and record.proof.cpus <= cpus:
-            _widen(record, record.cgroup, cgroups)
-        stray = cgroups.stray_tasks(record.cgroup, cpus)
+            _widen(record, record.cgroup, tasks)
+        stray = tasks.stray_tasks(record.cgroup, cpus)
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
     outside, narrowed = len(stray.outside), len(stray.narrowed)
@@ -63,8 +63,8 @@ def _prove(record: ContainerRecord, cpus: CPUSet, cgroups: Cgroups) -> bool:
     return True
 
 
-def _widen(record: ContainerRecord, cgroup: str, cgroups: Cgroups) -> None:
+def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:
     record.is_newborn = False
-    count = cgroups.widen_tasks(cgroup, record.seen.pid)
+    count = tasks.widen_tasks(cgroup, record.seen.pid)
     if count:
         logger.info("born narrower, widened", extra={"facts": {"container": record.name, "tasks": count}})

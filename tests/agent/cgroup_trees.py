@@ -1,15 +1,36 @@
-"""Plain folders in the shape of cgroup hierarchies. The files are plain too: what is written is read, unchecked."""
+"""Cgroups of the kernel, and plain folders in their shape: what is written there is read, unchecked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
+from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
+from agent.kernel.cpuset_watch import KernelCpusetWatch
+from agent.kernel.cpusets import KernelCpusets
+from agent.kernel.quota import KernelQuotas
+from agent.kernel.tasks import KernelTasks
 from pinning.machine.cpuset import CPUSet
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ALL = "0-7"
+NEW_KERNEL = "6.2.0"
+
+
+class OpenCgroups(NamedTuple):
+    """What the kernel offers of cgroups."""
+
+    cpusets: KernelCpusets
+    tasks: KernelTasks
+    watch: KernelCpusetWatch
+    quotas: KernelQuotas
+
+
+def opened(root: Path = DEFAULT_ROOT, kernel_release: str | None = None) -> OpenCgroups:
+    """Return the cgroups below a root."""
+    hierarchy = find_hierarchy(root)
+    cpusets = KernelCpusets(hierarchy, kernel_release)
+    watch, quotas = KernelCpusetWatch(cpusets), KernelQuotas(hierarchy)
+    return OpenCgroups(cpusets, KernelTasks(hierarchy, cpusets), watch, quotas)
 
 
 def make_root(root: Path, version: int) -> Path:

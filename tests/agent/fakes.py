@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
-from agent.interfaces import Interfaces, RuntimeContainer, StartState, StrayTasks
+from agent.interfaces import Cgroups, Interfaces, RuntimeContainer, StartState, StrayTasks
 from agent.main import load
 from agent.process import Agent, Parts
 from agent.reconcile.checkpoint import StateDir
@@ -98,7 +98,7 @@ class FakeRuntime:
 
 @dataclass
 class FakeCgroups:
-    """Cpusets as the kernel has them."""
+    """Cgroups as the kernel has them: cpusets with their watch, tasks and quotas."""
 
     node: FakeNode
     version: int = 2
@@ -290,7 +290,8 @@ class FakeNode:
 
     def parts(self, *reporters: Any) -> Parts:
         """Return what an agent of this node is made of."""
-        interfaces = Interfaces(self.runtime, self.cgroups, self.pods, self.machine)
+        cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups)
+        interfaces = Interfaces(self.runtime, cgroups, self.pods, self.machine)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

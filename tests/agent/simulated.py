@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.interfaces import Interfaces
+from agent.interfaces import Cgroups, Interfaces
 from agent.kernel import sysfs
 from agent.main import load
 from agent.process import Agent, Listeners, Parts, run_until_told
@@ -107,19 +107,13 @@ class Runtime(SimulatedRuntime):
             await asyncio.sleep(POLL_SECONDS)
 
 
-class Cgroups(SimulatedCgroups):
-    """Never tells of foreign writes: nobody writes in these tests but the agent and its runtime."""
-
-    async def watch(self, written: Callable[[str], None]) -> None:
-        """Wait until cancelled."""
-        await asyncio.get_running_loop().create_future()
-
-
 async def serve(root: Path, folder: Path) -> None:
     """Be the agent until SIGTERM."""
     machine, cpus = Machine(root), TreeMachine(root)
     state_dir = StateDir(folder)
-    interfaces = Interfaces(Runtime(machine), Cgroups(machine), FilePods(root / "pods.json"), cpus)
+    files = SimulatedCgroups(machine)
+    cgroups = Cgroups(files, files)  # unwatched: nobody writes in these tests but the agent and its runtime
+    interfaces = Interfaces(Runtime(machine), cgroups, FilePods(root / "pods.json"), cpus)
     parts = Parts(interfaces, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus))
     await run_until_told(Agent(parts), Listeners(socket=root / SOCKET))
 

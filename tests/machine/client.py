@@ -116,7 +116,7 @@ class SimulatedRuntime:
 
 
 class SimulatedCgroups:
-    """The cpuset hierarchy of a simulated machine, as `agent.interfaces.Cgroups`; it has no tasks and no quota."""
+    """The cgroups of a simulated machine, as each part of `agent.interfaces.Cgroups`; they have no quota."""
 
     version = 2
     writable = True

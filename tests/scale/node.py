@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from agent.config import AgentConfig, NodeOptions
-from agent.interfaces import Interfaces
+from agent.interfaces import Cgroups, Interfaces
 from agent.main import reporters
 from agent.metrics import Metrics
 from agent.node_state import NodeState
@@ -20,7 +20,7 @@ from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
 from apiserver.client import Access, Api
 from pinning.planning.node_config import DEFAULT
-from tests.agent.simulated import Cgroups
+from tests.machine.client import SimulatedCgroups
 from tests.manifests.rendered import AGENT
 from tests.scale.cluster import Cluster
 from tests.scale.machine import CPUs, InProcess, Runtime
@@ -69,7 +69,8 @@ class Node:
         self._serving: asyncio.Task[None] | None = None
 
     def _parts(self, root: Path) -> Parts:
-        interfaces = Interfaces(self._runtime, Cgroups(self._machine), self._pods, CPUs(self.name))
+        files = SimulatedCgroups(self._machine)
+        interfaces = Interfaces(self._runtime, Cgroups(files, files), self._pods, CPUs(self.name))
         metrics = Metrics()
         config = AgentConfig(self.name, root / "state", namespace=AGENT, node_options=NodeOptions(GATES))
         told = (*reporters(config, self.api, self._pods, metrics), self._witness)

@@ -55,7 +55,7 @@ async def _steps() -> None:
         told = {
             "runtime": runtime.name,
             "first": log.read_text().split()[-2],
-            "cpuset": str(cgroups.read(str(one.cgroup))),
+            "cpuset": str(cgroups.cpusets.read(str(one.cgroup))),
             "processes": [str(CPUSet(os.sched_getaffinity(pid))) for pid in pids],
         }
         file.unlink()

@@ -15,9 +15,9 @@ from cri_api.v1 import api_pb2
 from agent.cri.runtime import CRI
 from agent.errors import Gone, Refused, Unavailable
 from agent.kernel.cgroupfs import find_hierarchy
-from agent.kernel.cpusets import KernelCgroups
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
+from tests.agent.cgroup_trees import opened
 from tests.agent.containerd import CGROUP_ROOT, Containerd
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def test_update_moves_every_process(containerd: Containerd) -> None:
 
     update(containerd, one.id, ONE)
 
-    assert KernelCgroups().read(cgroup_of(one)) == ONE
+    assert opened().cpusets.read(cgroup_of(one)) == ONE
     assert [os.sched_getaffinity(task) for task in tasks(one)] == [{0}, {0}]
 
 
@@ -187,12 +187,12 @@ def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
     """A container is moved by its cgroup alone, there and back."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    one, cgroups = containers(containerd)["one"], opened()
 
     for cpus in (ONE, ALL - ONE, ALL):
-        cgroups.write(cgroup_of(one), cpus)
+        cgroups.cpusets.write(cgroup_of(one), cpus)
 
-        assert cgroups.read(cgroup_of(one)) == cpus
+        assert cgroups.cpusets.read(cgroup_of(one)) == cpus
         assert os.sched_getaffinity(one.pid) == set(cpus)
 
 
@@ -200,14 +200,14 @@ def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
     """A cgroup that a container made below its own is in the way of no change, and is widened again."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    one, cgroups = containers(containerd)["one"], opened()
     child = find_hierarchy(CGROUP_ROOT).folder(cgroup_of(one)) / "child"
     child.mkdir()
     try:
-        cgroups.write(f"{one.cgroup}/child", ALL)
+        cgroups.cpusets.write(f"{one.cgroup}/child", ALL)
         for cpus in (ONE, ALL - ONE, ALL):
-            cgroups.write(cgroup_of(one), cpus)
-            assert cgroups.read(f"{one.cgroup}/child") == cpus
+            cgroups.cpusets.write(cgroup_of(one), cpus)
+            assert cgroups.cpusets.read(f"{one.cgroup}/child") == cpus
     finally:
         child.rmdir()
 
@@ -216,16 +216,16 @@ def test_cpus_missing_above_are_given_first(containerd: Containerd) -> None:
     """A CPU that neither the pod nor the root of the pods has is given to both, from the top."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    one, cgroups = containers(containerd)["one"], opened()
     above = [str(path) for path in list(Path(cgroup_of(one)).parents)[:-1]]
-    cgroups.write(above[-1], ONE)
-    assert cgroups.read(cgroup_of(one)) == ONE
+    cgroups.cpusets.write(above[-1], ONE)
+    assert cgroups.cpusets.read(cgroup_of(one)) == ONE
 
-    cgroups.write(cgroup_of(one), ALL)
+    cgroups.cpusets.write(cgroup_of(one), ALL)
 
-    assert cgroups.read(cgroup_of(one)) == ALL
-    if cgroups.version == 1:
-        assert [cgroups.read(cgroup) for cgroup in above] == [ALL] * len(above)
+    assert cgroups.cpusets.read(cgroup_of(one)) == ALL
+    if cgroups.cpusets.version == 1:
+        assert [cgroups.cpusets.read(cgroup) for cgroup in above] == [ALL] * len(above)
 
 
 def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
@@ -233,14 +233,14 @@ def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
     pod = containerd.run_pod("web", "uid-1")
     pod.run("wide", FORKING)
     pod.run("narrow", NARROW)
-    found, cgroups = containers(containerd), KernelCgroups()
+    found, cgroups = containers(containerd), opened()
     wide, narrow = found["wide"], found["narrow"]
     for one in (wide, narrow):
         wait_until(lambda one=one: commands(one) == ["sh", "sleep"])  # type: ignore[misc]
 
-    strays = cgroups.stray_tasks(cgroup_of(wide), ONE)
+    strays = cgroups.tasks.stray_tasks(cgroup_of(wide), ONE)
     assert (set(strays.outside), strays.narrowed) == (set(tasks(wide)), ())
-    strays = cgroups.stray_tasks(cgroup_of(narrow), ALL)
+    strays = cgroups.tasks.stray_tasks(cgroup_of(narrow), ALL)
     assert (strays.outside, strays.narrowed) == ((), tuple(set(tasks(narrow)) - {narrow.pid}))
 
 
@@ -248,20 +248,20 @@ def test_foreign_update_is_seen(containerd: Containerd) -> None:
     """A set that somebody else sends over CRI is told; our own writing of the same file is not."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    one, cgroups = containers(containerd)["one"], opened()
     cgroup = cgroup_of(one)
     linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(ALL - ONE))
     request = api_pb2.UpdateContainerResourcesRequest(container_id=one.id, linux=linux)
 
     async def interfere() -> tuple[str]:
-        async with watched(cgroups.watch) as told:
-            cgroups.follow([cgroup])
-            cgroups.write(cgroup, ONE)
+        async with watched(cgroups.watch.watch) as told:
+            cgroups.watch.follow([cgroup])
+            cgroups.cpusets.write(cgroup, ONE)
             await asyncio.to_thread(
                 containerd.call, "UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse
             )
             said: tuple[str] = await asyncio.wait_for(told.get(), SECONDS)
-            cgroups.write(cgroup, ONE)
+            cgroups.cpusets.write(cgroup, ONE)
             await asyncio.sleep(0)
             assert told.empty()
             return said
@@ -273,25 +273,25 @@ def test_quota_of_a_container(containerd: Containerd) -> None:
     """The quota is read, how often it stopped the container is counted, and it can be taken away."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    one, cgroups = containers(containerd)["one"], opened()
     cgroup = cgroup_of(one)
-    assert cgroups.quota(cgroup) == 50000
-    assert cgroups.times_throttled(cgroup) >= 0
+    assert cgroups.quotas.quota(cgroup) == 50000
+    assert cgroups.quotas.times_throttled(cgroup) >= 0
 
-    cgroups.unset_quota(cgroup)
+    cgroups.quotas.unset_quota(cgroup)
 
-    assert cgroups.quota(cgroup) is None
+    assert cgroups.quotas.quota(cgroup) is None
 
 
 def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
     """What is not there is gone, CPUs that do not exist are refused, by both ways; an update after the end is no error."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], KernelCgroups()
+    one, cgroups = containers(containerd)["one"], opened()
     beyond = CPUSet.parse("4000")
 
     with pytest.raises(Refused):
-        cgroups.write(cgroup_of(one), beyond)
+        cgroups.cpusets.write(cgroup_of(one), beyond)
     with pytest.raises(Refused):
         update(containerd, one.id, beyond)
     with pytest.raises(Gone):
@@ -299,9 +299,9 @@ def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
     pod.stop(one.id)
     update(containerd, one.id, ONE)
     with pytest.raises(Gone):
-        cgroups.write(cgroup_of(one), ONE)
+        cgroups.cpusets.write(cgroup_of(one), ONE)
     with pytest.raises(Gone):
-        cgroups.read(cgroup_of(one))
+        cgroups.cpusets.read(cgroup_of(one))
 
 
 def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:

@@ -14,15 +14,13 @@ import pytest
 from agent.errors import Gone, Refused
 from agent.interfaces import StrayTasks
 from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, translated
-from agent.kernel.cpusets import KernelCgroups
-from agent.kernel.inotify import Inotify
+from agent.kernel.inotify import MODIFY, NamedWatches
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.cgroup_trees import make_cgroup, make_root, written
+from tests.agent.cgroup_trees import NEW_KERNEL, OpenCgroups, make_cgroup, make_root, opened, written
 
 POD = "/kubepods/burstable/pod1"
 ONE = f"{POD}/one"
-NEW_KERNEL = "6.2.0"
 HERE = frozenset(os.sched_getaffinity(0))
 MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 two_cpus = pytest.mark.skipif(len(HERE) == 1, reason="narrowing a task takes two CPUs")
@@ -44,11 +42,11 @@ def cpuset(tmp_path: Path, version: int) -> Path:
 
 
 @pytest.fixture
-def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[KernelCgroups]:
+def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[OpenCgroups]:
     """Return the agent's view of the node."""
-    found = KernelCgroups(tmp_path, NEW_KERNEL)
+    found = opened(tmp_path, NEW_KERNEL)
     yield found
-    found.close()
+    found.watch.close()
 
 
 @pytest.fixture
@@ -94,25 +92,25 @@ def test_unified_beside_version_1_may_have_cpuset(tmp_path: Path) -> None:
 def test_no_cpuset_controller_is_refused_with_the_remedy(tmp_path: Path) -> None:
     """An empty /sys/fs/cgroup is told as one that was not mounted."""
     with pytest.raises(Refused, match=r"no cpuset controller: mount the host's /sys/fs/cgroup there"):
-        KernelCgroups(tmp_path)
+        find_hierarchy(tmp_path)
 
 
-def test_write_changes_one_cgroup(cgroups: KernelCgroups, cpuset: Path) -> None:
+def test_write_changes_one_cgroup(cgroups: OpenCgroups, cpuset: Path) -> None:
     """The container is written, the cgroups above stay."""
-    assert cgroups.writable
+    assert cgroups.cpusets.writable
 
-    cgroups.write(ONE, CPUSet.parse("2,4-5"))
+    cgroups.cpusets.write(ONE, CPUSet.parse("2,4-5"))
 
     assert written(cpuset / ONE[1:]) == CPUSet.parse("2,4-5")
     assert written(cpuset / POD[1:]) == CPUSet.parse("0-7")
 
 
-def test_read_tells_the_effective_cpus(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+def test_read_tells_the_effective_cpus(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
     """What counts is what the kernel lets the tasks use."""
     make_cgroup(cpuset / ONE[1:], version, "1-2")
     (cpuset / ONE[1:] / "cpuset.cpus").write_text("")
 
-    assert cgroups.read(ONE) == CPUSet.parse("1-2")
+    assert cgroups.cpusets.read(ONE) == CPUSet.parse("1-2")
 
 
 def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
@@ -120,40 +118,40 @@ def test_read_without_controller_tells_the_parents_cpus(tmp_path: Path) -> None:
     make_cgroup(make_root(tmp_path, 2) / "pods", 2, "4-5")
     (tmp_path / "pods/one").mkdir()
     (tmp_path / "pods/one/cgroup.controllers").write_text("memory pids\n")
-    cgroups = KernelCgroups(tmp_path, NEW_KERNEL)
+    cgroups = opened(tmp_path, NEW_KERNEL)
 
-    assert cgroups.read("/pods/one") == CPUSet.parse("4-5")
+    assert cgroups.cpusets.read("/pods/one") == CPUSet.parse("4-5")
     with pytest.raises(
         Refused, match=r"the cpuset controller is off for this cgroup: the kubelet or the runtime"
     ):
-        cgroups.write("/pods/one", CPUSet.parse("4"))
+        cgroups.cpusets.write("/pods/one", CPUSet.parse("4"))
 
 
-def test_cgroup_whose_files_are_not_there_yet_is_gone(cgroups: KernelCgroups, cpuset: Path) -> None:
+def test_cgroup_whose_files_are_not_there_yet_is_gone(cgroups: OpenCgroups, cpuset: Path) -> None:
     """The kernel makes the folder a moment before its files, and removes it a moment after them."""
     (cpuset / f"{POD}/two"[1:]).mkdir()
 
     with pytest.raises(Gone):
-        cgroups.write(f"{POD}/two", CPUSet.parse("1"))
-    if cgroups.version == 1:
+        cgroups.cpusets.write(f"{POD}/two", CPUSet.parse("1"))
+    if cgroups.cpusets.version == 1:
         with pytest.raises(Gone):
-            cgroups.read(f"{POD}/two")
+            cgroups.cpusets.read(f"{POD}/two")
 
 
-def test_gone_cgroup_is_told_as_gone(cgroups: KernelCgroups) -> None:
+def test_gone_cgroup_is_told_as_gone(cgroups: OpenCgroups) -> None:
     """Reading, writing and proving a cgroup that is not there say so."""
     with pytest.raises(Gone):
-        cgroups.read(f"{POD}/two")
+        cgroups.cpusets.read(f"{POD}/two")
     with pytest.raises(Gone):
-        cgroups.write(f"{POD}/two", CPUSet.parse("1"))
+        cgroups.cpusets.write(f"{POD}/two", CPUSet.parse("1"))
     with pytest.raises(Gone):
-        cgroups.stray_tasks(f"{POD}/two", CPUSet.parse("1"))
+        cgroups.tasks.stray_tasks(f"{POD}/two", CPUSet.parse("1"))
 
 
-def test_empty_set_is_never_written(cgroups: KernelCgroups, cpuset: Path) -> None:
+def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:
     """An empty set is a bug of the caller and changes nothing."""
     with pytest.raises(ValueError, match="an empty set is no cpuset"):
-        cgroups.write(ONE, EMPTY)
+        cgroups.cpusets.write(ONE, EMPTY)
     assert written(cpuset / ONE[1:]) == CPUSet.parse("0-7")
 
 
@@ -181,7 +179,7 @@ def test_errors_are_told_in_words(tmp_path: Path, error: int, kind: type[Excepti
 
 
 def test_missing_cpus_are_given_top_down_on_version_1(
-    cgroups: KernelCgroups, cpuset: Path, version: int
+    cgroups: OpenCgroups, cpuset: Path, version: int
 ) -> None:
     """Where the container's write is refused, the pod and the cgroups above it get what they lack; on v2 they do not."""
     for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
@@ -190,7 +188,7 @@ def test_missing_cpus_are_given_top_down_on_version_1(
     (cpuset / ONE[1:] / "cpuset.cpus").mkdir()  # refuses every write
 
     with pytest.raises(Refused):
-        cgroups.write(ONE, CPUSet.parse("3-4"))
+        cgroups.cpusets.write(ONE, CPUSet.parse("3-4"))
 
     above = [written(cpuset / cgroup) for cgroup in ("kubepods", "kubepods/burstable", POD[1:])]
     assert above == [CPUSet.parse("0-4" if version == 1 else "0-3")] * 3
@@ -206,20 +204,20 @@ def test_missing_cpus_are_given_top_down_on_version_1(
     ],
 )
 def test_cgroups_below_a_container_follow(
-    cgroups: KernelCgroups, cpuset: Path, version: int, had: str, expected: str
+    cgroups: OpenCgroups, cpuset: Path, version: int, had: str, expected: str
 ) -> None:
     """A child with all CPUs of the container gets all of the new ones, one with a choice keeps what is left of it."""
     child = make_cgroup(cpuset / ONE[1:] / "child", version, had)
     grandchild = make_cgroup(child / "grandchild", version, had)
 
-    cgroups.write(ONE, CPUSet.parse("4-6"))
+    cgroups.cpusets.write(ONE, CPUSet.parse("4-6"))
 
     assert (written(child), written(grandchild)) == (CPUSet.parse(expected), CPUSet.parse(expected))
     assert written(cpuset / ONE[1:]) == CPUSet.parse("4-6")
 
 
 def test_every_task_of_the_subtree_is_compared(
-    cgroups: KernelCgroups, cpuset: Path, version: int, process: Callable[..., int]
+    cgroups: OpenCgroups, cpuset: Path, version: int, process: Callable[..., int]
 ) -> None:
     """Tasks of the container and of cgroups below it are found; one that ended and a zombie are no error."""
     below, own = process(), process()
@@ -230,25 +228,25 @@ def test_every_task_of_the_subtree_is_compared(
     make_cgroup(cpuset / ONE[1:] / "a/b", version, here, (below,))
     make_cgroup(cpuset / ONE[1:] / "a", version, here)
 
-    assert cgroups.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
-    elsewhere = cgroups.stray_tasks(ONE, CPUSet([max(HERE) + 1]))
+    assert cgroups.tasks.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
+    elsewhere = cgroups.tasks.stray_tasks(ONE, CPUSet([max(HERE) + 1]))
     assert (set(elsewhere.outside), elsewhere.narrowed) == ({own, below}, ())
 
 
 @two_cpus
 def test_narrower_task_is_no_drift(
-    cgroups: KernelCgroups, cpuset: Path, version: int, process: Callable[..., int]
+    cgroups: OpenCgroups, cpuset: Path, version: int, process: Callable[..., int]
 ) -> None:
     """A task on fewer CPUs than it has is told as narrowed, unless the others are offline."""
     narrow = process(frozenset({min(HERE)}))
     make_cgroup(cpuset / ONE[1:], version, str(CPUSet(HERE)), (process(), narrow))
-    assert cgroups.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks(narrowed=(narrow,))
+    assert cgroups.tasks.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks(narrowed=(narrow,))
 
     make_cgroup(cpuset / ONE[1:], version, str(min(HERE)), (narrow,))
-    assert cgroups.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
+    assert cgroups.tasks.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
 
 
-async def foreign_writes(cgroups: KernelCgroups, interfere: Callable[[], None]) -> list[str]:
+async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) -> list[str]:
     """Return what the watch tells of what `interfere` does."""
     told: list[str] = []
     any_told = asyncio.Event()
@@ -257,7 +255,7 @@ async def foreign_writes(cgroups: KernelCgroups, interfere: Callable[[], None]) 
         told.append(cgroup)
         any_told.set()
 
-    watch = asyncio.create_task(cgroups.watch(written_by_somebody))
+    watch = asyncio.create_task(cgroups.watch.watch(written_by_somebody))
     await asyncio.sleep(0)
     interfere()
     await asyncio.wait_for(any_told.wait(), 60)
@@ -266,30 +264,30 @@ async def foreign_writes(cgroups: KernelCgroups, interfere: Callable[[], None]) 
     return told
 
 
-def test_only_foreign_writes_are_told(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
     """Neither our writes, nor those we asked the runtime for, nor cgroups that are not followed are told."""
     for name in ("two", "three", "four"):
         make_cgroup(cpuset / POD[1:] / name, version)
-    cgroups.follow([ONE, f"{POD}/two", f"{POD}/three", f"{POD}/five"])
+    cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three", f"{POD}/five"])
 
     def interfere() -> None:
-        cgroups.write(ONE, CPUSet.parse("1"))
-        cgroups.expect(f"{POD}/two", CPUSet.parse("2"))
+        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+        cgroups.watch.expect(f"{POD}/two", CPUSet.parse("2"))
         for name, cpus in (("two", "2"), ("four", "4"), ("three", "3")):
             (cpuset / POD[1:] / name / "cpuset.cpus").write_text(cpus)
 
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
 
 
-def test_removed_cgroups_are_survived(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
     """A followed cgroup may go and come again, and is watched again when it is followed again."""
-    cgroups.follow([ONE, POD])
+    cgroups.watch.follow([ONE, POD])
     for file in (cpuset / ONE[1:]).iterdir():
         file.unlink()
     (cpuset / ONE[1:]).rmdir()
-    cgroups.follow([ONE, POD])
+    cgroups.watch.follow([ONE, POD])
     make_cgroup(cpuset / ONE[1:], version)
-    cgroups.follow([ONE])
+    cgroups.watch.follow([ONE])
 
     def interfere() -> None:
         (cpuset / POD[1:] / "cpuset.cpus").write_text("1")
@@ -298,38 +296,38 @@ def test_removed_cgroups_are_survived(cgroups: KernelCgroups, cpuset: Path, vers
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
 
 
-def test_writes_are_told_only_after_a_hold(cgroups: KernelCgroups, cpuset: Path) -> None:
+def test_writes_are_told_only_after_a_hold(cgroups: OpenCgroups, cpuset: Path) -> None:
     """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
-    two = make_cgroup(cpuset / POD[1:] / "two", cgroups.version)
-    cgroups.follow([ONE, f"{POD}/two"])
+    two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
+    cgroups.watch.follow([ONE, f"{POD}/two"])
     told: list[str] = []
 
     async def scenario() -> None:
-        watch = asyncio.create_task(cgroups.watch(told.append))
+        watch = asyncio.create_task(cgroups.watch.watch(told.append))
         await asyncio.sleep(0)
-        cgroups.hold()
-        cgroups.write(ONE, CPUSet.parse("1"))
+        cgroups.watch.hold()
+        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
         (two / "cpuset.cpus").write_text("2")
         for _ in range(3):
             await asyncio.sleep(0)
         assert told == []
-        cgroups.release()
+        cgroups.watch.release()
         async with asyncio.timeout(60):
             while not told:
                 await asyncio.sleep(0)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-        cgroups.release()  # of a pass that ends after the watch did
+        cgroups.watch.release()  # of a pass that ends after the watch did
 
     asyncio.run(scenario())
     assert told == [f"{POD}/two"]
 
 
-def test_overflow_tells_of_every_other_value(cgroups: KernelCgroups, cpuset: Path, version: int) -> None:
+def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
     """When the kernel lost events every followed cgroup is compared with what we wrote."""
     two, three = (make_cgroup(cpuset / POD[1:] / name, version) for name in ("two", "three"))
-    cgroups.follow([ONE, f"{POD}/two", f"{POD}/three"])
-    cgroups.write(ONE, CPUSet.parse("1"))
+    cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three"])
+    cgroups.cpusets.write(ONE, CPUSet.parse("1"))
 
     def interfere() -> None:
         files = [(folder / "cpuset.cpus").open("w") for folder in (two, three)]
@@ -344,12 +342,12 @@ def test_overflow_tells_of_every_other_value(cgroups: KernelCgroups, cpuset: Pat
     assert set(told) == {ONE, f"{POD}/two", f"{POD}/three"}
 
 
-def test_inotify_limits_are_told(cgroups: KernelCgroups) -> None:
+def test_inotify_limits_are_told(cgroups: OpenCgroups) -> None:
     """A queue that cannot watch says which limit to raise."""
-    cgroups.close()
+    cgroups.watch.close()
     with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
-        cgroups.follow([ONE])
-    cgroups._inotify = Inotify()
+        cgroups.watch.follow([ONE])
+    cgroups.watch._watches = NamedWatches(MODIFY)
 
 
 @pytest.mark.parametrize(
@@ -394,26 +392,26 @@ def test_write_keeps_pins_on_old_kernels(
     """On a kernel before 6.2 a write sets the pins of the container's threads again."""
     pinned = process(frozenset({min(HERE)}))
     make_cgroup(cpuset / ONE[1:], version, str(CPUSet(HERE)), (pinned, process()))
-    cgroups = KernelCgroups(tmp_path, "6.1.0-56-amd64")
+    cgroups = opened(tmp_path, "6.1.0-56-amd64")
 
-    cgroups.write(ONE, CPUSet(HERE))
+    cgroups.cpusets.write(ONE, CPUSet(HERE))
 
     assert os.sched_getaffinity(pinned) == {min(HERE)}
     assert written(cpuset / ONE[1:]) == CPUSet(HERE)
-    cgroups.close()
+    cgroups.watch.close()
 
 
-def test_quota_is_read_and_unset(tmp_path: Path, cgroups: KernelCgroups, version: int) -> None:
+def test_quota_is_read_and_unset(tmp_path: Path, cgroups: OpenCgroups, version: int) -> None:
     """The quota stands in the cpu controller of either version, and so does the count of throttled periods."""
     folder = tmp_path / ("cpu" if version == 1 else ".") / ONE[1:]
     folder.mkdir(parents=True, exist_ok=True)
     quota = folder / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")
     quota.write_text("200000\n" if version == 1 else "200000 100000\n")
     (folder / "cpu.stat").write_text("nr_periods 40\nnr_throttled 7\nthrottled_time 12\n")
-    assert cgroups.quota(ONE) == 200000
-    assert cgroups.times_throttled(ONE) == 7
+    assert cgroups.quotas.quota(ONE) == 200000
+    assert cgroups.quotas.times_throttled(ONE) == 7
 
-    cgroups.unset_quota(ONE)
+    cgroups.quotas.unset_quota(ONE)
 
     assert quota.read_text() == ("-1" if version == 1 else "max")
-    assert cgroups.quota(ONE) is None
+    assert cgroups.quotas.quota(ONE) is None

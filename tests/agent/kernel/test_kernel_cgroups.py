@@ -14,9 +14,9 @@ import pytest
 from agent.errors import AgentError, Gone, Refused
 from agent.interfaces import StrayTasks
 from agent.kernel.cgroupfs import V1, V2, Hierarchy, find_hierarchy
-from agent.kernel.cpusets import KernelCgroups
 from agent.kernel.thread_pins import kernel_forgets_pins
 from pinning.machine.cpuset import CPUSet
+from tests.agent.cgroup_trees import OpenCgroups, opened
 
 ROOT = Path("/sys/fs/cgroup")
 HERE = CPUSet(os.sched_getaffinity(0))
@@ -93,56 +93,56 @@ def pod() -> Iterator[Pod]:
 
 
 @pytest.fixture
-def cgroups() -> Iterator[KernelCgroups]:
+def cgroups() -> Iterator[OpenCgroups]:
     """Return the agent's view of this machine."""
-    made = KernelCgroups(ROOT)
+    made = opened()
     yield made
-    made.close()
+    made.watch.close()
 
 
 @pytest.mark.skipif(
     kernel_forgets_pins(os.uname().release) and len(HERE) == 2, reason="with two CPUs a pin is the whole set"
 )
-def test_pins_of_threads_outlive_changes(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_pins_of_threads_outlive_changes(pod: Pod, cgroups: OpenCgroups) -> None:
     """A thread that pinned itself stays there while its container shrinks and grows; its process moves."""
     process, thread = pod.start()
-    cgroups.write(pod.container, HERE)
+    cgroups.cpusets.write(pod.container, HERE)
 
     for cpus in (HERE - HIGH, HERE, HERE - HIGH, HERE):
-        cgroups.write(pod.container, cpus)
+        cgroups.cpusets.write(pod.container, cpus)
 
-        assert cgroups.read(pod.container) == cpus
+        assert cgroups.cpusets.read(pod.container) == cpus
         assert os.sched_getaffinity(process) == set(cpus)
         assert os.sched_getaffinity(thread) == set(LOW)
-    assert cgroups.stray_tasks(pod.container, HERE) == StrayTasks(narrowed=(thread,))
-    assert cgroups.stray_tasks(pod.container, HIGH) == StrayTasks(outside=(process, thread))
+    assert cgroups.tasks.stray_tasks(pod.container, HERE) == StrayTasks(narrowed=(thread,))
+    assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks(outside=(process, thread))
 
 
-def test_pin_that_does_not_fit_gives_way(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_pin_that_does_not_fit_gives_way(pod: Pod, cgroups: OpenCgroups) -> None:
     """A container moved away from its thread's pin takes the thread along."""
     _, thread = pod.start()
 
-    cgroups.write(pod.container, HIGH)
+    cgroups.cpusets.write(pod.container, HIGH)
 
     assert os.sched_getaffinity(thread) == set(HIGH)
-    assert cgroups.stray_tasks(pod.container, HIGH) == StrayTasks()
+    assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks()
 
 
-def test_cgroups_below_are_in_no_ones_way(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_cgroups_below_are_in_no_ones_way(pod: Pod, cgroups: OpenCgroups) -> None:
     """A cgroup that holds all CPUs of the container, and one below that, follow it everywhere."""
     below = [f"{pod.container}/a", f"{pod.container}/a/b"]
     for cgroup in below:
         pod.make(cgroup)
-        cgroups.write(cgroup, HERE)
-    cgroups.write(pod.container, HERE)
+        cgroups.cpusets.write(cgroup, HERE)
+    cgroups.cpusets.write(pod.container, HERE)
 
     for cpus in (LOW, HIGH, HERE, HIGH):
-        cgroups.write(pod.container, cpus)
-        assert [cgroups.read(cgroup) for cgroup in below] == [cpus, cpus]
+        cgroups.cpusets.write(pod.container, cpus)
+        assert [cgroups.cpusets.read(cgroup) for cgroup in below] == [cpus, cpus]
 
 
 @pytest.mark.skipif(not (ROOT / "cgroup.controllers").exists(), reason="cgroup v1 has no threaded cgroups")
-def test_threads_in_a_cgroup_of_their_own_are_compared(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_threads_in_a_cgroup_of_their_own_are_compared(pod: Pod, cgroups: OpenCgroups) -> None:
     """A threaded cgroup below the container lists no processes, and its threads are found."""
     process, thread = pod.start()
     below = pod.folder(pod.container) / "threads"
@@ -150,22 +150,22 @@ def test_threads_in_a_cgroup_of_their_own_are_compared(pod: Pod, cgroups: Kernel
     (below / "cgroup.type").write_text("threaded")
     (below / "cgroup.threads").write_text(str(thread))
 
-    assert cgroups.stray_tasks(pod.container, HIGH) == StrayTasks(outside=(process, thread))
+    assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks(outside=(process, thread))
 
 
-def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: OpenCgroups) -> None:
     """A removed cgroup ends no watch, and one of the same name is watched anew."""
-    cgroups.follow([pod.container])
+    cgroups.watch.follow([pod.container])
     pod.folder(pod.container).rmdir()
-    cgroups.follow([pod.container])
+    cgroups.watch.follow([pod.container])
     pod.make(pod.container)
-    cgroups.follow([pod.container])
+    cgroups.watch.follow([pod.container])
 
     async def interfere() -> str:
         told: asyncio.Queue[str] = asyncio.Queue()
-        watch = asyncio.create_task(cgroups.watch(told.put_nowait))
+        watch = asyncio.create_task(cgroups.watch.watch(told.put_nowait))
         await asyncio.sleep(0)
-        cgroups.write(pod.container, HERE)
+        cgroups.cpusets.write(pod.container, HERE)
         (pod.folder(pod.container) / "cpuset.cpus").write_text(str(LOW))
         try:
             return await asyncio.wait_for(told.get(), 60)
@@ -176,89 +176,89 @@ def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: Ke
     assert asyncio.run(interfere()) == pod.container
 
 
-def test_cgroup_that_came_again_is_read_anew(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_cgroup_that_came_again_is_read_anew(pod: Pod, cgroups: OpenCgroups) -> None:
     """The file of a removed cgroup stays open and tells nothing of the one that has its name now."""
-    cgroups.write(pod.container, LOW)
-    assert cgroups.read(pod.container) == LOW
+    cgroups.cpusets.write(pod.container, LOW)
+    assert cgroups.cpusets.read(pod.container) == LOW
 
     pod.folder(pod.container).rmdir()
     with pytest.raises(Gone):
-        cgroups.read(pod.container)
+        cgroups.cpusets.read(pod.container)
     pod.make(pod.container)
 
-    assert cgroups.read(pod.container) == HERE
-    cgroups.write(pod.container, HIGH)
-    assert cgroups.read(pod.container) == HIGH
+    assert cgroups.cpusets.read(pod.container) == HERE
+    cgroups.cpusets.write(pod.container, HIGH)
+    assert cgroups.cpusets.read(pod.container) == HIGH
 
 
 @pytest.mark.skipif(
     not (ROOT / "cpuset").exists(), reason="cgroup v2 lets a cgroup have more than the one above"
 )
-def test_cpus_that_the_pod_lost_are_given_back(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_cpus_that_the_pod_lost_are_given_back(pod: Pod, cgroups: OpenCgroups) -> None:
     """On v1, where a CPU that was offline is in no cgroup any more, the container's write widens its pod."""
     for cgroup in (pod.container, pod.name):
-        cgroups.write(cgroup, LOW)
+        cgroups.cpusets.write(cgroup, LOW)
 
-    cgroups.write(pod.container, HERE)
+    cgroups.cpusets.write(pod.container, HERE)
 
-    assert (cgroups.read(pod.name), cgroups.read(pod.container)) == (HERE, HERE)
+    assert (cgroups.cpusets.read(pod.name), cgroups.cpusets.read(pod.container)) == (HERE, HERE)
 
 
 @pytest.mark.parametrize("cpus", ["8000", "0,8000"])
-def test_cpus_that_do_not_exist(pod: Pod, cgroups: KernelCgroups, cpus: str) -> None:
+def test_cpus_that_do_not_exist(pod: Pod, cgroups: OpenCgroups, cpus: str) -> None:
     """The kernel's no is told in words, and what was stays."""
     with pytest.raises(Refused, match=r"refused: .*: choose CPUs that"):
-        cgroups.write(pod.container, CPUSet.parse(cpus))
-    assert cgroups.read(pod.container) == HERE
+        cgroups.cpusets.write(pod.container, CPUSet.parse(cpus))
+    assert cgroups.cpusets.read(pod.container) == HERE
 
 
-def test_first_process_born_narrower_is_widened(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_first_process_born_narrower_is_widened(pod: Pod, cgroups: OpenCgroups) -> None:
     """It runs on all of its cgroup then, and follows it; threads on CPUs of their own choice stay there."""
     process, thread = pod.start()
     os.sched_setaffinity(process, HIGH)
 
-    assert cgroups.widen_tasks(pod.container, process) == 1
+    assert cgroups.tasks.widen_tasks(pod.container, process) == 1
     assert os.sched_getaffinity(process) == set(HERE)
     assert os.sched_getaffinity(thread) == set(LOW)
-    assert cgroups.widen_tasks(pod.container, process) == 0
+    assert cgroups.tasks.widen_tasks(pod.container, process) == 0
     for cpus in (HIGH, LOW, HERE):
-        cgroups.write(pod.container, cpus)
+        cgroups.cpusets.write(pod.container, cpus)
         assert os.sched_getaffinity(process) == set(cpus)
 
 
-def test_widened_process_follows_when_its_cgroup_grows(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_widened_process_follows_when_its_cgroup_grows(pod: Pod, cgroups: OpenCgroups) -> None:
     """The kernel does not remember the CPUs it had when it was widened as its own choice."""
     if len(HERE) == 2:
         pytest.skip("narrower than less than everything takes three CPUs")
     process, _ = pod.start()
-    cgroups.write(pod.container, HERE - LOW)
+    cgroups.cpusets.write(pod.container, HERE - LOW)
     os.sched_setaffinity(process, HIGH)
 
-    assert cgroups.widen_tasks(pod.container, process)
+    assert cgroups.tasks.widen_tasks(pod.container, process)
     assert os.sched_getaffinity(process) == set(HERE - LOW)
-    cgroups.write(pod.container, HERE)
+    cgroups.cpusets.write(pod.container, HERE)
     assert os.sched_getaffinity(process) == set(HERE)
 
 
-def test_process_of_another_cgroup_is_not_widened(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_process_of_another_cgroup_is_not_widened(pod: Pod, cgroups: OpenCgroups) -> None:
     """The number of a process that ended may be anybody's."""
     pod.start()
     os.sched_setaffinity(0, LOW)
     try:
-        assert cgroups.widen_tasks(pod.container, os.getpid()) == 0
+        assert cgroups.tasks.widen_tasks(pod.container, os.getpid()) == 0
         assert os.sched_getaffinity(0) == set(LOW)
     finally:
         os.sched_setaffinity(0, HERE)
 
 
-def test_ended_container_is_gone(pod: Pod, cgroups: KernelCgroups) -> None:
+def test_ended_container_is_gone(pod: Pod, cgroups: OpenCgroups) -> None:
     """What was removed is told as gone by every call."""
     pod.folder(pod.container).rmdir()
     calls: list[Callable[[], object]] = [
-        lambda: cgroups.read(pod.container),
-        lambda: cgroups.write(pod.container, HERE),
-        lambda: cgroups.stray_tasks(pod.container, HERE),
-        lambda: cgroups.widen_tasks(pod.container, os.getpid()),
+        lambda: cgroups.cpusets.read(pod.container),
+        lambda: cgroups.cpusets.write(pod.container, HERE),
+        lambda: cgroups.tasks.stray_tasks(pod.container, HERE),
+        lambda: cgroups.tasks.widen_tasks(pod.container, os.getpid()),
     ]
     for call in calls:
         with pytest.raises(Gone):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Refused
-from agent.kernel.cpusets import KernelCgroups
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NodeMachine
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -29,7 +30,7 @@ class Node:
         self.boot(WHOLE)
         self.cpuset = make_root(self.cgroup_root, version)
         self.show("", ONLINE)
-        self.cgroups = KernelCgroups(self.cgroup_root, "6.18.0")
+        self.cpusets = KernelCpusets(find_hierarchy(self.cgroup_root), "6.18.0")
 
     def boot(self, name: str) -> None:
         """Show the CPUs of another capture of the machine."""
@@ -44,7 +45,7 @@ class Node:
 
     def machine(self, pod_cpus: CPUSet = EMPTY) -> NodeMachine:
         """Return the agent's view."""
-        return NodeMachine(self.root, self.cgroups, pod_cpus=pod_cpus)
+        return NodeMachine(self.root, self.cpusets, widen=self.cpusets.widen, pod_cpus=pod_cpus)
 
 
 @pytest.fixture(params=[1, 2])
@@ -59,7 +60,7 @@ def test_offline_cpus_keep_their_cores(node: Node) -> None:
     before = machine.topology()
     node.boot(PART)
     after = machine.topology()
-    restarted = NodeMachine(node.root, node.cgroups, known=before).topology()
+    restarted = NodeMachine(node.root, node.cpusets, known=before).topology()
 
     assert after.online == LEFT == machine.online()
     assert after.cpus == ONLINE
@@ -109,7 +110,7 @@ def test_pod_root_is_configurable(node: Node) -> None:
     node.show("kubepods", CPUSet.parse("0-15"))
     node.show("kubelet/kubepods", CPUSet.parse("4-7"))
 
-    machine = NodeMachine(node.root, node.cgroups, pod_roots=["/kubelet/kubepods"])
+    machine = NodeMachine(node.root, node.cpusets, pod_roots=["/kubelet/kubepods"])
 
     assert machine.universe() == CPUSet.parse("4-7")
 

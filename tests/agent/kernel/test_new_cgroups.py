@@ -137,14 +137,14 @@ def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:
     async def follow() -> None:
         watcher.follow([f"{POD}/{ID}"])
         (cpuset / "kubepods/burstable/pod2").mkdir()
-        watcher._tell()
-        assert "/kubepods/burstable/pod2" in watcher._watch_of
+        watcher._report()
+        assert "/kubepods/burstable/pod2" in watcher._watches.names
         shutil.rmtree(cpuset / "kubepods/burstable/pod2")
         shutil.rmtree(cpuset / POD[1:])
         watcher.follow([])
 
     asyncio.run(follow())
-    assert set(watcher._watch_of) == set(watcher._cgroup_of.values()) == {"/kubepods", "/kubepods/burstable"}
+    assert watcher._watches.names == {"/kubepods", "/kubepods/burstable"}
     watcher.close()
 
 
@@ -154,9 +154,9 @@ def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPat
 
     async def happens(watcher: CgroupWatcher) -> None:
         watcher.follow([])
-        monkeypatch.setattr(watcher._inotify, "news", lambda: [Event(OVERFLOW, "")])
+        monkeypatch.setattr(watcher._watches._inotify, "news", lambda: [Event(OVERFLOW, "")])
         (cpuset / POD[1:] / ID).mkdir()
-        watcher._tell()
+        watcher._report()
         monkeypatch.undo()
         watcher.follow([])
 

@@ -14,12 +14,13 @@ import pytest
 import yaml
 
 from agent.errors import Gone
-from agent.interfaces import RuntimeContainer
-from agent.kernel.cgroupfs import find_hierarchy
-from agent.kernel.cpusets import DEFAULT_ROOT, KernelCgroups
+from agent.interfaces import Cpusets, RuntimeContainer, Tasks
+from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
+from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.procfs import is_alive
+from agent.kernel.tasks import KernelTasks
 from agent.local.affinity import AffinityCgroups
-from agent.local.cgroups import KernelContainerCgroups
+from agent.local.cgroups import ContainerCgroups, KernelContainerCgroups
 from agent.local.finished_pods import write_finished
 from agent.local.manifest import uid_for
 from agent.local.pods_dir import PodsDir
@@ -51,15 +52,17 @@ class World:
     def start(self) -> None:
         """Be a new agent."""
         self.source = PodsDir(self.folder / "pods", self.folder / "finished.json")
-        cgroups: KernelCgroups | AffinityCgroups
+        self.cpusets: Cpusets
+        self.tasks: Tasks
+        self.cgroups: ContainerCgroups
         if self.kind == "affinity":
-            cgroups = AffinityCgroups(self.root)
-            homes: KernelContainerCgroups | AffinityCgroups = cgroups
+            self.cpusets = self.tasks = self.cgroups = AffinityCgroups(self.root)
         else:
-            cgroups = KernelCgroups()
-            homes = KernelContainerCgroups(find_hierarchy(DEFAULT_ROOT), self.root)
-        self.cgroups, self.homes = cgroups, homes
-        self.runtime = LocalRuntime(self.source, cgroups, homes, root=self.root, logs=self.folder)
+            hierarchy = find_hierarchy(DEFAULT_ROOT)
+            self.cpusets = KernelCpusets(hierarchy)
+            self.tasks = KernelTasks(hierarchy, self.cpusets)
+            self.cgroups = KernelContainerCgroups(hierarchy, self.root)
+        self.runtime = LocalRuntime(self.source, self.cpusets, self.cgroups, root=self.root, logs=self.folder)
 
     def put(self, *containers: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any) -> None:
         """Write the pod `p`."""
@@ -127,11 +130,11 @@ class World:
 
     def close(self) -> None:
         """End whatever a test left running."""
-        for home in self.homes.found():
-            while self.homes.pids(home):
-                kill_all(lambda home=home: self.homes.pids(home))  # type: ignore[misc]
+        for home in self.cgroups.found():
+            while self.cgroups.pids(home):
+                kill_all(lambda home=home: self.cgroups.pids(home))  # type: ignore[misc]
                 reap()
-            self.homes.remove(home)
+            self.cgroups.remove(home)
 
 
 def reap() -> None:
@@ -186,7 +189,9 @@ def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
         assert (one.pod_uid, one.namespace, one.pod, one.cgroup) == (UID, "default", "p", world.home("app"))
         await world.until_seen(lambda: bool(world.log("app")))
         assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
-        await world.until_seen(lambda: world.homes.pids(world.home("app")) == [one.pid])  # without its `grep`
+        await world.until_seen(
+            lambda: world.cgroups.pids(world.home("app")) == [one.pid]
+        )  # without its `grep`
 
     run(world, steps())
 
@@ -200,7 +205,7 @@ def test_container_without_sent_cpus_starts_too(world: World) -> None:
 
 async def _check_runs(world: World) -> None:
     found = await world.until(running("app"))
-    assert world.cgroups.read(str(found["app"].cgroup)) >= LAST
+    assert world.cpusets.read(str(found["app"].cgroup)) >= LAST
 
 
 def test_running_container_moves(world: World) -> None:
@@ -209,14 +214,14 @@ def test_running_container_moves(world: World) -> None:
 
     async def steps() -> None:
         one = (await world.until(running("app")))["app"]
-        await world.until_seen(lambda: len(world.homes.pids(world.home("app"))) == 2)
+        await world.until_seen(lambda: len(world.cgroups.pids(world.home("app"))) == 2)
         await world.runtime.update_cpus(one.id, CPUSet(os.sched_getaffinity(0)))
-        assert [os.sched_getaffinity(pid) for pid in world.homes.pids(world.home("app"))] == [
+        assert [os.sched_getaffinity(pid) for pid in world.cgroups.pids(world.home("app"))] == [
             os.sched_getaffinity(0)
         ] * 2
-        assert world.cgroups.stray_tasks(world.home("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
+        assert world.tasks.stray_tasks(world.home("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
         await world.runtime.update_cpus(one.id, LAST)
-        assert world.cgroups.stray_tasks(world.home("app"), LAST).outside == ()
+        assert world.tasks.stray_tasks(world.home("app"), LAST).outside == ()
 
     run(world, steps())
 
@@ -244,7 +249,7 @@ def test_removed_pod_leaves_nothing(world: World) -> None:
         world.remove()
         await world.until(lambda found: not found)
         assert not any(is_alive(one.pid) for one in found.values())
-        assert world.homes.found() == []
+        assert world.cgroups.found() == []
         with pytest.raises(Gone):
             await world.runtime.update_cpus(found["app"].id, LAST)
 
@@ -260,7 +265,7 @@ def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
     async def steps() -> None:
         await world.until(running("app"))
         await world.until_seen(
-            lambda: len(world.homes.pids(world.home("app"))) == 2
+            lambda: len(world.cgroups.pids(world.home("app"))) == 2
         )  # past its first command
         world.remove()
         await world.until(lambda found: not found)
@@ -275,7 +280,7 @@ def test_pod_that_ends_is_told_its_phase(world: World) -> None:
 
     async def steps() -> None:
         await world.until(lambda _: world.source.pods().get(UID, {}).get("status") == {"phase": "Succeeded"})
-        found = await world.until(lambda found: running()(found) and not world.homes.found())
+        found = await world.until(lambda found: running()(found) and not world.cgroups.found())
         assert {one.state for one in found.values()} == {State.EXITED}
 
     run(world, steps())
@@ -320,7 +325,7 @@ def test_next_agent_takes_over(world: World) -> None:
         second = (await world.until(running("app")))["app"]
         assert (second.pid, second.cgroup) == (first.pid, first.cgroup)
         assert world.log("i") == "once\n"
-        assert world.cgroups.read(str(second.cgroup)) == LAST
+        assert world.cpusets.read(str(second.cgroup)) == LAST
         world.remove()
         await world.until(lambda found: not found)
         reap()
@@ -380,7 +385,7 @@ def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
         home = world.home(
             "app"
         )  # between two commands a process has no environment, by which affinity knows it
-        await world.until(lambda _: world.homes.pids(home) == [found["app"].pid])
+        await world.until(lambda _: world.cgroups.pids(home) == [found["app"].pid])
 
     run(world, steps())
 
@@ -402,7 +407,7 @@ def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
     roots = []
     for name in ("a", "b", "a"):
         runtime, cgroups = open_local(PodsDir(tmp_path), tmp_path / "no-cgroups", tmp_path / name)
-        assert isinstance(cgroups, AffinityCgroups)
+        assert isinstance(cgroups.cpusets, AffinityCgroups)
         assert "affinity only" in runtime.name
         roots.append(runtime._root)
 

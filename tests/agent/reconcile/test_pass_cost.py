@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from agent.interfaces import Cgroups
 from agent.kernel.cgroupfs import Hierarchy, find_hierarchy
-from agent.kernel.cpusets import KernelCgroups
 from agent.process import Agent
 from pinning.machine.cpuset import CPUSet
-from tests.agent.cgroup_trees import make_cgroup, make_root
+from tests.agent.cgroup_trees import NEW_KERNEL, make_cgroup, make_root
+from tests.agent.cgroup_trees import opened as cgroups_below
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
 
 CONTAINERS = 110
-NEW_KERNEL = "6.2.0"
 ONE_CPU, SHARED = Wish("1", policy="exclusive"), Wish("1", policy="none")
 
 _listeners: list[Counter[Path]] = []
@@ -57,9 +57,11 @@ class Node:
         for number in range(CONTAINERS):
             fake.add(f"p{number}", SHARED)
             self._make(version, fake.cgroup(fake.start(f"p{number}")))
-        self.cgroups = KernelCgroups(root, NEW_KERNEL)
+        self.cgroups = cgroups_below(root, NEW_KERNEL)
         parts = fake.parts()
-        fake.agent = Agent(replace(parts, interfaces=replace(parts.interfaces, cgroups=self.cgroups)))
+        fake.agent = Agent(
+            replace(parts, interfaces=replace(parts.interfaces, cgroups=Cgroups(*self.cgroups)))
+        )
         fake.run(passes=2)
 
     def _make(self, version: int, cgroup: str) -> None:
@@ -89,7 +91,7 @@ def many(node: FakeNode, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     """Return a node with each version of cgroups."""
     made = Node(node, tmp_path / "cgroup", int(request.param))
     yield made
-    made.cgroups.close()
+    made.cgroups.watch.close()
 
 
 def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else(many: Node) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.clock import Clock
 from agent.errors import Gone
-from agent.interfaces import NewContainer, StartState
+from agent.interfaces import Cgroups, NewContainer, StartState
 from agent.reconcile.prestart import PreStartPinner
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
@@ -53,7 +53,7 @@ def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[PreStartPinner, l
     told: list[NewContainer] = []
 
     async def run() -> PreStartPinner:
-        pinner = PreStartPinner(cgroup, Clock(), lambda _: cpus, told.append)  # type: ignore[arg-type]
+        pinner = PreStartPinner(Cgroups(cgroup, cgroup), Clock(), lambda _: cpus, told.append)  # type: ignore[arg-type]
         pinner.take(NEWBORN)
         pinner.take(NEWBORN)
         assert pinner.is_tending("one")

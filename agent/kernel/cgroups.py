@@ -1,0 +1,21 @@
+"""The kernel behind `agent.interfaces.Cgroups`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.interfaces import Cgroups
+from agent.kernel.cpuset_watch import KernelCpusetWatch
+from agent.kernel.cpusets import KernelCpusets
+from agent.kernel.quota import KernelQuotas
+from agent.kernel.tasks import KernelTasks
+
+if TYPE_CHECKING:
+    from agent.kernel.cgroupfs import Hierarchy
+
+
+def open_cgroups(hierarchy: Hierarchy, kernel_release: str | None = None) -> Cgroups:
+    """Return the cgroups of a hierarchy; raise Refused where they cannot be watched."""
+    cpusets = KernelCpusets(hierarchy, kernel_release)
+    watch, quotas = KernelCpusetWatch(cpusets), KernelQuotas(hierarchy)
+    return Cgroups(cpusets, KernelTasks(hierarchy, cpusets), watch, quotas)
