@@ -1,12 +1,10 @@
-"""Cgroups of both versions as plain folders; `test_containerd` has the kernel's."""
+"""Cpusets and tasks of cgroups of both versions as plain folders; `test_kernel_cgroups` has the kernel's."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,56 +12,21 @@ import pytest
 from agent.errors import Gone, Refused
 from agent.interfaces import StrayTasks
 from agent.kernel.cgroupfs import Hierarchy, find_hierarchy, translated
-from agent.kernel.inotify import MODIFY, NamedWatches
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.cgroup_trees import NEW_KERNEL, OpenCgroups, make_cgroup, make_root, opened, written
+from tests.agent.cgroup_trees import (
+    NEW_KERNEL,
+    ONE,
+    POD,
+    OpenCgroups,
+    make_cgroup,
+    make_root,
+    opened,
+    written,
+)
 
-POD = "/kubepods/burstable/pod1"
-ONE = f"{POD}/one"
 HERE = frozenset(os.sched_getaffinity(0))
-MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 two_cpus = pytest.mark.skipif(len(HERE) == 1, reason="narrowing a task takes two CPUs")
-
-
-@pytest.fixture(params=[1, 2])
-def version(request: pytest.FixtureRequest) -> int:
-    """Return each version of cgroups."""
-    return int(request.param)
-
-
-@pytest.fixture
-def cpuset(tmp_path: Path, version: int) -> Path:
-    """Return the cpuset folder of a node with one pod of one container, all on CPUs 0-7."""
-    folder = make_root(tmp_path, version)
-    for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
-        make_cgroup(folder / cgroup[1:], version)
-    return folder
-
-
-@pytest.fixture
-def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[OpenCgroups]:
-    """Return the agent's view of the node."""
-    found = opened(tmp_path, NEW_KERNEL)
-    yield found
-    found.watch.close()
-
-
-@pytest.fixture
-def process() -> Iterator[Callable[..., int]]:
-    """Return a starter of processes on some CPUs, and end them."""
-    started = []
-
-    def start(cpus: frozenset[int] = HERE, command: str = "sleep") -> int:
-        one = subprocess.Popen([command, "1000"])
-        started.append(one)
-        os.sched_setaffinity(one.pid, cpus)
-        return one.pid
-
-    yield start
-    for one in started:
-        one.kill()
-        one.wait()
 
 
 def test_hierarchy_is_found(tmp_path: Path, cpuset: Path, version: int) -> None:
@@ -246,110 +209,6 @@ def test_narrower_task_is_no_drift(
     assert cgroups.tasks.stray_tasks(ONE, CPUSet(HERE)) == StrayTasks()
 
 
-async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) -> list[str]:
-    """Return what the watch tells of what `interfere` does."""
-    told: list[str] = []
-    any_told = asyncio.Event()
-
-    def written_by_somebody(cgroup: str) -> None:
-        told.append(cgroup)
-        any_told.set()
-
-    watch = asyncio.create_task(cgroups.watch.watch(written_by_somebody))
-    await asyncio.sleep(0)
-    interfere()
-    await asyncio.wait_for(any_told.wait(), 60)
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
-    return told
-
-
-def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """Neither our writes, nor those we asked the runtime for, nor cgroups that are not followed are told."""
-    for name in ("two", "three", "four"):
-        make_cgroup(cpuset / POD[1:] / name, version)
-    cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three", f"{POD}/five"])
-
-    def interfere() -> None:
-        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
-        cgroups.watch.expect(f"{POD}/two", CPUSet.parse("2"))
-        for name, cpus in (("two", "2"), ("four", "4"), ("three", "3")):
-            (cpuset / POD[1:] / name / "cpuset.cpus").write_text(cpus)
-
-    assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
-
-
-def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """A followed cgroup may go and come again, and is watched again when it is followed again."""
-    cgroups.watch.follow([ONE, POD])
-    for file in (cpuset / ONE[1:]).iterdir():
-        file.unlink()
-    (cpuset / ONE[1:]).rmdir()
-    cgroups.watch.follow([ONE, POD])
-    make_cgroup(cpuset / ONE[1:], version)
-    cgroups.watch.follow([ONE])
-
-    def interfere() -> None:
-        (cpuset / POD[1:] / "cpuset.cpus").write_text("1")
-        (cpuset / ONE[1:] / "cpuset.cpus").write_text("1")
-
-    assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
-
-
-def test_writes_are_told_only_after_a_hold(cgroups: OpenCgroups, cpuset: Path) -> None:
-    """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
-    two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
-    cgroups.watch.follow([ONE, f"{POD}/two"])
-    told: list[str] = []
-
-    async def scenario() -> None:
-        watch = asyncio.create_task(cgroups.watch.watch(told.append))
-        await asyncio.sleep(0)
-        cgroups.watch.hold()
-        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
-        (two / "cpuset.cpus").write_text("2")
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert told == []
-        cgroups.watch.release()
-        async with asyncio.timeout(60):
-            while not told:
-                await asyncio.sleep(0)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        cgroups.watch.release()  # of a pass that ends after the watch did
-
-    asyncio.run(scenario())
-    assert told == [f"{POD}/two"]
-
-
-def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
-    """When the kernel lost events every followed cgroup is compared with what we wrote."""
-    two, three = (make_cgroup(cpuset / POD[1:] / name, version) for name in ("two", "three"))
-    cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three"])
-    cgroups.cpusets.write(ONE, CPUSet.parse("1"))
-
-    def interfere() -> None:
-        files = [(folder / "cpuset.cpus").open("w") for folder in (two, three)]
-        for number in range(MANY_EVENTS):  # in turn: equal events that follow each other are one
-            os.write(files[number % 2].fileno(), b"1")
-        for file in files:
-            file.truncate(1)
-            file.close()
-        (cpuset / ONE[1:] / "cpuset.cpus").write_text("5")  # lost
-
-    told = asyncio.run(foreign_writes(cgroups, interfere))
-    assert set(told) == {ONE, f"{POD}/two", f"{POD}/three"}
-
-
-def test_inotify_limits_are_told(cgroups: OpenCgroups) -> None:
-    """A queue that cannot watch says which limit to raise."""
-    cgroups.watch.close()
-    with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
-        cgroups.watch.follow([ONE])
-    cgroups.watch._watches = NamedWatches(MODIFY)
-
-
 @pytest.mark.parametrize(
     ("release", "forgets"),
     [
@@ -399,19 +258,3 @@ def test_write_keeps_pins_on_old_kernels(
     assert os.sched_getaffinity(pinned) == {min(HERE)}
     assert written(cpuset / ONE[1:]) == CPUSet(HERE)
     cgroups.watch.close()
-
-
-def test_quota_is_read_and_unset(tmp_path: Path, cgroups: OpenCgroups, version: int) -> None:
-    """The quota stands in the cpu controller of either version, and so does the count of throttled periods."""
-    folder = tmp_path / ("cpu" if version == 1 else ".") / ONE[1:]
-    folder.mkdir(parents=True, exist_ok=True)
-    quota = folder / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")
-    quota.write_text("200000\n" if version == 1 else "200000 100000\n")
-    (folder / "cpu.stat").write_text("nr_periods 40\nnr_throttled 7\nthrottled_time 12\n")
-    assert cgroups.quotas.quota(ONE) == 200000
-    assert cgroups.quotas.times_throttled(ONE) == 7
-
-    cgroups.quotas.unset_quota(ONE)
-
-    assert quota.read_text() == ("-1" if version == 1 else "max")
-    assert cgroups.quotas.quota(ONE) is None

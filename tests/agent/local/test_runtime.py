@@ -2,181 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
-import yaml
 
 from agent.errors import Gone
-from agent.interfaces import Cpusets, RuntimeContainer, Tasks
-from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
-from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.procfs import is_alive
-from agent.kernel.tasks import KernelTasks
 from agent.local.affinity import AffinityCgroups
-from agent.local.cgroups import ContainerCgroups, KernelContainerCgroups
 from agent.local.finished_pods import write_finished
-from agent.local.manifest import uid_for
 from agent.local.pods_dir import PodsDir
-from agent.local.process import kill_all
-from agent.local.runtime import LocalRuntime, open_local
+from agent.local.runtime import open_local
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
-from tests.agent.kernel_missing import cgroups_missing
+from tests.agent.local.world import LAST, UID, World, app, reap, run, running
 
-LAST = CPUSet([max(os.sched_getaffinity(0))])
-UID = uid_for("default/p")
-SECONDS = 60.0
 TELL = "grep Cpus_allowed_list /proc/self/status"
-
-
-class World:
-    """A folder of manifests, and the runtime as an agent uses it: list, send CPUs to what is created, wait."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder = folder
-        self.kind = kind
-        self.root = f"/corepin-test-{uuid4().hex[:8]}"
-        self.sent: CPUSet | None = LAST
-        self.changed = asyncio.Event()
-        self.watching: list[asyncio.Task[None]] = []
-        (folder / "pods").mkdir()
-        self.start()
-
-    def start(self) -> None:
-        """Be a new agent."""
-        self.source = PodsDir(self.folder / "pods", self.folder / "finished.json")
-        self.cpusets: Cpusets
-        self.tasks: Tasks
-        self.cgroups: ContainerCgroups
-        if self.kind == "affinity":
-            self.cpusets = self.tasks = self.cgroups = AffinityCgroups(self.root)
-        else:
-            hierarchy = find_hierarchy(DEFAULT_ROOT)
-            self.cpusets = KernelCpusets(hierarchy)
-            self.tasks = KernelTasks(hierarchy, self.cpusets)
-            self.cgroups = KernelContainerCgroups(hierarchy, self.root)
-        self.runtime = LocalRuntime(self.source, self.cpusets, self.cgroups, root=self.root, logs=self.folder)
-
-    def put(self, *containers: dict[str, Any], init: list[dict[str, Any]] | None = None, **spec: Any) -> None:
-        """Write the pod `p`."""
-        spec = {"terminationGracePeriodSeconds": 5, **spec, "containers": list(containers)}
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "p"},
-            "spec": spec | ({"initContainers": init} if init else {}),
-        }
-        (self.folder / "pods/p.yaml").write_text(yaml.safe_dump(pod))
-
-    def remove(self) -> None:
-        """Take the pod away."""
-        (self.folder / "pods/p.yaml").unlink()
-
-    async def until(
-        self, is_so: Callable[[dict[str, RuntimeContainer]], bool]
-    ) -> dict[str, RuntimeContainer]:
-        """List and send until something is so, waiting for the runtime's hints."""
-        if not self.watching:
-            sources = (self.source, self.runtime)
-            self.watching = [asyncio.create_task(source.watch(self.changed.set)) for source in sources]
-        async with asyncio.timeout(SECONDS):
-            while True:
-                self.changed.clear()
-                found = {one.name: one for one in await self.runtime.containers()}
-                if is_so(found):
-                    return found
-                await self._send(found)
-                await self.changed.wait()
-
-    async def until_seen(self, is_so: Callable[[], bool]) -> None:
-        """Wait for what no hint tells of: look again and again."""
-
-        async def nudge() -> None:
-            while True:
-                self.changed.set()
-                await asyncio.sleep(0.01)
-
-        nudging = asyncio.create_task(nudge())
-        await self.until(lambda _: is_so())
-        nudging.cancel()
-        await asyncio.wait([nudging])
-
-    async def stop(self) -> None:
-        """Be the agent no more."""
-        for task in self.watching:
-            task.cancel()
-        await asyncio.wait(self.watching)
-        self.watching = []
-
-    async def _send(self, found: dict[str, RuntimeContainer]) -> None:
-        for one in found.values():
-            if one.state is State.CREATED and self.sent:
-                await self.runtime.update_cpus(one.id, self.sent)
-
-    def log(self, container: str) -> str:
-        """Return what a container wrote."""
-        return (self.folder / f"default_p_{container}.log").read_text()
-
-    def home(self, container: str) -> str:
-        """Return the cgroup of a container."""
-        return f"{self.root}/{UID}/{container}"
-
-    def close(self) -> None:
-        """End whatever a test left running."""
-        for home in self.cgroups.found():
-            while self.cgroups.pids(home):
-                kill_all(lambda home=home: self.cgroups.pids(home))  # type: ignore[misc]
-                reap()
-            self.cgroups.remove(home)
-
-
-def reap() -> None:
-    """Take the ends of children that nobody waited for."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
-
-
-@pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.runtime), "affinity"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """Return a world of either kind."""
-    why = cgroups_missing() if request.param == "cgroup" else None
-    if why and os.environ.get("CI") == "true":
-        pytest.fail(why)
-    if why:
-        pytest.skip(why)
-    made = World(tmp_path, request.param)
-    yield made
-    made.close()
-
-
-def run(world: World, steps: Coroutine[Any, Any, None]) -> None:
-    """Run the steps of a test as one agent."""
-
-    async def whole() -> None:
-        await steps
-        await world.stop()
-
-    asyncio.run(whole())
-
-
-def running(*names: str) -> Callable[[dict[str, RuntimeContainer]], bool]:
-    """Return the question whether these containers run, and no others."""
-    return lambda found: {name for name, one in found.items() if one.state is State.RUNNING} == set(names)
-
-
-def app(name: str = "app", command: str = "exec sleep 1000", **more: Any) -> dict[str, Any]:
-    """Return a container that runs a line of shell."""
-    return {"name": name, "command": ["sh", "-c", command], **more}
 
 
 def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
@@ -186,11 +28,11 @@ def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
     async def steps() -> None:
         found = await world.until(running("app"))
         one = found["app"]
-        assert (one.pod_uid, one.namespace, one.pod, one.cgroup) == (UID, "default", "p", world.home("app"))
+        assert (one.pod_uid, one.namespace, one.pod, one.cgroup) == (UID, "default", "p", world.cgroup("app"))
         await world.until_seen(lambda: bool(world.log("app")))
         assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
         await world.until_seen(
-            lambda: world.cgroups.pids(world.home("app")) == [one.pid]
+            lambda: world.cgroups.pids(world.cgroup("app")) == [one.pid]
         )  # without its `grep`
 
     run(world, steps())
@@ -214,14 +56,14 @@ def test_running_container_moves(world: World) -> None:
 
     async def steps() -> None:
         one = (await world.until(running("app")))["app"]
-        await world.until_seen(lambda: len(world.cgroups.pids(world.home("app"))) == 2)
+        await world.until_seen(lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2)
         await world.runtime.update_cpus(one.id, CPUSet(os.sched_getaffinity(0)))
-        assert [os.sched_getaffinity(pid) for pid in world.cgroups.pids(world.home("app"))] == [
+        assert [os.sched_getaffinity(pid) for pid in world.cgroups.pids(world.cgroup("app"))] == [
             os.sched_getaffinity(0)
         ] * 2
-        assert world.tasks.stray_tasks(world.home("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
+        assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
         await world.runtime.update_cpus(one.id, LAST)
-        assert world.tasks.stray_tasks(world.home("app"), LAST).outside == ()
+        assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside == ()
 
     run(world, steps())
 
@@ -265,7 +107,7 @@ def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
     async def steps() -> None:
         await world.until(running("app"))
         await world.until_seen(
-            lambda: len(world.cgroups.pids(world.home("app"))) == 2
+            lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2
         )  # past its first command
         world.remove()
         await world.until(lambda found: not found)
@@ -382,10 +224,10 @@ def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
         world.put(app())
         found = await world.until(lambda found: running("app")(found) and found["app"].pid != first.pid)
         assert not is_alive(first.pid)
-        home = world.home(
+        cgroup = world.cgroup(
             "app"
         )  # between two commands a process has no environment, by which affinity knows it
-        await world.until(lambda _: world.cgroups.pids(home) == [found["app"].pid])
+        await world.until(lambda _: world.cgroups.pids(cgroup) == [found["app"].pid])
 
     run(world, steps())
 
@@ -414,7 +256,7 @@ def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
     assert roots[0] == roots[2] != roots[1]
 
 
-def test_affinity_has_no_empty_set_and_no_unknown_home() -> None:
+def test_affinity_has_no_empty_set_and_no_unknown_cgroup() -> None:
     """The interface's errors are those of cgroups."""
     affinity = AffinityCgroups("/corepin-test")
 

@@ -1,0 +1,54 @@
+"""A node whose cgroups of both versions are plain folders, and processes that run where they are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.cgroup_trees import NEW_KERNEL, ONE, POD, OpenCgroups, make_cgroup, make_root, opened
+
+HERE = frozenset(os.sched_getaffinity(0))
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    """Return each version of cgroups."""
+    return int(request.param)
+
+
+@pytest.fixture
+def cpuset(tmp_path: Path, version: int) -> Path:
+    """Return the cpuset folder of a node with one pod of one container, all on CPUs 0-7."""
+    folder = make_root(tmp_path, version)
+    for cgroup in ("/kubepods", "/kubepods/burstable", POD, ONE):
+        make_cgroup(folder / cgroup[1:], version)
+    return folder
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, cpuset: Path) -> Iterator[OpenCgroups]:
+    """Return the agent's view of the node."""
+    found = opened(tmp_path, NEW_KERNEL)
+    yield found
+    found.watch.close()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., int]]:
+    """Return a starter of processes on some CPUs, and end them."""
+    started = []
+
+    def start(cpus: frozenset[int] = HERE, command: str = "sleep") -> int:
+        one = subprocess.Popen([command, "1000"])
+        started.append(one)
+        os.sched_setaffinity(one.pid, cpus)
+        return one.pid
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()

@@ -1,0 +1,121 @@
+"""The watch of cpusets hears what others write, and nothing of what the agent writes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Refused
+from agent.kernel.inotify import MODIFY, NamedWatches
+from pinning.machine.cpuset import CPUSet
+from tests.agent.cgroup_trees import ONE, POD, OpenCgroups, make_cgroup
+
+MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) -> list[str]:
+    """Return what the watch tells of what `interfere` does."""
+    told: list[str] = []
+    any_told = asyncio.Event()
+
+    def written_by_somebody(cgroup: str) -> None:
+        told.append(cgroup)
+        any_told.set()
+
+    watch = asyncio.create_task(cgroups.watch.watch(written_by_somebody))
+    await asyncio.sleep(0)
+    interfere()
+    await asyncio.wait_for(any_told.wait(), 60)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    return told
+
+
+def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """Neither our writes, nor those we asked the runtime for, nor cgroups that are not followed are told."""
+    for name in ("two", "three", "four"):
+        make_cgroup(cpuset / POD[1:] / name, version)
+    cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three", f"{POD}/five"])
+
+    def interfere() -> None:
+        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+        cgroups.watch.expect(f"{POD}/two", CPUSet.parse("2"))
+        for name, cpus in (("two", "2"), ("four", "4"), ("three", "3")):
+            (cpuset / POD[1:] / name / "cpuset.cpus").write_text(cpus)
+
+    assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
+
+
+def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """A followed cgroup may go and come again, and is watched again when it is followed again."""
+    cgroups.watch.follow([ONE, POD])
+    for file in (cpuset / ONE[1:]).iterdir():
+        file.unlink()
+    (cpuset / ONE[1:]).rmdir()
+    cgroups.watch.follow([ONE, POD])
+    make_cgroup(cpuset / ONE[1:], version)
+    cgroups.watch.follow([ONE])
+
+    def interfere() -> None:
+        (cpuset / POD[1:] / "cpuset.cpus").write_text("1")
+        (cpuset / ONE[1:] / "cpuset.cpus").write_text("1")
+
+    assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
+
+
+def test_writes_are_told_only_after_a_hold(cgroups: OpenCgroups, cpuset: Path) -> None:
+    """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
+    two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
+    cgroups.watch.follow([ONE, f"{POD}/two"])
+    told: list[str] = []
+
+    async def scenario() -> None:
+        watch = asyncio.create_task(cgroups.watch.watch(told.append))
+        await asyncio.sleep(0)
+        cgroups.watch.hold()
+        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+        (two / "cpuset.cpus").write_text("2")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert told == []
+        cgroups.watch.release()
+        async with asyncio.timeout(60):
+            while not told:
+                await asyncio.sleep(0)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        cgroups.watch.release()  # of a pass that ends after the watch did
+
+    asyncio.run(scenario())
+    assert told == [f"{POD}/two"]
+
+
+def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """When the kernel lost events every followed cgroup is compared with what we wrote."""
+    two, three = (make_cgroup(cpuset / POD[1:] / name, version) for name in ("two", "three"))
+    cgroups.watch.follow([ONE, f"{POD}/two", f"{POD}/three"])
+    cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+
+    def interfere() -> None:
+        files = [(folder / "cpuset.cpus").open("w") for folder in (two, three)]
+        for number in range(MANY_EVENTS):  # in turn: equal events that follow each other are one
+            os.write(files[number % 2].fileno(), b"1")
+        for file in files:
+            file.truncate(1)
+            file.close()
+        (cpuset / ONE[1:] / "cpuset.cpus").write_text("5")  # lost
+
+    told = asyncio.run(foreign_writes(cgroups, interfere))
+    assert set(told) == {ONE, f"{POD}/two", f"{POD}/three"}
+
+
+def test_inotify_limits_are_told(cgroups: OpenCgroups) -> None:
+    """A queue that cannot watch says which limit to raise."""
+    cgroups.watch.close()
+    with pytest.raises(Refused, match=r"raise fs\.inotify\.max_user_instances and max_user_watches"):
+        cgroups.watch.follow([ONE])
+    cgroups.watch._watches = NamedWatches(MODIFY)

@@ -1,0 +1,25 @@
+"""Every test of the runtime runs in the kernel's cgroups and by affinity alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.kernel_missing import cgroups_missing
+from tests.agent.local.world import World
+
+
+@pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.runtime), "affinity"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Return a world of either kind."""
+    why = cgroups_missing() if request.param == "cgroup" else None
+    if why and os.environ.get("CI") == "true":
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+    made = World(tmp_path, request.param)
+    yield made
+    made.close()
