@@ -43,12 +43,12 @@ def _unknown(path: str, key: str, value: object, expected: inspect.Type | None) 
 
 def _remedy(why: str, value: object, expected: inspect.Type | None) -> str:
     """Return what is expected; text that YAML takes for something else needs quotes."""
-    told = why.replace("`", "")
-    told = told[:1].lower() + told[1:]
-    if isinstance(expected, inspect.StructType) and told.startswith("expected object"):
+    expectation = why.replace("`", "")
+    expectation = expectation[:1].lower() + expectation[1:]
+    if isinstance(expected, inspect.StructType) and expectation.startswith("expected object"):
         return f"write a mapping of {', '.join(field.encode_name for field in expected.fields)}"
-    quotes = isinstance(value, bool | int | float) and told.startswith("expected str")
-    return f'{told}: put it in quotes, e.g. "{str(value).lower()}"' if quotes else told
+    quotes = isinstance(value, bool | int | float) and expectation.startswith("expected str")
+    return f'{expectation}: put it in quotes, e.g. "{str(value).lower()}"' if quotes else expectation
 
 
 def _joined(*parts: str) -> str:

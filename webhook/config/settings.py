@@ -98,8 +98,8 @@ def load_settings(document: bytes) -> Settings:
     _require_unlike(settings.node_shapes)
     for shape in settings.node_shapes:
         if shape.free_cores < 1:
-            told = f"reservedCores {shape.reserved_cores} of {shape.cores} cores leave none: reserve fewer"
-            raise BadContract(f"nodeShapes[{shape.name}]: {told}")
+            problem = f"reservedCores {shape.reserved_cores} of {shape.cores} cores leave none: reserve fewer"
+            raise BadContract(f"nodeShapes[{shape.name}]: {problem}")
     return settings
 
 
@@ -126,8 +126,8 @@ def _require_unlike(shapes: tuple[NodeShape, ...]) -> None:
     first: dict[str, int] = {}
     for at, shape in enumerate(shapes):
         if shape.name in first:
-            told = f"{shape.name!r} is the name of nodeShapes[{first[shape.name]}] too"
-            raise BadContract(f"nodeShapes[{at}].name: {told}: give each kind of node a name of its own")
+            problem = f"{shape.name!r} is the name of nodeShapes[{first[shape.name]}] too"
+            raise BadContract(f"nodeShapes[{at}].name: {problem}: give each kind of node a name of its own")
         first[shape.name] = at
 
 

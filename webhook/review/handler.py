@@ -106,10 +106,10 @@ class Decider:
         if _is_mirror(pod) or _crowded(pod):
             return Allowed()
         plan = plan_mutation(pod, self.settings, self.injection)
-        told = _sentences(plan.warnings)
+        warnings = _sentences(plan.warnings)
         if not plan.operations:
-            return Allowed(told)
-        return Patched(plan.operations, told, AUDIT_INJECTED)
+            return Allowed(warnings)
+        return Patched(plan.operations, warnings, AUDIT_INJECTED)
 
     def validate(self, request: Request) -> Allowed | Denied:
         """Return whether an object is consistent, with every cause; kinds that are not ours are admitted."""
@@ -168,8 +168,8 @@ def _crowded(pod: Pod) -> Verdict | None:
         )
     if count <= MOST_JUDGED:
         return None
-    told = f"{count} containers are more than the {MOST_JUDGED} that a pod may have here: use several pods"
-    return Verdict((Cause("spec.containers", told),))
+    message = f"{count} containers are more than the {MOST_JUDGED} that a pod may have here: use several pods"
+    return Verdict((Cause("spec.containers", message),))
 
 
 def _sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:

@@ -111,16 +111,16 @@ def _response(answer: Answer) -> dict[str, Any]:
 def message(denied: Denied) -> str:
     """Return one sentence that suffices alone: events of controllers show nothing else."""
     head = f"{PRODUCT} refuses {denied.kind} {_one_line(cut(denied.name or UNNAMED, NAME_TOLD))}: "
-    told: list[str] = []
+    texts: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
     for cause in denied.causes[:CAUSES_TOLD]:
         text = _one_line(f"{cause.field}: {cause.message}")
-        if told and len(text) > room:
+        if texts and len(text) > room:
             break
-        told.append(cut(text, room))
-        room -= len(told[-1]) + len("; ")
-    left = _count(len(denied.causes), len(told))
-    return head + "; ".join(told) + (f"; and {left} more" if left else "")
+        texts.append(cut(text, room))
+        room -= len(texts[-1]) + len("; ")
+    left = _count(len(denied.causes), len(texts))
+    return head + "; ".join(texts) + (f"; and {left} more" if left else "")
 
 
 def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
@@ -139,11 +139,11 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
     return fitting
 
 
-def _count(found: int, told: int) -> str:
+def _count(found: int, shown: int) -> str:
     """Return how many were not told; what is beyond MOST_TOLD was not counted."""
     if found > MOST_TOLD:
-        return f"{found - told} or"
-    return str(found - told) if found > told else ""
+        return f"{found - shown} or"
+    return str(found - shown) if found > shown else ""
 
 
 def _status(denied: Denied) -> dict[str, Any]:
@@ -164,15 +164,15 @@ def _status(denied: Denied) -> dict[str, Any]:
 
 
 def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
-    told: list[dict[str, str]] = []
+    causes_told: list[dict[str, str]] = []
     room = CAUSES_ROOM
     for cause in causes[:MOST_TOLD]:
-        one = _cause(cause)
-        room -= len(_encode(one))
-        if told and room < 0:
+        written = _cause(cause)
+        room -= len(_encode(written))
+        if causes_told and room < 0:
             break
-        told.append(one)
-    return told
+        causes_told.append(written)
+    return causes_told
 
 
 def _cause(cause: Cause) -> dict[str, str]:

@@ -104,12 +104,12 @@ def decode(body: bytes) -> Request:
 
 def _is_half_a_pair(error: Exception, body: bytes) -> bool:
     """Say whether reading ended at a lone surrogate, of which msgspec may say that the text is cut off there."""
-    told = str(error)
-    if "surrogate pair" in told:
+    message = str(error)
+    if "surrogate pair" in message:
         return True
-    if not told.startswith(_CUT_OFF) or not body.rstrip().endswith(b"}"):
+    if not message.startswith(_CUT_OFF) or not body.rstrip().endswith(b"}"):
         return False
-    place = _BYTE.search(told)
+    place = _BYTE.search(message)
     end = int(place[1]) if place else len(body)
     return _HIGH_SURROGATE.search(body, max(end - SURROGATE_PAIR, 0), end + 1) is not None
 

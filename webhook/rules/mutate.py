@@ -46,12 +46,14 @@ class Plan:
 def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
     pod_claims = read_pod(pod)
-    limits, told = plan_limits(pod, pod_claims, settings)
+    limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     operations = plan_injection(pod, pod_claims, settings, injection, limits)
     if not wants_injection(pod, pod_claims):
-        return Plan(tuple(operations), few(told))
+        return Plan(tuple(operations), few(limit_warnings))
     warnings = chain(
-        _host_path_warnings(pod, injection), _misfits(pod, pod_claims, injection.mutations), told
+        _host_path_warnings(pod, injection),
+        _misfits(pod, pod_claims, injection.mutations),
+        limit_warnings,
     )
     return Plan(tuple(operations), few(warnings))
 

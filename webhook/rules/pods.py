@@ -126,16 +126,18 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
             value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= claim.count and len(value) < 10
         ):
             field = f"{member.path}.env[{at}].value"
-            told = f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.called} claims; remove it"
-            yield Cause(field, told, flaw=("preset", field, value))
+            message = f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.called} claims; remove it"
+            yield Cause(field, message, flaw=("preset", field, value))
 
 
 def _isolated_cores(pod_claims: PodClaims) -> Iterator[Cause]:
     """Refuse a count of isolated cores that differs from what `isolate` will take."""
     for member, claim in _miscounted(pod_claims):
         given = shown(member.requests[ISOLATED_CORES])
-        told = f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
-        yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", told)
+        message = (
+            f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
+        )
+        yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", message)
 
 
 def _recounted(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
@@ -145,11 +147,11 @@ def _recounted(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
         if was.get(member.name) == (claim.smt, claim.count):
             continue
         given = member.requests[ISOLATED_CORES]
-        told = f"the scheduler goes on counting {shown(given)} cores for container {member.called}"
+        message = f"the scheduler goes on counting {shown(given)} cores for container {member.called}"
         grows = claim.count > parse_quantity(given)
         yield Cause(
             f"{member.path}.resources.requests[{ISOLATED_CORES}]",
-            f"{told}, and isolate takes {claim.count} now; {GROWN if grows else SHRUNK}",
+            f"{message}, and isolate takes {claim.count} now; {GROWN if grows else SHRUNK}",
         )
 
 
@@ -174,9 +176,9 @@ def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Itera
     brought = claim.count * max(settings.threads_per_core, default=1)
     if millicores(limit) < brought * 1000:
         cores = f"whose {claim.count} cores bring {brought} CPUs or more"
-        told = f"{shown(limit)} throttles container {member.called}, {cores}; raise or drop the limit"
+        message = f"{shown(limit)} throttles container {member.called}, {cores}; raise or drop the limit"
         field = f"{member.path}.resources.limits[cpu]"
-        yield Cause(field, told, flaw=("throttled", field))
+        yield Cause(field, message, flaw=("throttled", field))
 
 
 def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
@@ -200,10 +202,10 @@ def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator
     largest = max(shapes, key=lambda shape: (shape.free_cores, shape.name))
     needed = _cores_needed(pod_claims.claims, largest)
     for claim in owners:
-        told = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
-        told = f"{told}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs"
+        message = f"{claim.smt} needs {needed} whole cores for this pod; the largest node kind"
+        message = f"{message}, {largest.name}, has {largest.free_cores}: ask for fewer CPUs"
         field = f"{pod_claims.member_of(claim).path}.resources.limits[cpu]"
-        yield Cause(field, told, flaw=("too large", field))
+        yield Cause(field, message, flaw=("too large", field))
 
 
 def _cores_needed(claims: tuple[Claim, ...], shape: NodeShape) -> int:
@@ -225,16 +227,16 @@ def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
     """Refuse a launcher with dedicated CPUs that KubeVirt would give up on later (FailedGuaranteePodResources)."""
     if not is_dedicated_launcher(pod):
         return
-    compute = next((one for one in pod_claims.members if one.name == LAUNCHER_CONTAINER), None)
+    compute = next((member for member in pod_claims.members if member.name == LAUNCHER_CONTAINER), None)
     if compute is None or not whole_cpus(compute):
         return
     if qos_class(pod) is QoSClass.GUARANTEED:
         return
     for member in pod_claims.members:
         for name in guarantee_gaps(member):
-            told = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
+            message = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
             yield Cause(
-                f"{member.path}.resources.limits[{name}]", f"{told} with dedicated CPUs is not Guaranteed"
+                f"{member.path}.resources.limits[{name}]", f"{message} with dedicated CPUs is not Guaranteed"
             )
 
 
@@ -243,8 +245,8 @@ def _not_injected(
 ) -> Iterator[Cause]:
     missing = plan_injection(pod, pod_claims, settings, injection)
     if missing:
-        told = "not injected: the mutating webhook was not called; create the pod again"
-        yield Cause(annotation_field(CMK_INJECTED), f"{told} (missing: {missing[0]['path']})")
+        message = "not injected: the mutating webhook was not called; create the pod again"
+        yield Cause(annotation_field(CMK_INJECTED), f"{message} (missing: {missing[0]['path']})")
 
 
 def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[Cause]:
@@ -255,10 +257,10 @@ def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[C
         claim = before.claim_of(member.name)
         if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:
             limit, request = shown(member.limits.get("cpu")), shown(member.requests.get("cpu"))
-            told = (
+            message = (
                 f"container {member.called} has {claim.policy} CPUs, and limit {limit} with request {request}"
             )
             yield Cause(
                 f"{member.path}.resources.limits[cpu]",
-                f"{told} is no whole number equal for both: set both to one, or set its policy to none first",
+                f"{message} is no whole number equal for both: set both to one, or set its policy to none first",
             )

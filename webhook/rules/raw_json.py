@@ -45,7 +45,7 @@ def malformed(error: Exception) -> Malformed:
         return Malformed("$", "a text is not UTF-8")
     if isinstance(error, RecursionError):
         return Malformed("$", "nested too deeply")
-    told = _PATH.match(str(error))
-    if told is None:
+    located = _PATH.match(str(error))
+    if located is None:
         return Malformed("$", str(error))
-    return Malformed(told["path"], told["why"])
+    return Malformed(located["path"], located["why"])

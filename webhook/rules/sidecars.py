@@ -33,19 +33,19 @@ def plan_limits(pod: Pod, pod_claims: PodClaims, settings: Settings) -> tuple[Li
         {LAUNCHER_CONTAINER} if is_launcher(pod) else set()
     )
     stating, bare = [], []
-    for one in pod_claims.members:
-        if one.name in owners or states_compute(one):
-            stating.append(one)
+    for member in pod_claims.members:
+        if member.name in owners or states_compute(member):
+            stating.append(member)
         else:
-            bare.append(one)
-    obstacles = [one for one in stating if guarantee_gaps(one)]
+            bare.append(member)
+    obstacles = [member for member in stating if guarantee_gaps(member)]
     if obstacles:
-        ranged = _ranged(pod, frozenset([one.name for one in obstacles]))
+        ranged = _ranged(pod, frozenset([member.name for member in obstacles]))
         heard = bare or asked or ranged or is_dedicated_launcher(pod)
-        return {}, [_obstacle(one, one.name in ranged) for one in obstacles] if heard else []
+        return {}, [_obstacle(member, member.name in ranged) for member in obstacles] if heard else []
     amounts = {"cpu": str(settings.sidecar_resources.cpu), "memory": str(settings.sidecar_resources.memory)}
-    return {one.pointer: {"resources": {"requests": amounts, "limits": amounts}} for one in bare}, [
-        _injected(one, amounts) for one in bare
+    return {member.pointer: {"resources": {"requests": amounts, "limits": amounts}} for member in bare}, [
+        _injected(member, amounts) for member in bare
     ]
 
 
@@ -65,7 +65,7 @@ def _applies(pod: Pod, pod_claims: PodClaims, settings: Settings) -> bool:
     if wish == "false":
         return False
     if is_launcher(pod):
-        return any(one.name == LAUNCHER_CONTAINER and whole_cpus(one) for one in pod_claims.members)
+        return any(member.name == LAUNCHER_CONTAINER and whole_cpus(member) for member in pod_claims.members)
     return bool(pod_claims.claims) and (wish == "true" or settings.sidecar_limits == "claims")
 
 
@@ -79,18 +79,20 @@ def _unheard(pod_claims: PodClaims, settings: Settings) -> list[Cause]:
 
 
 def _obstacle(member: Member, is_ranged: bool) -> Cause:  # noqa: FBT001 a fact, not a switch
-    told = f"container {member.called} keeps the pod from QoS Guaranteed: set requests = limits of "
+    message = f"container {member.called} keeps the pod from QoS Guaranteed: set requests = limits of "
     source = " (a LimitRange filled some in)" if is_ranged else ""
-    return Cause(f"{member.path}.resources", told + " and ".join(guarantee_gaps(member)) + source)
+    return Cause(f"{member.path}.resources", message + " and ".join(guarantee_gaps(member)) + source)
 
 
 def _ranged(pod: Pod, names: frozenset[str]) -> frozenset[str]:
     """Return which of the containers a LimitRange gave some of their values."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    told = annotations.get(LIMIT_RANGER, "")  # "LimitRanger plugin set: cpu request for container a; ..."
-    return names.intersection(found[1] for found in _RANGED.finditer(told))
+    text = annotations.get(LIMIT_RANGER, "")  # "LimitRanger plugin set: cpu request for container a; ..."
+    return names.intersection(found[1] for found in _RANGED.finditer(text))
 
 
 def _injected(member: Member, amounts: dict[str, str]) -> Cause:
-    told = f"container {member.called} got requests = limits cpu {amounts['cpu']}, memory {amounts['memory']}"
-    return Cause(f"{member.path}.resources", told)
+    message = (
+        f"container {member.called} got requests = limits cpu {amounts['cpu']}, memory {amounts['memory']}"
+    )
+    return Cause(f"{member.path}.resources", message)

@@ -134,4 +134,4 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
 
 
 def _under(path: str, found: Iterable[Cause]) -> Iterator[Cause]:
-    return (replace(one, field=path + one.field) for one in found)
+    return (replace(cause, field=path + cause.field) for cause in found)

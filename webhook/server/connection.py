@@ -111,7 +111,9 @@ class Connection(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """Cut the connection that is idle for longest; where none is, the one that is busy for longest."""
-        others = [one for one in cast("set[Connection]", self.connections) if one is not self]
+        others = [
+            connection for connection in cast("set[Connection]", self.connections) if connection is not self
+        ]
         min(others, key=Connection.standing).transport.abort()
 
     def standing(self) -> tuple[bool, float]:

@@ -72,9 +72,9 @@ class Identities:
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            told = f"{files.certificate} and {files.key} are no pair: {_why(error)}"
+            problem = f"{files.certificate} and {files.key} are no pair: {_why(error)}"
             remedy = "give a certificate and its own private key, both in PEM"
-            raise Unusable(f"{told}: {remedy}") from error
+            raise Unusable(f"{problem}: {remedy}") from error
         if files.client_ca is not None:
             _trust(context, files.client_ca, contents[2])
         return context
