@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from agent.node_state import NodeState
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner, State
@@ -220,6 +221,26 @@ class Machine(Protocol):
 
     def machine_id(self) -> str:
         """Return the id of this machine."""
+        ...
+
+
+class StatePublisher(Protocol):
+    """Where the states of the node go: to the reporters."""
+
+    def tell(self, state: NodeState) -> None:
+        """Take over the newest state."""
+        ...
+
+    def hold(self) -> None:
+        """Begin no report: a pass needs the CPU, and brings a newer state."""
+        ...
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        ...
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
         ...
 
 

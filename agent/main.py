@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
     from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, PodSource, Runtime
-    from agent.node_state import Reporter
     from agent.reconcile.checkpoint import Saved
+    from agent.report.publisher import Reporter
     from apiserver.client import Access, Api
 
 logger = logging.getLogger(__name__)

@@ -1,18 +1,16 @@
 """What the agent knows of its node, as one frozen value: reports, metrics and `corepin map` show this and nothing else.
 
-Building it is pure. Two states are equal when nothing changed: a container's time is the one at which the kernel
+Two states are equal when nothing changed: a container's time is the one at which the kernel
 was last seen to change for it, so whoever publishes may compare and stay silent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +18,9 @@ if TYPE_CHECKING:
     from agent.kubelet.policy import KubeletPolicy
     from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
     from pinning.machine.topology import Topology
-    from pinning.planning.ledger import Assignment, Ledger
+    from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
-    from pinning.planning.observed import Observed, SeenPod
+    from pinning.planning.observed import Owner, SeenPod
     from pinning.planning.refusal import Refusal
 
 
@@ -142,126 +140,3 @@ class NodeState:
     def idle(self) -> CPUSet:
         """Siblings that are charged to an owner and run by nobody."""
         return union(one.idle for one in self.ledger)
-
-
-class Reporter(Protocol):
-    """Somebody who is told of every new state; never two calls at a time, and only the newest state counts."""
-
-    async def publish(self, state: NodeState) -> None:
-        """Tell `state`; an APIError is tried again with backoff, with the state that is the newest by then."""
-        ...
-
-    async def reset(self) -> None:
-        """Remove everything that was ever told (uninstall)."""
-        ...
-
-
-@dataclass(frozen=True)
-class PassResult:
-    """What one pass of the loop came to."""
-
-    observed: Observed
-    ledger: Ledger
-    refusals: tuple[Refusal, ...]
-    sets: NodeSets
-    proofs: Mapping[str, Proof]  # by container id
-    names: Mapping[Owner, str]  # what people call the live containers
-    conflicts: tuple[Conflict, ...] = ()
-    failures: tuple[str, ...] = ()
-
-    @cached_property
-    def shared(self) -> CPUSet:
-        """Where everything unpinned runs."""
-        return self.sets.shared(self.ledger)
-
-    @cached_property
-    def refused(self) -> Mapping[Owner, Refusal]:
-        """The refusals by whom they concern."""
-        return {one.owner: one for one in self.refusals}
-
-    @cached_property
-    def proven(self) -> Mapping[Owner, Proof]:
-        """What is proven of each container; of its restarts the running one counts."""
-        last = sorted(self.observed.live, key=lambda one: (one.state is State.RUNNING, one.id))
-        return {one.owner: self.proofs[one.id] for one in last if one.id in self.proofs}
-
-    @cached_property
-    def _masks(self) -> tuple[tuple[int, Owner], ...]:
-        live = (one for one in self.observed.live if one.id in self.proofs)
-        return tuple((self.proofs[one.id].cpus.mask, one.owner) for one in live)
-
-    def intruders(self, one: Assignment) -> tuple[str, ...]:
-        """Return the names of others that the kernel lets run on what a container owns."""
-        if not one.is_exclusive:
-            return ()
-        owned = one.footprint.mask
-        found = {owner for mask, owner in self._masks if mask & owned} - {one.owner}
-        return tuple(
-            sorted(self.names.get(other, other.container) for other in found if self._meet(one, other))
-        )
-
-    def _meet(self, one: Assignment, other: Owner) -> bool:
-        held = self.ledger.of(other)
-        return held is None or one.meets(held)
-
-
-def node_state_of(
-    made: PassResult, node: str, runtime: str, kubelet: KubeletPolicy, *, observes: bool
-) -> NodeState:
-    """Return the state of the node after a pass."""
-    return NodeState(
-        node=node,
-        runtime=runtime,
-        kubelet=kubelet,
-        observes=observes,
-        sets=made.sets,
-        topology=made.observed.topology,
-        ledger=made.ledger,
-        shared=made.shared,
-        seen_pods=tuple(sorted(made.observed.pods, key=lambda pod: pod.age)),
-        pods=_pods(made),
-        refusals=made.refusals,
-        conflicts=made.conflicts,
-        failures=made.failures,
-        pods_complete=made.observed.pods_complete,
-        containers_complete=made.observed.containers_complete,
-    )
-
-
-def _pods(made: PassResult) -> tuple[PodState, ...]:
-    known = [_known_pod(pod, made) for pod in made.observed.by_age]
-    others = [_unknown_pod(uid, made) for uid in made.ledger.pods.keys() - made.observed.known_uids]
-    return tuple(sorted((*known, *others), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
-
-
-def _known_pod(pod: SeenPod, made: PassResult) -> PodState:
-    containers = tuple(_container(Owner(pod.uid, name), made) for name in pod.start_order)
-    whole = made.refused.get(Owner(pod.uid, ""))
-    return PodState(pod.uid, pod.namespace, pod.name, containers, whole)
-
-
-def _unknown_pod(uid: str, made: PassResult) -> PodState:
-    held = made.ledger.pods[uid]
-    containers = tuple(_container(one.owner, made) for one in held)
-    return PodState(uid, held[0].namespace, held[0].pod, containers, is_known=False)
-
-
-def _container(owner: Owner, made: PassResult) -> ContainerState:
-    proof, refusal = made.proven.get(owner), made.refused.get(owner)
-    one = made.ledger.of(owner)
-    if one is None:
-        return ContainerState(owner.container, cpus=made.shared, proof=proof, refusal=refusal)
-    return replace(_holding(one, made), proof=proof, refusal=refusal, intruders=made.intruders(one))
-
-
-def _holding(one: Assignment, made: PassResult) -> ContainerState:
-    nodes = made.observed.topology.numa_nodes
-    return ContainerState(
-        name=one.owner.container,
-        policy=one.policy,
-        smt=one.smt,
-        numa=one.numa,
-        cpus=one.cpus,
-        idle=one.idle,
-        numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & one.cpus),
-    )

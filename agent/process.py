@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.interfaces import Interfaces
-    from agent.node_state import Reporter
     from agent.reconcile.checkpoint import Saved, StateDir
     from agent.reconcile.reconciler import Settings
+    from agent.report.publisher import Reporter
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ ROOMS = {
     "agent.clock": (),
     "agent.errors": (),
     "agent.config": ("pinning",),
-    "agent.interfaces": ("pinning",),
+    "agent.interfaces": ("agent.node_state", "pinning"),
     "agent.kept_pod": ("pinning",),
     "agent.node_state": ("agent.kubelet.policy", "pinning"),
     "agent.metrics": ("agent.node_state", "pinning"),
@@ -112,9 +112,8 @@ ROOMS = {
     "corepin.offline": ("corepin", "agent.kernel.sysfs", "kubeyaml", "pinning", "webhook"),
 }
 # What is wrong still. These lists only get shorter: what is mended leaves them.
-WRONG_ARROWS = {("agent.reconcile.loop", "agent.report.publisher")}
 LONG = {
-    "Reconciler": 317,
+    "Reconciler": 304,
     "Assigner": 247,
     "LocalPod": 209,
     "tests/agent/containerd.py": 407,
@@ -180,7 +179,7 @@ def test_rooms_follow_the_arrows() -> None:
         if not any(f"{other}.".startswith(f"{allowed}.") for allowed in ROOMS.get(room(module), ()))
     }
 
-    assert wrong == WRONG_ARROWS
+    assert wrong == set()
 
 
 def test_no_rooms_go_round_in_a_circle() -> None:

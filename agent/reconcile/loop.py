@@ -13,10 +13,9 @@ from pinning.errors import PinningError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.interfaces import Interfaces
+    from agent.interfaces import Interfaces, StatePublisher
     from agent.node_state import NodeState
     from agent.reconcile.reconciler import Reconciler
-    from agent.report.publisher import Publisher
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
 
@@ -62,7 +61,7 @@ class Loop:
         self,
         interfaces: Interfaces,
         reconciler: Reconciler,
-        publisher: Publisher,
+        publisher: StatePublisher,
         trigger: Trigger,
         sweep_seconds: float = SWEEP_SECONDS,
         poll_seconds: float = POLL_SECONDS,

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
-from agent.node_state import Conflict, PassResult, node_state_of
 from agent.reconcile.apply import Applier
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.foreign_writes import ForeignWrites
 from agent.reconcile.observe import Observer
 from agent.reconcile.prestart import PreStartPinner
 from agent.reconcile.quota_policy import unset_quotas
-from agent.reconcile.recover import rebuild
+from agent.reconcile.recover import recover
+from agent.reconcile.result import node_state_of, pass_result
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.verify import prove_tasks
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.actions import Action, Kind
 from pinning.planning.node_config import Quota
-from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import State
 from pinning.planning.plan import Plan, plan
 
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
     from agent.metrics import Metrics
     from agent.node_state import NodeState
     from agent.reconcile.container_record import ContainerRecord
+    from agent.reconcile.result import PassResult
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_config import NodeConfig
-    from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, Owner
 
 PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
@@ -122,16 +121,15 @@ class Reconciler:
         config = self._config(kubelet)
         if config.observe:
             self.observer.leave_newborn()
-        sets = node_sets(observed.topology, observed.universe, config)
-        made = self._plan(observed, config, sets)
+        made = self._plan(observed, config)
         await self._save(made.ledger, observed)
         self._count_rewrites()
-        await self._act(made, observed, sets, writes=not config.observe)
+        await self._act(made, observed, writes=not config.observe)
         await self.checkpoint.settle()
         quotas = self._interfaces.cgroups.quotas
         if quotas and config.quota is Quota.UNSET and not config.observe:
             unset_quotas(self.observer.records.values(), made.ledger, observed, quotas)
-        result = self._result(observed, made, sets)
+        result = self._result(observed, made)
         return node_state_of(
             result, self._settings.node, self._interfaces.runtime.name, kubelet, observes=config.observe
         )
@@ -172,9 +170,9 @@ class Reconciler:
         config = self._settings.config
         return replace(config, observe=True) if kubelet is KubeletPolicy.STATIC else config
 
-    def _plan(self, observed: Observed, config: NodeConfig, sets: NodeSets) -> Plan:
+    def _plan(self, observed: Observed, config: NodeConfig) -> Plan:
         if self._ledger is None:
-            self._ledger = rebuild(observed, config, sets)
+            self._ledger = recover(observed, config)
             self.metrics.rebuilds.inc()
             logger.info("ledger rebuilt", extra={"facts": {"assignments": len(self._ledger)}})
         with self.metrics.plan_seconds.time():
@@ -189,11 +187,11 @@ class Reconciler:
 
     # Acting.
 
-    async def _act(self, made: Plan, observed: Observed, sets: NodeSets, *, writes: bool) -> None:
-        shared = sets.shared(made.ledger)
+    async def _act(self, made: Plan, observed: Observed, *, writes: bool) -> None:
+        shared = made.shared
         self._shared = shared if writes else EMPTY
         records = self.observer.records
-        self._wanted = {key: _wanted(record, made.ledger, shared) for key, record in records.items()}
+        self._wanted = {key: made.ledger.cpus_of(record.owner, shared) for key, record in records.items()}
         if made.actions:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(made.actions, records, self._left_alone())
@@ -273,8 +271,7 @@ class Reconciler:
         """Return where a newborn container shall run: as the last plan says, and in the shared set where it says nothing."""
         if not self._shared or self._ledger is None or self._foreign_writes.is_conflict(owner):
             return None
-        one = self._ledger.of(owner)
-        return one.cpus if one else self._shared
+        return self._ledger.cpus_of(owner, self._shared)
 
     def _tended(self, newborn: NewContainer) -> None:
         record = self.observer.records.get(newborn.id)
@@ -313,23 +310,10 @@ class Reconciler:
 
     # Telling.
 
-    def _result(self, observed: Observed, made: Plan, sets: NodeSets) -> PassResult:
-        records = self.observer.records
-        names = {one.owner: one.name for one in records.values()}
-        return PassResult(
-            observed=observed,
-            ledger=made.ledger,
-            refusals=made.refusals,
-            sets=sets,
-            # a created container runs nothing yet: its CPUs prove nothing, and it is nobody's intruder
-            proofs={key: one.proof for key, one in records.items() if one.proof and one.is_running},
-            names=names,
-            conflicts=tuple(
-                Conflict(names.get(owner, owner.container), owner, len(self._foreign_writes.rewrites[owner]))
-                for owner in self._foreign_writes.conflicts
-            ),
-            failures=tuple(sorted(one.name for one in records.values() if one.failure)),
-        )
+    def _result(self, observed: Observed, made: Plan) -> PassResult:
+        writes = self._foreign_writes
+        conflicts = [(owner, len(writes.rewrites[owner])) for owner in writes.conflicts]
+        return pass_result(observed, made, self.observer.records, conflicts)
 
     def retry_seconds(self) -> float | None:
         """Return the seconds until something is to be tried again, None when nothing is."""
@@ -384,11 +368,6 @@ def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> N
         follow(cgroups)
     except Refused as error:
         logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
-
-
-def _wanted(record: ContainerRecord, ledger: Ledger, shared: CPUSet) -> CPUSet:
-    one = ledger.of(record.owner)
-    return one.cpus if one else shared
 
 
 def _completeness(observed: Observed) -> dict[str, bool]:

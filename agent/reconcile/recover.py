@@ -15,6 +15,7 @@ from pinning.machine.cpuset import EMPTY
 from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Assignment, Ledger
+from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner, SeenContainer, State
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from pinning.pods.claims import Claim
 
 
-def rebuild(observed: Observed, config: NodeConfig, sets: NodeSets) -> Ledger:
+def recover(observed: Observed, config: NodeConfig) -> Ledger:
     """Return what the containers that run evidently hold, oldest pods first."""
+    sets = node_sets(observed.topology, observed.universe, config)
     ledger = Ledger()
     for pod in observed.by_age:
         for claim in pod.claims:

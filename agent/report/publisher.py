@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agent.errors import AgentError
 from apiserver.backoff import Backoff
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from agent.metrics import Metrics
-    from agent.node_state import NodeState, Reporter
+    from agent.node_state import NodeState
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,18 @@ class Later(Exception):
         super().__init__(reason)
         self.seconds = seconds  # None: soon, then less and less often
         self.refused = refused
+
+
+class Reporter(Protocol):
+    """Somebody who is told of every new state; never two calls at a time, and only the newest state counts."""
+
+    async def publish(self, state: NodeState) -> None:
+        """Tell `state`; an APIError is tried again with backoff, with the state that is the newest by then."""
+        ...
+
+    async def reset(self) -> None:
+        """Remove everything that was ever told (uninstall)."""
+        ...
 
 
 class Publisher:

@@ -106,6 +106,11 @@ class Ledger:
                 return one
         return None
 
+    def cpus_of(self, owner: Owner, shared: CPUSet) -> CPUSet:
+        """Return where a container is to run: on its own CPUs, else in the shared set."""
+        assignment = self.of(owner)
+        return assignment.cpus if assignment else shared
+
     @property
     def held(self) -> CPUSet:
         """Every CPU that is charged to somebody."""

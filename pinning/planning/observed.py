@@ -138,8 +138,3 @@ class Observed:
         """Say whether nothing of a pod is left: not in the API or over, and nothing of it runs (design rule 3)."""
         complete = self.pods_complete and self.containers_complete
         return complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids
-
-
-def unknown_containers(observed: Observed) -> tuple[SeenContainer, ...]:
-    """Return live containers whose pod the API did not show: look each up by name, they may only be late."""
-    return tuple(one for one in observed.live if one.owner.pod_uid not in observed.known_uids)

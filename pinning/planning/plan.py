@@ -17,8 +17,10 @@ from pinning.pods.claims import Origin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_config import NodeConfig
+    from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenPod
 
 
@@ -28,6 +30,12 @@ class Plan(NamedTuple):
     ledger: Ledger
     actions: tuple[Action, ...]
     refusals: tuple[Refusal, ...]
+    sets: NodeSets
+
+    @property
+    def shared(self) -> CPUSet:
+        """Where everything unpinned is to run."""
+        return self.sets.shared(self.ledger)
 
 
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
@@ -36,14 +44,15 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
     assigner = Assigner(observed, ledger, config, sets)
     if config.observe:
         assigner.drop_gone()
-        return Plan(assigner.ledger, (), tuple(_observing(observed)))
+        return Plan(assigner.ledger, (), tuple(_observing(observed)), sets)
     assigner.assign_all()
     refusals = tuple(
         refusal
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    return Plan(assigner.ledger, plan_actions(observed, ledger, assigner.ledger, sets), refusals)
+    actions = plan_actions(observed, ledger, assigner.ledger, sets)
+    return Plan(assigner.ledger, actions, refusals, sets)
 
 
 def _unreadable(pod: SeenPod) -> Iterator[Refusal]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.kubelet.policy import KubeletPolicy
-from agent.node_state import Conflict, NodeState, PassResult, Path, Proof, node_state_of
+from agent.node_state import Conflict, NodeState, Path, Proof
+from agent.reconcile.result import PassResult, node_state_of
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, Topology, assemble
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig
-from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
 from pinning.pods.identity import by_runtime_uid, runtime_uid
@@ -73,20 +73,16 @@ def state_of(
     shown = tuple(SeenPod.of(pod, uid) for uid, pod in by_runtime_uid(pods).items())
     observed = Observed(machine, machine.online, shown, pods_complete=complete)
     made = plan(observed, ledger or Ledger(), config)
-    sets = node_sets(machine, machine.online, config)
     live, read = [], {}
     for seen in observed.by_age:
         for name in seen.start_order:
             owner = Owner(seen.uid, name)
-            held = made.ledger.of(owner)
-            cpus = held.cpus if held else sets.shared(made.ledger)
+            cpus = made.ledger.cpus_of(owner, made.shared)
             live.append(SeenContainer(f"{seen.uid}/{name}", owner, State.RUNNING, cpus))
             read[f"{seen.uid}/{name}"] = (proofs or {}).get(owner) or Proof(cpus, when, path)
     result = PassResult(
         replace(observed, containers=tuple(live)),
-        made.ledger,
-        made.refusals,
-        sets,
+        made,
         read if proven else {},
         {one.owner: f"{one.owner.pod_uid}/{one.owner.container}" for one in live},
         conflicts,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reconcile.recover import rebuild
+from agent.reconcile.recover import recover
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
@@ -20,9 +20,9 @@ from tests.strategies import topologies
 TWO = Wish("2", policy="exclusive")
 
 
-def rebuilt(world: World) -> Ledger:
+def recovered(world: World) -> Ledger:
     """Return the ledger that a world's containers show."""
-    return rebuild(world.observe(), world.config, world.sets)
+    return recover(world.observe(), world.config)
 
 
 def world_of(*pods: tuple[str, Wish]) -> World:
@@ -49,13 +49,13 @@ def test_what_runs_is_held_again(wish: Wish) -> None:
     """CPUs, idle siblings and policies come back as they were."""
     world = world_of(("a", wish), ("b", Wish()))
     assert len(world.ledger) == 1
-    assert rebuilt(world) == world.ledger
+    assert recovered(world) == world.ledger
 
 
 def test_refused_claim_is_not_taken_for_pinned() -> None:
     """Two containers that were refused run in the shared set together: neither owns it."""
     world = world_of(("a", Wish("6", policy="exclusive")), ("b", TWO), ("c", TWO))
-    assert rebuilt(world) == world.ledger
+    assert recovered(world) == world.ledger
 
 
 def test_bystander_without_cpuset_hides_nobody() -> None:
@@ -63,7 +63,7 @@ def test_bystander_without_cpuset_hides_nobody() -> None:
     world = world_of(("a", TWO), ("b", Wish()))
     world.add("late", [Wish()])
     world.start("late", "c0")
-    assert rebuilt(world) == world.ledger
+    assert recovered(world) == world.ledger
 
 
 def test_reserved_cpus_are_never_adopted() -> None:
@@ -71,18 +71,18 @@ def test_reserved_cpus_are_never_adopted() -> None:
     world = world_of(("a", TWO), ("b", Wish()))
     number = next(key for key, one in world.containers.items() if one.owner.pod_uid == "a")
     world.containers[number] = replace(world.containers[number], cpus=CPUSet.parse("0,4"))
-    assert rebuilt(world) == Ledger()
+    assert recovered(world) == Ledger()
 
 
 @given(topology=topologies(max_cores_per_cache=3), wishes=st.lists(WISHES, max_size=5))
-def test_rebuilt_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None:  # type: ignore[no-untyped-def]
-    """Whatever runs, what is rebuilt breaks no rule, and the plan accepts it."""
+def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None:  # type: ignore[no-untyped-def]
+    """Whatever runs, what is recovered breaks no rule, and the plan accepts it."""
     world = World(topology)
     for number, wish in enumerate(wishes):
         world.add(f"u{number}", [wish])
         world.start(f"u{number}", "c0")
     world.run_all()
-    ledger = rebuilt(world)
+    ledger = recovered(world)
     assert problems(ledger, world.sets) == ()
     world.ledger = ledger
     world.run_all()

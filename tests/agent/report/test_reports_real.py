@@ -13,13 +13,13 @@ import yaml
 
 from agent.clock import Clock
 from agent.config import NodeOptions
-from agent.node_state import NodeState, Reporter
+from agent.node_state import NodeState
 from agent.pod_watch import PodWatch
 from agent.report.cmk_config_map import PoolReport
 from agent.report.event_recorder import EventReport
 from agent.report.node import NodeReport
 from agent.report.pod_status import PodReport
-from agent.report.publisher import Later
+from agent.report.publisher import Later, Reporter
 from apiserver.client import Access, Api
 from pinning.machine.topology import Topology
 from pinning.pods.types import Pod

@@ -1,0 +1,155 @@
+"""From what one pass came to, the state of the node. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from agent.node_state import Conflict, ContainerState, NodeState, PodState
+from pinning.planning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.kubelet.policy import KubeletPolicy
+    from agent.node_state import Proof
+    from agent.reconcile.container_record import ContainerRecord
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.ledger import Assignment
+    from pinning.planning.observed import Observed, SeenPod
+    from pinning.planning.plan import Plan
+    from pinning.planning.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass came to."""
+
+    observed: Observed
+    plan: Plan
+    proofs: Mapping[str, Proof]  # by container id
+    names: Mapping[Owner, str]  # what people call the live containers
+    conflicts: tuple[Conflict, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    @cached_property
+    def shared(self) -> CPUSet:
+        """Where everything unpinned runs."""
+        return self.plan.shared
+
+    @cached_property
+    def refused(self) -> Mapping[Owner, Refusal]:
+        """The refusals by whom they concern."""
+        return {refusal.owner: refusal for refusal in self.plan.refusals}
+
+    @cached_property
+    def proven(self) -> Mapping[Owner, Proof]:
+        """What is proven of each container; of its restarts the running one counts."""
+        last = sorted(self.observed.live, key=lambda seen: (seen.state is State.RUNNING, seen.id))
+        return {seen.owner: self.proofs[seen.id] for seen in last if seen.id in self.proofs}
+
+    @cached_property
+    def _masks(self) -> tuple[tuple[int, Owner], ...]:
+        live = (seen for seen in self.observed.live if seen.id in self.proofs)
+        return tuple((self.proofs[seen.id].cpus.mask, seen.owner) for seen in live)
+
+    def intruders(self, assignment: Assignment) -> tuple[str, ...]:
+        """Return the names of others that the kernel lets run on what a container owns."""
+        if not assignment.is_exclusive:
+            return ()
+        owned = assignment.footprint.mask
+        found = {owner for mask, owner in self._masks if mask & owned} - {assignment.owner}
+        return tuple(
+            sorted(self.names.get(other, other.container) for other in found if self._meet(assignment, other))
+        )
+
+    def _meet(self, assignment: Assignment, other: Owner) -> bool:
+        held = self.plan.ledger.of(other)
+        return held is None or assignment.meets(held)
+
+
+def pass_result(
+    observed: Observed,
+    plan: Plan,
+    records: Mapping[str, ContainerRecord],
+    conflicts: Iterable[tuple[Owner, int]],
+) -> PassResult:
+    """Return what a pass came to; `conflicts` are those containers that are left alone, with their rewrites."""
+    names = {record.owner: record.name for record in records.values()}
+    return PassResult(
+        observed=observed,
+        plan=plan,
+        # a created container runs nothing yet: its CPUs prove nothing, and it is nobody's intruder
+        proofs={key: record.proof for key, record in records.items() if record.proof and record.is_running},
+        names=names,
+        conflicts=tuple(
+            Conflict(names.get(owner, owner.container), owner, rewrites) for owner, rewrites in conflicts
+        ),
+        failures=tuple(sorted(record.name for record in records.values() if record.failure)),
+    )
+
+
+def node_state_of(
+    result: PassResult, node: str, runtime: str, kubelet: KubeletPolicy, *, observes: bool
+) -> NodeState:
+    """Return the state of the node after a pass."""
+    observed, plan = result.observed, result.plan
+    return NodeState(
+        node=node,
+        runtime=runtime,
+        kubelet=kubelet,
+        observes=observes,
+        sets=plan.sets,
+        topology=observed.topology,
+        ledger=plan.ledger,
+        shared=result.shared,
+        seen_pods=tuple(sorted(observed.pods, key=lambda pod: pod.age)),
+        pods=_pods(result),
+        refusals=plan.refusals,
+        conflicts=result.conflicts,
+        failures=result.failures,
+        pods_complete=observed.pods_complete,
+        containers_complete=observed.containers_complete,
+    )
+
+
+def _pods(result: PassResult) -> tuple[PodState, ...]:
+    known = [_known_pod(pod, result) for pod in result.observed.by_age]
+    unknown = result.plan.ledger.pods.keys() - result.observed.known_uids
+    others = [_unknown_pod(uid, result) for uid in unknown]
+    return tuple(sorted((*known, *others), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
+
+
+def _known_pod(pod: SeenPod, result: PassResult) -> PodState:
+    containers = tuple(_container(Owner(pod.uid, name), result) for name in pod.start_order)
+    of_pod = result.refused.get(Owner(pod.uid, ""))
+    return PodState(pod.uid, pod.namespace, pod.name, containers, of_pod)
+
+
+def _unknown_pod(uid: str, result: PassResult) -> PodState:
+    held = result.plan.ledger.pods[uid]
+    containers = tuple(_container(assignment.owner, result) for assignment in held)
+    return PodState(uid, held[0].namespace, held[0].pod, containers, is_known=False)
+
+
+def _container(owner: Owner, result: PassResult) -> ContainerState:
+    proof, refusal = result.proven.get(owner), result.refused.get(owner)
+    assignment = result.plan.ledger.of(owner)
+    if assignment is None:
+        return ContainerState(owner.container, cpus=result.shared, proof=proof, refusal=refusal)
+    intruders = result.intruders(assignment)
+    return replace(_holding(assignment, result), proof=proof, refusal=refusal, intruders=intruders)
+
+
+def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
+    nodes = result.observed.topology.numa_nodes
+    return ContainerState(
+        name=assignment.owner.container,
+        policy=assignment.policy,
+        smt=assignment.smt,
+        numa=assignment.numa,
+        cpus=assignment.cpus,
+        idle=assignment.idle,
+        numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & assignment.cpus),
+    )
