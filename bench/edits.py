@@ -131,7 +131,7 @@ class StopWatch:
         self.universe = interfaces.machine.universe
         self._news = asyncio.Event()
         self._state: NodeState | None = None
-        agent.publisher.tell = self._told  # type: ignore[method-assign]
+        agent.publisher.tell = self._received  # type: ignore[method-assign]
         interfaces.pods.watch = self._watched  # type: ignore[method-assign]
         interfaces.cgroups.cpusets.read = self._was_read  # type: ignore[method-assign]
 
@@ -147,7 +147,7 @@ class StopWatch:
         self._last = time.perf_counter()
         return found
 
-    def _told(self, state: NodeState) -> None:
+    def _received(self, state: NodeState) -> None:
         self._state, self.read_back = state, Moment(self._last, time.process_time())
         self._tell(state)
         self._news.set()
@@ -161,10 +161,16 @@ class StopWatch:
 
 def is_settled(state: NodeState, policy: str, count: int) -> bool:
     """Say whether the kernel was read back right for every container."""
-    found: dict[str, ContainerState] = {pod.name: one for pod in state.pods for one in pod.containers}
+    found: dict[str, ContainerState] = {
+        pod.name: container for pod in state.pods for container in pod.containers
+    }
     edited = found.get("edited")
     is_there = edited is not None and str(edited.policy or "none") == policy
-    return is_there and len(found) == count and all(one.applied == one.cpus for one in found.values())
+    return (
+        is_there
+        and len(found) == count
+        and all(container.applied == container.cpus for container in found.values())
+    )
 
 
 async def _agent(folder: Path, server: YesServer, taken: Taken) -> tuple[Agent, StopWatch]:
@@ -173,8 +179,8 @@ async def _agent(folder: Path, server: YesServer, taken: Taken) -> tuple[Agent, 
     parts = (await build(chosen))._parts  # noqa: SLF001 the same agent, but for whom it tells
     time_saves(parts.state_dir, taken.disk)
     api = Api(Access("https://bench"), httpx.MockTransport(server.answer))
-    told = reporters(chosen, api, parts.interfaces.pods, parts.metrics)
-    agent = Agent(replace(parts, reporters=told))
+    reporting = reporters(chosen, api, parts.interfaces.pods, parts.metrics)
+    agent = Agent(replace(parts, reporters=reporting))
     gc.collect()
     gc.freeze()  # as the agent's process does
     return agent, StopWatch(agent, parts.interfaces)
@@ -205,7 +211,7 @@ async def measure_edits(folder: Path, pods: int, edits: int) -> Taken:
 async def _measure_bare(agent: Agent, watch: StopWatch, taken: Taken) -> None:
     """Write the cpusets of all containers bare; the agent then sees that they are what it wrote."""
     records = agent.reconciler.observer.records.values()
-    cpusets = {one.cgroup: one.applied for one in records if one.cgroup}
+    cpusets = {record.cgroup: record.applied for record in records if record.cgroup}
     taken.bare += bare_writes(find_hierarchy(DEFAULT_ROOT), cpusets, watch.universe())
     await _until_idle()
 
@@ -235,24 +241,24 @@ async def _until_idle() -> None:
 def table(taken: Taken) -> Iterator[str]:
     """Yield the lines: clock and CPU time by kind of change, the whole cost of an edit, and the verdicts."""
     yield f"  {'ms':27} {'':>5}     p50     p90     p99     max    CPU: p50     p99"
-    moving = [one for kind, times in taken.edits.items() if "exclusive" in kind for one in times]
+    moving = [moment for kind, times in taken.edits.items() if "exclusive" in kind for moment in times]
     lines = {**taken.edits, MOVING: moving, "bare writes, read back": taken.bare}
     for name, times in lines.items():
-        own = "".join(f"{_at((one.cpu for one in times), share) * 1e3:8.1f}" for share in (0.5, 0.99))
-        yield f"{_times(name, [one.wall for one in times])}    {own}"
+        own = "".join(f"{_at((moment.cpu for moment in times), share) * 1e3:8.1f}" for share in (0.5, 0.99))
+        yield f"{_times(name, [moment.wall for moment in times])}    {own}"
     yield _times("checkpoint, within the edit", taken.disk)
     yield _times("delivery, before the edit", taken.delivery)
     count = len(taken.delivery)
     yield f"  CPU of one edit with its delivery, proof, reports and runtime: {taken.whole_cpu / count * 1e3:.1f} ms"
-    told = ", ".join(f"{number / count:.2f} {kind}" for kind, number in sorted(taken.requests.items()))
-    yield f"  requests to the API server for one edit: {told or 'none'}"
+    requests = ", ".join(f"{number / count:.2f} {kind}" for kind, number in sorted(taken.requests.items()))
+    yield f"  requests to the API server for one edit: {requests or 'none'}"
     yield from _verdicts(moving, taken.bare)
 
 
 def _verdicts(edits: Sequence[Moment], bare: Sequence[Moment]) -> Iterator[str]:
     """Yield whether the edits that move every container are as fast as they shall be, in medians of the bare writes."""
     (wall, bare_wall), (cpu, bare_cpu) = (
-        ([getattr(one, clock) for one in edits], [getattr(one, clock) for one in bare])
+        ([getattr(moment, clock) for moment in edits], [getattr(moment, clock) for moment in bare])
         for clock in Moment._fields
     )
     for share, limit in LIMITS:
@@ -262,8 +268,8 @@ def _verdicts(edits: Sequence[Moment], bare: Sequence[Moment]) -> Iterator[str]:
             f"CPU time {_at(cpu, share) / median(bare_cpu):.2f} x; {alike:.2f} x their own p{share * 100:.0f}"
         )
         verdict = "holds " if found <= limit else "MISSED"
-        told = f"{found:.2f} x the median of the bare writes, target {limit:.0f} x ({beside})"
-        yield f"{verdict}  p{share * 100:.0f} of the edits {MOVING}: {told}"
+        sentence = f"{found:.2f} x the median of the bare writes, target {limit:.0f} x ({beside})"
+        yield f"{verdict}  p{share * 100:.0f} of the edits {MOVING}: {sentence}"
 
 
 def _times(name: str, times: Iterable[float]) -> str:

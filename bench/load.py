@@ -57,15 +57,15 @@ def put_one_by_one(pid: int, url: str, ask: Callable[[], object], *, seconds: in
 
 def _sample(pid: int, url: str, load: Callable[[], dict[str, float]]) -> Sample:
     before = _cpu_seconds(pid)
-    told = load()
+    result = load()
     spent = _cpu_seconds(pid) - before
-    if told["refused"] or not told["requests"]:
-        raise LoadFailed(f"{url}: {told['refused']} of {told['requests']} answers were no success")
+    if result["refused"] or not result["requests"]:
+        raise LoadFailed(f"{url}: {result['refused']} of {result['requests']} answers were no success")
     return Sample(
-        cpu_us=spent / told["requests"] * 1e6,
-        per_second=told["requests"] / told["seconds"],
-        p50_ms=told["p50_ms"],
-        p99_ms=told["p99_ms"],
+        cpu_us=spent / result["requests"] * 1e6,
+        per_second=result["requests"] / result["seconds"],
+        p50_ms=result["p50_ms"],
+        p99_ms=result["p99_ms"],
         resident_mb=_resident_mb(pid),
     )
 
@@ -93,7 +93,7 @@ def _threads(ask: Callable[[], object], seconds: int, cpu: int) -> dict[str, flo
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         spells = [future.result() for future in [pool.submit(ask_on) for _ in range(CONNECTIONS)]]
-    took = [one for spell in spells for one in spell]
+    took = [duration for spell in spells for duration in spell]
     cuts = statistics.quantiles(took, n=100)
     figures = {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "refused": 0.0}
     return figures | {"requests": float(len(took)), "seconds": time.perf_counter() - begun}

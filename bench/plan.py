@@ -65,26 +65,29 @@ def pod(number: int, policy: str | None = None, *, cpus: int | None = None) -> S
     return SeenPod.of(document)
 
 
-def container(one: SeenPod, cpus: CPUSet) -> SeenContainer:
+def container(seen: SeenPod, cpus: CPUSet) -> SeenContainer:
     """Return the running container of a pod."""
-    return SeenContainer(f"id-{one.uid}", Owner(one.uid, "main"), State.RUNNING, cpus)
+    return SeenContainer(f"id-{seen.uid}", Owner(seen.uid, "main"), State.RUNNING, cpus)
 
 
 def cold(topology: Topology) -> Observed:
     """Return a node on which every container runs everywhere."""
     pods = tuple(pod(number) for number in range(CONTAINERS))
-    running = tuple(container(one, topology.online) for one in pods)
+    running = tuple(container(seen, topology.online) for seen in pods)
     return Observed(topology, topology.online, pods, running)
 
 
-def done(observed: Observed, made: Plan) -> Observed:
+def done(observed: Observed, planned: Plan) -> Observed:
     """Return the node after every action of a plan."""
-    cpus = {action.container_id: action.cpus for action in made.actions}
+    cpus = {action.container_id: action.cpus for action in planned.actions}
     return Observed(
         observed.topology,
         observed.universe,
         observed.pods,
-        tuple(replace(one, cpus=cpus.get(one.id, one.cpus)) for one in observed.containers),
+        tuple(
+            replace(container, cpus=cpus.get(container.id, container.cpus))
+            for container in observed.containers
+        ),
     )
 
 
@@ -110,8 +113,8 @@ def replaced(settled: Observed, pods: tuple[SeenPod, ...]) -> Observed:
 def without(settled: Observed, number: int) -> Observed:
     """Return a node on which a pod is gone."""
     uid = settled.pods[number].uid
-    containers = tuple(one for one in settled.containers if one.owner.pod_uid != uid)
-    pods = tuple(one for one in settled.pods if one.uid != uid)
+    containers = tuple(item for item in settled.containers if item.owner.pod_uid != uid)
+    pods = tuple(item for item in settled.pods if item.uid != uid)
     return Observed(settled.topology, settled.universe, pods, containers)
 
 
@@ -146,8 +149,8 @@ def cases(topology: Topology) -> Iterator[Case]:
 
 def baseline(observed: Observed) -> int:
     """Compare what each container has with what it should have."""
-    wanted = {one.id: observed.universe for one in observed.containers}
-    return sum(1 for one in observed.containers if wanted[one.id] != one.cpus)
+    wanted = {container.id: observed.universe for container in observed.containers}
+    return sum(1 for container in observed.containers if wanted[container.id] != container.cpus)
 
 
 def main() -> None:
@@ -163,12 +166,12 @@ def main() -> None:
     for kind, results in timed.items():
         worst, case = max(results, key=lambda result: result[0])
         middle = median(took for took, _ in results)
-        told = "ok" if worst <= case.limit else "TOO SLOW"
+        verdict = "ok" if worst <= case.limit else "TOO SLOW"
         print(
             f"{kind + ', median of ' + str(len(results)):45}{middle:9.3f} ms  {middle / base:8.0f} x baseline"
         )
         print(
-            f"{'  worst: ' + case.name:45}{worst:9.3f} ms  {worst / base:8.0f} x baseline, limit {case.limit} ms: {told}"
+            f"{'  worst: ' + case.name:45}{worst:9.3f} ms  {worst / base:8.0f} x baseline, limit {case.limit} ms: {verdict}"
         )
 
 

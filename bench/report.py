@@ -45,8 +45,8 @@ def verdicts(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[tuple[bool, str
         if other in rounds:
             found = _ratio(rounds, name, other, lambda sample: sample.cpu_us)
             holds = found <= limit
-            told = f"{name}: CPU per review {found:.2f} x {other}'s, target {limit:.2f} x"
-            yield holds, f"{'holds ' if holds else 'MISSED'}  {told}"
+            sentence = f"{name}: CPU per review {found:.2f} x {other}'s, target {limit:.2f} x"
+            yield holds, f"{'holds ' if holds else 'MISSED'}  {sentence}"
 
 
 def _ratio(

@@ -47,7 +47,7 @@ def steps() -> dict[str, Callable[[], object]]:
     mutated = decider.mutate(request)
     endpoint = ReviewEndpoint(
         "mutate",
-        lambda rules, one: rules.mutate(one),
+        lambda rules, request: rules.mutate(request),
         lambda: Generation(1, decider),
         ReviewMeter(Metrics(), "mutate"),
         ReviewLog(lambda _: None),

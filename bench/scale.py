@@ -58,39 +58,39 @@ class Measured:
 
 Row = tuple[str, str, "Callable[[Measured], float]"]
 ROWS: Final[tuple[Row, ...]] = (
-    ("pods", "{:.0f}", lambda one: one.pods),
-    ("requests to start an agent", "{:.2f}", lambda one: one.starting.asked / one.nodes),
-    ("requests per pod", "{:.3f}", lambda one: one.requests_per_pod),
+    ("pods", "{:.0f}", lambda run: run.pods),
+    ("requests to start an agent", "{:.2f}", lambda run: run.starting.asked / run.nodes),
+    ("requests per pod", "{:.3f}", lambda run: run.requests_per_pod),
     *(
-        (f"  {kind} per pinned pod", "{:.3f}", lambda one, kind=kind: one.filling.requests[kind] / one.pinned)
+        (f"  {kind} per pinned pod", "{:.3f}", lambda run, kind=kind: run.filling.requests[kind] / run.pinned)
         for kind in KINDS
     ),
-    ("requests that failed", "{:.0f}", lambda one: one.filling.failed.total() + one.idling.failed.total()),
-    ("kB watched per node", "{:.1f}", lambda one: one.watched_per_node / 1e3),
-    ("  of pods", "{:.1f}", lambda one: one.filling.received["watch pods"] / one.nodes / 1e3),
-    ("  of its node", "{:.1f}", lambda one: one.filling.received["watch nodes"] / one.nodes / 1e3),
+    ("requests that failed", "{:.0f}", lambda run: run.filling.failed.total() + run.idling.failed.total()),
+    ("kB watched per node", "{:.1f}", lambda run: run.watched_per_node / 1e3),
+    ("  of pods", "{:.1f}", lambda run: run.filling.received["watch pods"] / run.nodes / 1e3),
+    ("  of its node", "{:.1f}", lambda run: run.filling.received["watch nodes"] / run.nodes / 1e3),
     (
         "kB of other answers per node",
         "{:.1f}",
-        lambda one: (one.filling.received_bytes() - one.filling.watched_bytes()) / one.nodes / 1e3,
+        lambda run: (run.filling.received_bytes() - run.filling.watched_bytes()) / run.nodes / 1e3,
     ),
-    ("API server, CPU ms per pod", "{:.2f}", lambda one: one.filling.cpu_seconds / one.pods * 1e3),
-    ("  the same without agents", "{:.2f}", lambda one: one.bare_cpu_seconds / one.pods * 1e3),
+    ("API server, CPU ms per pod", "{:.2f}", lambda run: run.filling.cpu_seconds / run.pods * 1e3),
+    ("  the same without agents", "{:.2f}", lambda run: run.bare_cpu_seconds / run.pods * 1e3),
     (
         "API server, CPU ms per agent's start",
         "{:.1f}",
-        lambda one: one.starting.cpu_seconds / one.nodes * 1e3,
+        lambda run: run.starting.cpu_seconds / run.nodes * 1e3,
     ),
-    ("API server idle, % of a CPU", "{:.1f}", lambda one: one.idling.cpu_seconds / one.idle_seconds * 100),
-    ("requests per node and idle hour", "{:.1f}", lambda one: idle_hour(one, one.idling.requests.total())),
-    ("kB per node and idle hour", "{:.1f}", lambda one: idle_hour(one, one.idling.received_bytes()) / 1e3),
-    ("API server, resident MB", "{:.0f}", lambda one: one.resident_mb),
+    ("API server idle, % of a CPU", "{:.1f}", lambda run: run.idling.cpu_seconds / run.idle_seconds * 100),
+    ("requests per node and idle hour", "{:.1f}", lambda run: idle_hour(run, run.idling.requests.total())),
+    ("kB per node and idle hour", "{:.1f}", lambda run: idle_hour(run, run.idling.received_bytes()) / 1e3),
+    ("API server, resident MB", "{:.0f}", lambda run: run.resident_mb),
 )
 
 
-def idle_hour(one: Measured, number: int) -> float:
+def idle_hour(run: Measured, number: int) -> float:
     """Return what a node had of something while idle, as of one hour."""
-    return number / one.nodes / one.idle_seconds * 3600
+    return number / run.nodes / run.idle_seconds * 3600
 
 
 async def measure(cluster: Cluster, nodes: int, pods: int, idle_seconds: float) -> Measured:
@@ -128,9 +128,9 @@ def measure_alone(nodes: int, pods: int, idle_seconds: float) -> Measured:
 
 def table(measured: Sequence[Measured]) -> Iterator[str]:
     """Yield the lines of the table."""
-    yield _line("nodes", [str(one.nodes) for one in measured])
+    yield _line("nodes", [str(run.nodes) for run in measured])
     for name, form, read in ROWS:
-        yield _line(name, [form.format(read(one)) for one in measured])
+        yield _line(name, [form.format(read(run)) for run in measured])
 
 
 def verdicts(measured: Sequence[Measured]) -> Iterator[tuple[bool, str]]:
@@ -141,8 +141,8 @@ def verdicts(measured: Sequence[Measured]) -> Iterator[tuple[bool, str]]:
         ("bytes watched per node", attrgetter("watched_per_node")),
     ):
         ratio = read(large) / read(small)
-        told = f"{name}: {ratio:.3f} x with {large.nodes / small.nodes:.0f} x the nodes, limit {GROWTH} x"
-        yield ratio <= GROWTH, f"{'holds ' if ratio <= GROWTH else 'MISSED'}  {told}"
+        sentence = f"{name}: {ratio:.3f} x with {large.nodes / small.nodes:.0f} x the nodes, limit {GROWTH} x"
+        yield ratio <= GROWTH, f"{'holds ' if ratio <= GROWTH else 'MISSED'}  {sentence}"
 
 
 def _line(name: str, cells: Sequence[str]) -> str:
@@ -168,7 +168,7 @@ def read_flags() -> argparse.Namespace:
     args = parser.parse_args()
     if args.nodes < 1 or args.pods < 2 * args.nodes:
         parser.error("at least one node, and two pods on each: one of them is pinned")
-    if args.idle <= 0 or any(one < 1 for one in args.beside):
+    if args.idle <= 0 or any(nodes < 1 for nodes in args.beside):
         parser.error("--idle and --beside take positive numbers")
     return args
 
@@ -178,7 +178,7 @@ def main() -> int:
     args = read_flags()
     logging.basicConfig(level=logging.ERROR)  # a watch that breaks is counted, and needs no line
     measured = []
-    for nodes in sorted({args.nodes, *(one for one in args.beside if one < args.nodes)}):
+    for nodes in sorted({args.nodes, *(nodes for nodes in args.beside if nodes < args.nodes)}):
         measured.append(measure_alone(nodes, args.pods // args.nodes, args.idle))
         print(f"\nload average {os.getloadavg()[0]:.1f}", *table(measured), sep="\n", flush=True)
     answers = list(verdicts(measured)) if len(measured) > 1 else []

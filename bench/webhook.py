@@ -122,8 +122,8 @@ def measure_all(
     for number in range(1, rounds + 1):
         for server in servers:
             samples[server.name].append(arena.measure(server, seconds))
-        told = "  ".join(f"{name} {found[-1].cpu_us:.0f}" for name, found in samples.items())
-        print(f"round {number} of {rounds}, CPU us/review:  {told}", flush=True)
+        figures = "  ".join(f"{name} {found[-1].cpu_us:.0f}" for name, found in samples.items())
+        print(f"round {number} of {rounds}, CPU us/review:  {figures}", flush=True)
     return samples
 
 
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace, cpus: Sequence[int]) -> bool:
     print(f"\nmedian of {args.rounds} rounds of {args.seconds} s")
     print("\n".join(report.table(rounds)))
     verdicts = list(report.verdicts(rounds))
-    print("\n" + "\n".join(told for _, told in verdicts))
+    print("\n" + "\n".join(sentence for _, sentence in verdicts))
     return all(holds for holds, _ in verdicts)
 
 

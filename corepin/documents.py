@@ -233,8 +233,8 @@ def _as_template(text: str, error: BadYAML) -> str:
     line = next(marks, error.line + 1)
     if line > error.line:
         return ""
-    told = f"this is a template, a mark such as {{{{ }}}} stands on line {line}"
-    return f"{told}: render it first, for example with `helm template`"
+    problem = f"this is a template, a mark such as {{{{ }}}} stands on line {line}"
+    return f"{problem}: render it first, for example with `helm template`"
 
 
 def _object(content: Any, shown: str, line: int) -> dict[str, Any]:

@@ -30,11 +30,11 @@ def read_json(text: str) -> Iterator[tuple[int, Any]]:
     line, counted = 0, 0
     for start, end in _spans(text):
         line, counted = line + text.count("\n", counted, start), start
-        one = _without_pairs(text[start:end], line + 1)
+        document = _without_pairs(text[start:end], line + 1)
         try:
-            yield from ((line + at, value) for at, value in read_yaml(one))
+            yield from ((line + at, value) for at, value in read_yaml(document))
         except BadYAML:
-            list(read_yaml("\n" * line + one))  # it fails again, and all lines in its words are right
+            list(read_yaml("\n" * line + document))  # it fails again, and all lines in its words are right
             raise
 
 

@@ -115,7 +115,12 @@ class LocalAgent:
 
     def container(self, pod: str) -> dict[str, Any]:
         """Return the container of a pod as the agent tells it; nothing when it does not."""
-        found = [one for shown in self.state()["pods"] if shown["name"] == pod for one in shown["containers"]]
+        found = [
+            container
+            for shown in self.state()["pods"]
+            if shown["name"] == pod
+            for container in shown["containers"]
+        ]
         return dict(found[0]) if found else {}
 
     def seen(self, pod: str) -> Running | None:

@@ -51,7 +51,7 @@ class _Show:
         sys.stdout.flush()
         self._agent.map()
         print(f"\n/proc says ({FAST} at its first instruction: {self._agent.first_words(FAST).split()[-1]}):")
-        self._tell()
+        self._show()
         for policy in ("share", "none"):
             self._switch(policy)
 
@@ -66,8 +66,13 @@ class _Show:
 
     def _is_settled(self, name: str) -> bool:
         """Say whether a pod runs where the agent wants it, as /proc has it."""
-        told, seen = self._agent.container(name), self._agent.seen(name)
-        return bool(told and told["proof"] and seen and told["cpus"] == told["proof"]["cpus"] == seen.cpus)
+        container, seen = self._agent.container(name), self._agent.seen(name)
+        return bool(
+            container
+            and container["proof"]
+            and seen
+            and container["cpus"] == container["proof"]["cpus"] == seen.cpus
+        )
 
     def _switch(self, policy: str) -> None:
         """Edit the manifest of the running pod, and wait until the machine has followed."""
@@ -83,15 +88,17 @@ class _Show:
         after = self._agent.seen(FAST)
         same = "the same process" if before and after and before.pid == after.pid else "ANOTHER PROCESS"
         print(f"\n{FAST} becomes `{policy}` by an edit of its manifest ({same}, {seconds * 1000:.0f} ms):")
-        self._tell()
+        self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         for name in PODS:
-            seen, told = self._agent.seen(name), self._agent.container(name)
-            if seen is None or not told:
+            seen, container = self._agent.seen(name), self._agent.container(name)
+            if seen is None or not container:
                 continue
-            policy = told["policy"] or "no CPUs of its own"
-            print(f"  {name:<10} pid {seen.pid:<7} Cpus_allowed_list {seen.cpus:<8} {policy}{_refused(told)}")
+            policy = container["policy"] or "no CPUs of its own"
+            print(
+                f"  {name:<10} pid {seen.pid:<7} Cpus_allowed_list {seen.cpus:<8} {policy}{_refused(container)}"
+            )
 
 
 def _ask(pod: dict[str, Any], cpus: int) -> None:
@@ -99,6 +106,6 @@ def _ask(pod: dict[str, Any], cpus: int) -> None:
     resources["requests"]["cpu"] = resources["limits"]["cpu"] = str(cpus)
 
 
-def _refused(told: dict[str, Any]) -> str:
-    refusal = told["refusal"]
+def _refused(container: dict[str, Any]) -> str:
+    refusal = container["refusal"]
     return f"; REFUSED: {refusal['message'].partition(':')[0]}" if refusal else ""

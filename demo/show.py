@@ -30,9 +30,9 @@ def shown(number: int, path: Path, answer: Answer) -> str:
     """Return the block of one example; of what is refused only the causes matter."""
     head = f"{number:>3}  {answer.verdict.upper():<8} {path}"
     marked = [
-        *(("x ", _told(cause["field"], cause["message"])) for cause in answer.causes),
+        *(("x ", _finding(cause["field"], cause["message"])) for cause in answer.causes),
         *(("+ ", addition(step)) for step in answer.patch if answer.allowed),
-        *(("! ", _told(*warning.split(": ", 1))) for warning in answer.warnings if answer.allowed),
+        *(("! ", _finding(*warning.split(": ", 1))) for warning in answer.warnings if answer.allowed),
     ]
     lines = [line for mark, text in [("", sentence(path)), *marked] for line in _wrapped(text, mark)]
     return "\n".join([head, *lines])
@@ -73,7 +73,7 @@ def _field(keys: list[str]) -> str:
     return re.sub(r"\.(\d+)", r"[\1]", ".".join(keys))
 
 
-def _told(field: str, message: str) -> str:
+def _finding(field: str, message: str) -> str:
     return f"{field}: {message.removeprefix('corepin: ')}"
 
 

@@ -139,8 +139,8 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         for line in log.read_text().splitlines():
-            told = json.loads(line)
-            if told.get("event") == "serving":
-                return str(told["reviews"])
+            entry = json.loads(line)
+            if entry.get("event") == "serving":
+                return str(entry["reviews"])
         time.sleep(0.02)
     raise DemoFailed(f"the webhook did not start:\n{log.read_text()}")

@@ -158,11 +158,11 @@ def combined(variants: Mapping[str, Any], where: str) -> Any:
     first, *others = variants.values()
     if all(other == first for other in others):
         return first
-    if all(isinstance(one, dict) for one in variants.values()):
+    if all(isinstance(variant, dict) for variant in variants.values()):
         return _combined_keys(variants, where)
-    if all(isinstance(one, list) and len(one) == len(first) for one in variants.values()):
+    if all(isinstance(variant, list) and len(variant) == len(first) for variant in variants.values()):
         return [
-            combined({name: one[i] for name, one in variants.items()}, f"{where} {i}")
+            combined({name: variant[i] for name, variant in variants.items()}, f"{where} {i}")
             for i in range(len(first))
         ]
     raise ChartIncomplete(f"{where}: the overlays differ, and no value of the chart decides it")
@@ -170,8 +170,8 @@ def combined(variants: Mapping[str, Any], where: str) -> Any:
 
 def _combined_keys(variants: Mapping[str, Object], where: str) -> Object:
     together: Object = {}
-    for key in dict.fromkeys(key for one in variants.values() for key in one):
-        having = {name: one[key] for name, one in variants.items() if key in one}
+    for key in dict.fromkeys(key for variant in variants.values() for key in variant):
+        having = {name: variant[key] for name, variant in variants.items() if key in variant}
         node = combined(having, f"{where} {key}")
         if len(having) < len(variants):
             together |= {f"⟪if {_condition(having, variants)}⟫": None, key: node, f"⟪end {key}⟫": None}

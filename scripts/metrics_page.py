@@ -75,8 +75,8 @@ def page() -> str:
     rows = programs()
     used = sorted({label for listed in rows.values() for row in listed for label in row.labels})
     tables = [f"\n## {title}\n\n{PROGRAMS[title]}\n\n{_table(listed)}" for title, listed in rows.items()]
-    told = "".join(f"| `{label}` | {LABELS[label]} |\n" for label in used)
-    return f"{HEAD}{''.join(tables)}\n## Labels\n\n| label | values |\n|---|---|\n{told}"
+    labels = "".join(f"| `{label}` | {LABELS[label]} |\n" for label in used)
+    return f"{HEAD}{''.join(tables)}\n## Labels\n\n| label | values |\n|---|---|\n{labels}"
 
 
 def programs() -> dict[str, list[Row]]:

@@ -60,8 +60,8 @@ def _ask(name: str) -> Any:
         with client.ApiClient(_settings()) as api:
             return client.CoreV1Api(api).read_node(name, _request_timeout=TIMEOUT_SECONDS)
     except client.ApiException as error:
-        told = f"the API server answered {error.status} ({error.reason})"
-        raise CommandFailed(f"node {name}: {told}") from error
+        answer = f"the API server answered {error.status} ({error.reason})"
+        raise CommandFailed(f"node {name}: {answer}") from error
     except HTTPError as error:
         raise CommandFailed(f"the API server is out of reach: {error}") from error
 

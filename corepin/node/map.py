@@ -94,8 +94,8 @@ def _cluster_json(name: str) -> str:
         raise CommandFailed(f"node {name}: its annotations are damaged: {error}") from error
 
 
-def _line(told: object) -> str:
-    return json.dumps(told, ensure_ascii=False) + "\n"
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"
 
 
 def _text(view: NodeView) -> str:
@@ -105,14 +105,14 @@ def _text(view: NodeView) -> str:
     width = columns(sys.stdout, os.environ)
     lines = [view.title, ""]
     lines += draw(view.picture, width, colour=wants_colour(sys.stdout, os.environ)).rstrip("\n").split("\n")
-    for title, told in (("containers", view.containers), ("attention", view.troubles)):
-        if told:
-            lines += ["", f"{title}:", *_indented(told, width)]
+    for title, texts in (("containers", view.containers), ("attention", view.troubles)):
+        if texts:
+            lines += ["", f"{title}:", *_indented(texts, width)]
     return "\n".join(lines) + "\n"
 
 
-def _indented(told: tuple[str, ...], width: int) -> Iterator[str]:
-    for text in told:
+def _indented(texts: tuple[str, ...], width: int) -> Iterator[str]:
+    for text in texts:
         yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 

@@ -42,22 +42,24 @@ def view_of_annotations(node: str, topology: str, pools: str) -> NodeView:
     try:
         return _of_annotations(node, json.loads(topology), json.loads(pools))
     except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
-        told = f"node {node}: its annotations are of another version of corepin, or damaged ({error!r})"
-        raise CommandFailed(f"{told}: use the same version") from error
+        problem = f"node {node}: its annotations are of another version of corepin, or damaged ({error!r})"
+        raise CommandFailed(f"{problem}: use the same version") from error
 
 
 def _of_state(state: Mapping[str, Any]) -> NodeView:
     containers = [
-        (f"{pod['namespace']}/{pod['name']}", one) for pod in state["pods"] for one in pod["containers"]
+        (f"{pod['namespace']}/{pod['name']}", container)
+        for pod in state["pods"]
+        for container in pod["containers"]
     ]
-    held = [(f"{pod}/{one['name']}", one) for pod, one in containers if one["policy"]]
+    held = [(f"{pod}/{container['name']}", container) for pod, container in containers if container["policy"]]
     return NodeView(
         title=f"node {state['node']}, {state['runtime']}",
         picture=_picture(state["topology"], state["sets"], dict(held)),
         containers=tuple(
-            _container(f"{pod}/{one['name']}", one)
-            for pod, one in containers
-            if one["proof"] or one["policy"] or one["refusal"]
+            _container(f"{pod}/{container['name']}", container)
+            for pod, container in containers
+            if container["proof"] or container["policy"] or container["refusal"]
         ),
         troubles=tuple(_troubles(state)),
     )
@@ -65,7 +67,7 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
 
 def _of_annotations(node: str, topology: Mapping[str, Any], pools: Mapping[str, Any]) -> NodeView:
     owners = pools["owners"]
-    containers = tuple(f"{name}: {one['policy']}, CPUs {one['cpus']}" for name, one in _ordered(owners))
+    containers = tuple(f"{name}: {owner['policy']}, CPUs {owner['cpus']}" for name, owner in _ordered(owners))
     troubles = (_OBSERVES,) if pools["observes"] else ()
     return NodeView(
         f"node {node}, as it was published", _picture(topology, pools, owners), containers, troubles
@@ -86,11 +88,11 @@ def _picture(topology: Mapping[str, Any], sets: Mapping[str, str], owners: Mappi
     drawn = (
         Owner(
             name,
-            CPUSet.parse(one["cpus"]),
-            CPUSet.parse(one.get("idle", "")),
-            shares=one["policy"] == CPUPolicy.SHARE,
+            CPUSet.parse(owner["cpus"]),
+            CPUSet.parse(owner.get("idle", "")),
+            shares=owner["policy"] == CPUPolicy.SHARE,
         )
-        for name, one in owners.items()
+        for name, owner in owners.items()
     )
     return Picture(
         Topology.from_dict(topology),
@@ -101,17 +103,21 @@ def _picture(topology: Mapping[str, Any], sets: Mapping[str, str], owners: Mappi
     )
 
 
-def _container(name: str, one: Mapping[str, Any]) -> str:
+def _container(name: str, container: Mapping[str, Any]) -> str:
     """Say where a container runs, and how far that is proven."""
-    return f"{name}: {', '.join(_words(one))}"
+    return f"{name}: {', '.join(_words(container))}"
 
 
-def _words(one: Mapping[str, Any]) -> Iterator[str]:
-    proof, refusal = one["proof"], one["refusal"]
-    yield f"{one['policy']} on CPUs {one['cpus']}" if one["policy"] else f"shared CPUs {one['cpus']}"
+def _words(container: Mapping[str, Any]) -> Iterator[str]:
+    proof, refusal = container["proof"], container["refusal"]
+    yield (
+        f"{container['policy']} on CPUs {container['cpus']}"
+        if container["policy"]
+        else f"shared CPUs {container['cpus']}"
+    )
     if proof is None:
         yield "not running"
-    elif proof["cpus"] == one["cpus"]:
+    elif proof["cpus"] == container["cpus"]:
         yield "as the kernel says"
     else:
         yield f"but the kernel lets it use {proof['cpus']}"
@@ -119,8 +125,8 @@ def _words(one: Mapping[str, Any]) -> Iterator[str]:
         yield f"{proof['outside']} tasks allowed elsewhere"
     if proof and proof["narrowed"]:
         yield f"{proof['narrowed']} tasks on a part of them, by their own choice"
-    if one["intruders"]:
-        yield f"with {', '.join(one['intruders'])} on its CPUs"
+    if container["intruders"]:
+        yield f"with {', '.join(container['intruders'])} on its CPUs"
     if refusal:
         yield f"NOT PINNED ({refusal['reason']}: {refusal['message']})"
 
@@ -136,7 +142,7 @@ def _troubles(state: Mapping[str, Any]) -> Iterator[str]:
         if pod["refusal"]:
             yield f"{pod['namespace']}/{pod['name']}: {pod['refusal']['message']}"
     for fight in state["fights"]:
-        told = f"another program rewrote its CPUs {fight['rewrites']} times"
-        yield f"{fight['container']}: {told} and is let be for now: stop it (`corepin doctor` names candidates)"
+        cause = f"another program rewrote its CPUs {fight['rewrites']} times"
+        yield f"{fight['container']}: {cause} and is let be for now: stop it (`corepin doctor` names candidates)"
     for name in state["failures"]:
         yield f"{name}: its CPUs could not be set, it is tried again: see the agent's log"

@@ -33,7 +33,7 @@ _EXPECTED: Final = {
 }
 
 
-def misshapen(item: Item, error: Malformed, path: tuple[str, ...] = ()) -> CommandFailed:
+def decode_failure(item: Item, error: Malformed, path: tuple[str, ...] = ()) -> CommandFailed:
     """Return the failure of an object that the webhook would answer with HTTP 400; `path` leads to what was read."""
     below = error.path.removeprefix(_OBJECT).removeprefix("$").removeprefix(".")
     field, why = ".".join((*path, below)).removesuffix("."), error.why
@@ -45,10 +45,10 @@ def misshapen(item: Item, error: Malformed, path: tuple[str, ...] = ()) -> Comma
 
 def _in_words(expected: str, found: str) -> str:
     kinds = " | ".join(sorted(set(expected.split(" | ")) - {"null"}))
-    told, remedy = _EXPECTED[kinds]
+    name, remedy = _EXPECTED[kinds]
     if kinds == "str" and found in {"object", "array"}:
         remedy = "write one text"
-    return f"expected {told}, found {_FOUND[found][1]}: {remedy}"
+    return f"expected {name}, found {_FOUND[found][1]}: {remedy}"
 
 
 def _named(content: dict[str, Any], field: str, found: str) -> str:
@@ -59,5 +59,5 @@ def _named(content: dict[str, Any], field: str, found: str) -> str:
     value: Any = content
     for step in re.findall(r"[^.\[\]]+", parent):
         value = value[int(step)] if isinstance(value, list) else value[step]
-    wrong = next(key for key, one in value.items() if type(one) in _FOUND[found][0])
+    wrong = next(key for key, inner in value.items() if type(inner) in _FOUND[found][0])
     return f"{parent}[{wrong}]"

@@ -188,8 +188,8 @@ def _json(node: Node, step: Step) -> str:
     line = {
         "pod": step.pod,
         "assignments": {
-            one.name: _assignment(node, one)
-            for one in sorted(step.ledger, key=lambda one: reading_order(one.name))
+            assignment.name: _assignment(node, assignment)
+            for assignment in sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
         },
         "shared": str(node.sets.shared(step.ledger)),
         "refused": [
@@ -200,12 +200,12 @@ def _json(node: Node, step: Step) -> str:
     return json.dumps(line, ensure_ascii=False)
 
 
-def _assignment(node: Node, one: Assignment) -> dict[str, Any]:
+def _assignment(node: Node, assignment: Assignment) -> dict[str, Any]:
     nodes = node.topology.numa_nodes
     return {
-        "policy": str(one.policy),
-        "smtPolicy": str(one.smt),
-        "cpus": str(one.cpus),
-        "idle": str(one.idle),
-        "numaNodes": [number for number in nodes if nodes[number] & one.cpus],
+        "policy": str(assignment.policy),
+        "smtPolicy": str(assignment.smt),
+        "cpus": str(assignment.cpus),
+        "idle": str(assignment.idle),
+        "numaNodes": [number for number in nodes if nodes[number] & assignment.cpus],
     }

@@ -33,57 +33,61 @@ NUMA_WORDS = {
 
 def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
     """Return the node after its last event."""
-    sets, held = node.sets, sorted(step.ledger, key=lambda one: reading_order(one.name))
+    sets, held = node.sets, sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
     pool = sets.pools.set_aside & sets.universe
     picture = Picture(
         node.topology,
         tuple(
-            Owner(plain(one.name), one.cpus, one.idle, shares=one.policy is CPUPolicy.SHARE) for one in held
+            Owner(
+                plain(assignment.name),
+                assignment.cpus,
+                assignment.idle,
+                shares=assignment.policy is CPUPolicy.SHARE,
+            )
+            for assignment in held
         ),
         reserved=sets.reserved,
         shared=sets.shared(step.ledger),
         pools=(("shared (set aside)", pool),) if pool else (),
     )
     parts = {
-        "": [f"{one.name}: {_why(node.topology, one)}" for one in held],
+        "": [f"{assignment.name}: {_why(node.topology, assignment)}" for assignment in held],
         "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
         "warnings": [f"{step.pod}: {warning}" for warning in step.warnings],
         "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
     }
-    lines = [line for title, told in parts.items() if told for line in _section(title, told, width)]
+    lines = [line for title, texts in parts.items() if texts for line in _section(title, texts, width)]
     return draw(picture, width, colour=colour).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in lines)
 
 
-def _section(title: str, told: list[str], width: int) -> Iterator[str]:
+def _section(title: str, texts: list[str], width: int) -> Iterator[str]:
     yield ""
     if title:
         yield f"{title}:"
     indent = "  " if title else ""
-    for text in told:
+    for text in texts:
         yield from wrap(plain(text), width, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
-def _why(topology: Topology, one: Assignment) -> str:
+def _why(topology: Topology, assignment: Assignment) -> str:
     """Say what a container got and by which rule."""
-    nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & one.cpus]
-    where = (
-        f"CPU{'s' * (len(one.cpus) > 1)} {one.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
-    )
-    apart = one.cpus & topology.isolated
+    nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & assignment.cpus]
+    where = f"CPU{'s' * (len(assignment.cpus) > 1)} {assignment.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
+    apart = assignment.cpus & topology.isolated
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
-    return f"{one.policy}, {where}: {_rule(one)}{note}"
+    return f"{assignment.policy}, {where}: {_rule(assignment)}{note}"
 
 
-def _rule(one: Assignment) -> str:
-    claim = one.claim
-    numa = NUMA_WORDS[one.numa]
-    if one.policy is CPUPolicy.SHARE:
+def _rule(assignment: Assignment) -> str:
+    claim = assignment.claim
+    numa = NUMA_WORDS[assignment.numa]
+    if assignment.policy is CPUPolicy.SHARE:
         return f"{_counted(claim.count)} that containers without CPUs of their own use too, {numa}"
     if claim.origin is Origin.CMK:
-        return f"{claim.count} of {claim.resource}, {SMT_WORDS[one.smt]}"
+        return f"{claim.count} of {claim.resource}, {SMT_WORDS[assignment.smt]}"
     is_vm = claim.origin is Origin.LAUNCHER
     asked = "dedicated CPUs of a virtual machine" if is_vm else _counted(claim.count)
-    return f"{asked}, smt-policy {one.smt} ({SMT_WORDS[one.smt]}), {numa}"
+    return f"{asked}, smt-policy {assignment.smt} ({SMT_WORDS[assignment.smt]}), {numa}"
 
 
 def _counted(count: int) -> str:
@@ -91,14 +95,16 @@ def _counted(count: int) -> str:
 
 
 def _idle_cost(held: list[Assignment]) -> Iterator[str]:
-    for one in held:
-        if one.idle:
-            yield f"{one.name} keeps CPU{'s' * (len(one.idle) > 1)} {one.idle} idle: {len(one.idle)} more than it runs on"
+    for assignment in held:
+        if assignment.idle:
+            yield f"{assignment.name} keeps CPU{'s' * (len(assignment.idle) > 1)} {assignment.idle} idle: {len(assignment.idle)} more than it runs on"
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
     """Tell the CPU of containers that only come along with owners: the scheduler charges it, they run shared."""
-    owners = {(f"{one.namespace}/{one.pod}", one.owner.container) for one in step.ledger}
+    owners = {
+        (f"{assignment.namespace}/{assignment.pod}", assignment.owner.container) for assignment in step.ledger
+    }
     with_owners = {pod for pod, _ in owners}
     for key in sorted(with_owners & step.pods.keys(), key=reading_order):
         for member in members(step.pods[key]):

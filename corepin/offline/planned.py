@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from corepin.offline.decode_errors import misshapen
+from corepin.offline.decode_errors import decode_failure
 from corepin.offline.launcher import launcher
 from corepin.offline.replicas import how_many, is_counted
 from pinning.pods.types import Pod
@@ -97,4 +97,4 @@ def _shaped(item: Item, path: tuple[str, ...], shape: type[Shape]) -> Shape:
     try:
         return msgspec.convert(below(item.content, path), shape)
     except msgspec.ValidationError as problem:
-        raise misshapen(item, malformed(problem), path) from problem
+        raise decode_failure(item, malformed(problem), path) from problem

@@ -10,7 +10,7 @@ import jsonpatch
 import msgspec
 
 from corepin.errors import CommandFailed
-from corepin.offline.decode_errors import misshapen
+from corepin.offline.decode_errors import decode_failure
 from corepin.run.webhook import CONFIG, MUTATIONS
 from webhook.review.handler import POD
 from webhook.review.response import Denied, Patched, encode
@@ -78,7 +78,7 @@ def judge(decider: Decider, item: Item) -> Judged:
     try:
         answer = decider.validate(_request(item, kind, seen.content))
     except Malformed as error:
-        raise misshapen(item, error) from error
+        raise decode_failure(item, error) from error
     response = msgspec.json.decode(encode(OFFLINE_UID, answer))["response"]
     causes = response["status"]["details"]["causes"] if isinstance(answer, Denied) else ()
     return Judged(response["allowed"], tuple(causes), _once((*seen.warnings, *answer.warnings)))
@@ -90,7 +90,7 @@ def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
     try:
         answer = decider.mutate(_request(item, _POD_KIND, pod))
     except Malformed as error:
-        raise misshapen(item, error, path) from error
+        raise decode_failure(item, error, path) from error
     if not isinstance(answer, Patched):
         return Injected(item.content, answer.warnings)
     prefix = "".join(f"/{key}" for key in path)

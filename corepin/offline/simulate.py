@@ -53,13 +53,13 @@ class Node:
         """Yield the node after each event: a pod that is seen again is an update, one that is not wanted is gone."""
         ledger, node = Ledger(), _Pods()
         for number, document in enumerate(documents):
-            for key, one in node.events(document, number):
-                seen = tuple(pod for pod, _ in node.here.values())
-                made = plan(Observed(self.topology, self.topology.online, seen), ledger, self.config)
-                ledger = made.ledger
-                warnings = tuple(f"{warning.field}: {warning.message}" for warning in one.warnings)
+            for key, event_pod in node.events(document, number):
+                pods_here = tuple(pod for pod, _ in node.here.values())
+                planned = plan(Observed(self.topology, self.topology.online, pods_here), ledger, self.config)
+                ledger = planned.ledger
+                warnings = tuple(f"{warning.field}: {warning.message}" for warning in event_pod.warnings)
                 pods = {name: pod for name, (_, pod) in node.here.items()}
-                yield Step(key, pods, warnings, ledger, made.refusals)
+                yield Step(key, pods, warnings, ledger, planned.refusals)
 
 
 @dataclass
@@ -79,9 +79,9 @@ class _Pods:
             yield key, read
         self.brought[document.owner] = () if document.is_going else keys
         for index, key in enumerate(() if document.is_going else keys):
-            one = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
-            self.here[key] = (one, document.pod)
-            yield key, one
+            seen = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
+            self.here[key] = (seen, document.pod)
+            yield key, seen
 
     def _key(self, document: Planned, name: str, own: frozenset[str]) -> str:
         """Return a pod's namespace/name; one that another document's pod has is told apart by the kind."""

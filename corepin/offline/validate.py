@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     decider = load_decider(args)
     verdicts = [(item, judge(decider, item)) for item in items]
-    told = _json if args.output == "json" else _text
-    write_out("".join(f"{plain(line)}\n" for item, judged in verdicts for line in told(item, judged)))
+    shown = _json if args.output == "json" else _text
+    write_out("".join(f"{plain(line)}\n" for item, judged in verdicts for line in shown(item, judged)))
     return 0 if all(judged.allowed for _, judged in verdicts) else REFUSED
 
 

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = _config(args)
     formatter.configure()
-    _tell(args)
+    _log_flags(args)
     _finish(main.reset(config) if args.reset else main.run(config))
     return 0
 
@@ -118,8 +118,8 @@ def _finish(work: Coroutine[object, object, None]) -> None:
     except (AgentError, APIError, PinningError) as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:  # a directory, a socket or a port
-        told = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
-        raise CommandFailed(f"{told}: mend that, or name another by its flag") from error
+        problem = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
+        raise CommandFailed(f"{problem}: mend that, or name another by its flag") from error
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
@@ -183,7 +183,7 @@ def _path(text: str | None) -> Path | None:
     return Path(text.removeprefix("unix://")) if text else None
 
 
-def _tell(args: argparse.Namespace) -> None:
+def _log_flags(args: argparse.Namespace) -> None:
     """Log the flags as they were understood; none of them is a secret."""
     import logging
 

@@ -93,8 +93,8 @@ def _write(directory: Path, files: dict[str, bytes], force: bool) -> None:  # no
             write(directory / name, content, PRIVATE if name.endswith(".key") else PUBLIC)
             print(directory / name)
     except OSError as error:
-        told = f"{error.filename2 or error.filename or directory}: {error.strerror}"
-        raise CommandFailed(f"{told}: name a directory that can be written with --dir") from error
+        problem = f"{error.filename2 or error.filename or directory}: {error.strerror}"
+        raise CommandFailed(f"{problem}: name a directory that can be written with --dir") from error
 
 
 def _refuse_overwriting(directory: Path, names: tuple[str, ...]) -> None:

@@ -196,8 +196,8 @@ def _serve_metrics(listen: tuple[str, int] | None, metrics: Metrics, stack: Exit
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except OSError as error:
-        told = f"--metrics-listen: cannot listen on {host}:{port}: {error.strerror}"
-        raise CommandFailed(f"{told}: name another address, or off") from error
+        problem = f"--metrics-listen: cannot listen on {host}:{port}: {error.strerror}"
+        raise CommandFailed(f"{problem}: name another address, or off") from error
     stack.callback(thread.join)
     stack.callback(server.server_close)
     stack.callback(server.shutdown)

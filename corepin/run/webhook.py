@@ -99,7 +99,7 @@ def _serve(args: argparse.Namespace) -> int:
     build = DeciderLoader(options.config, options.mutations)
     _check_files(options, build)
     formatter.configure(noisy=("uvicorn",))  # it warns of every garbled request: anyone could flood us
-    logging.getLogger(__name__).info("starting", extra={"facts": _told(args)})
+    logging.getLogger(__name__).info("starting", extra={"facts": _flag_values(args)})
     process.run(options, build)
     return 0
 
@@ -152,6 +152,6 @@ def _address(flag: str, text: str) -> Address:
         raise CommandFailed(f"{flag}: {error}: write for example :8443") from error
 
 
-def _told(args: argparse.Namespace) -> dict[str, object]:
+def _flag_values(args: argparse.Namespace) -> dict[str, object]:
     """Return the flags as they were understood; none of them is a secret."""
     return {name: value for name, value in vars(args).items() if name not in {"run", "verb", "check_config"}}

@@ -26,9 +26,9 @@ def bundles(cluster: Cluster) -> set[str]:
 def replicas(cluster: Cluster) -> set[tuple[str, int]]:
     """Return who the webhook's pods are, and how often each was restarted."""
     return {
-        (one["metadata"]["uid"], status["restartCount"])
-        for one in cluster.pods_of("webhook")
-        for status in one["status"]["containerStatuses"]
+        (pod["metadata"]["uid"], status["restartCount"])
+        for pod in cluster.pods_of("webhook")
+        for status in pod["status"]["containerStatuses"]
     }
 
 

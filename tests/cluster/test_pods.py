@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def test_parts_run_with_what_they_need(cluster: Cluster) -> None:
     """Agent and rotation have tokens of their own accounts, the webhook none; the agent took its taint away."""
     for component, has_token in {"agent": True, "certs": True, "webhook": False}.items():
-        for one in cluster.pods_of(component):
-            assert one["spec"]["serviceAccountName"] == f"corepin-{component}"
-            volumes = [it["name"] for it in one["spec"]["volumes"]]
+        for owned in cluster.pods_of(component):
+            assert owned["spec"]["serviceAccountName"] == f"corepin-{component}"
+            volumes = [it["name"] for it in owned["spec"]["volumes"]]
             assert any(name.startswith("kube-api-access-") for name in volumes) is has_token
     until_equal("taints", lambda: cluster.document()["spec"].get("taints", []), [])
 
@@ -44,10 +44,10 @@ def test_pod_is_completed_pinned_told_and_freed(cluster: Cluster) -> None:
     until("told", lambda: (cluster.status("pinned") or {}).get("pinned"))
     shown = yaml.safe_load(cluster.kubectl("get", "pod", "pinned", "-o", "yaml"))
     assert limits_of(shown)[ISOLATED] == "1"
-    told = json.loads(shown["metadata"]["annotations"][STATUS])["containers"]["main"]
-    assert (told["policy"], told["smtPolicy"]) == ("exclusive", "isolate")
-    assert told["cpus"] == told["applied"]["cpus"] == str(pinned.cpus)
-    kept = pinned.cpus | CPUSet.parse(told["idle"])
+    status = json.loads(shown["metadata"]["annotations"][STATUS])["containers"]["main"]
+    assert (status["policy"], status["smtPolicy"]) == ("exclusive", "isolate")
+    assert status["cpus"] == status["applied"]["cpus"] == str(pinned.cpus)
+    kept = pinned.cpus | CPUSet.parse(status["idle"])
     cluster.settled({pinned: pinned.cpus, bystander: cluster.all - kept})
     assert f"runs on CPUs {pinned.cpus}" in until("event", lambda: events(cluster, "pinned").get("Pinned"))
     cluster.remove("pinned")
@@ -112,17 +112,20 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
 
 def test_pod_of_a_deployment_is_pinned(cluster: Cluster) -> None:
     """A controller's pod, which has no name of its own when it is reviewed, is completed and pinned as any other."""
-    made = isolated("unused")
-    template = {"metadata": {"labels": {"app": "it"}, "annotations": made["metadata"]["annotations"]}}
+    manifest = isolated("unused")
+    template = {"metadata": {"labels": {"app": "it"}, "annotations": manifest["metadata"]["annotations"]}}
     document = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "it", "namespace": "default"},
-        "spec": {"selector": {"matchLabels": {"app": "it"}}, "template": template | {"spec": made["spec"]}},
+        "spec": {
+            "selector": {"matchLabels": {"app": "it"}},
+            "template": template | {"spec": manifest["spec"]},
+        },
     }
     cluster.apply(document)
     try:
-        [name] = until("its pod", lambda: [one["metadata"]["name"] for one in cluster.pods()])
+        [name] = until("its pod", lambda: [found["metadata"]["name"] for found in cluster.pods()])
         container = cluster.running(name)
         until("told", lambda: (cluster.status(name) or {}).get("pinned"))
         assert ISOLATED in limits_of(cluster.pod(name))

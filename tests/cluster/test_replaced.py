@@ -26,9 +26,9 @@ def test_replaced_agent_leaves_containers_where_they_are(cluster: Cluster) -> No
     """`kubectl rollout restart` gives the node another agent, which goes on from the checkpoint on the node."""
     pinned, bystander = cluster.run(user_pod("pinned", EXCLUSIVE, cpu="1"), user_pod("bystander"))
     until("told", lambda: (cluster.status("pinned") or {}).get("pinned"))
-    cpus, told = pinned.cpus, cluster.status("pinned")
+    cpus, status = pinned.cpus, cluster.status("pinned")
     cluster.restart(AGENT, "daemonset/corepin-agent")
     cluster.settled({pinned: cpus, bystander: cluster.all - cpus})
-    assert cluster.status("pinned") == told
+    assert cluster.status("pinned") == status
     cluster.annotate("pinned", "none")
     cluster.settled({pinned: cluster.all, bystander: cluster.all})

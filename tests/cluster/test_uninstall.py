@@ -22,16 +22,16 @@ def ours(cluster: Cluster) -> list[str]:
     documents = [cluster.document(), *cluster.pods()]
     metadata = [
         f"{part}: {key}"
-        for one in documents
+        for document in documents
         for part in ("annotations", "labels")
-        for key in one["metadata"].get(part) or ()
+        for key in document["metadata"].get(part) or ()
         if key.startswith(("status.corepin.io/", "cmk.intel.com/")) or key.endswith("cpumanager")
     ]
     status = documents[0]["status"]
     amounts = [
         name for part in ("capacity", "allocatable") for name, held in status[part].items() if held != "0"
     ]
-    conditions = [one["type"] for one in status["conditions"]]
+    conditions = [condition["type"] for condition in status["conditions"]]
     return metadata + [name for name in (*amounts, *conditions) if "corepin" in name.lower() or "cmk" in name]
 
 
@@ -42,8 +42,10 @@ def test_uninstalled_as_the_guide_says(cluster: Cluster, tmp_path: Path) -> None
     assert ours(cluster)
     cluster.applied = None
     terminal = shell(cluster.plane.server, tmp_path)
-    told = [terminal.run(block) for block in re.findall(r"```\w+\n(.*?)```", section("Uninstall"), re.DOTALL)]
-    assert any("successfully rolled out" in text for text in told)
+    outputs = [
+        terminal.run(block) for block in re.findall(r"```\w+\n(.*?)```", section("Uninstall"), re.DOTALL)
+    ]
+    assert any("successfully rolled out" in text for text in outputs)
     assert ours(cluster) == []
     cluster.settled({pinned: cluster.all, bystander: cluster.all})
     assert (cluster.running("pinned"), cluster.running("bystander")) == (pinned, bystander)

@@ -33,9 +33,9 @@ def machine(directory: Path, **wrong: Any) -> str:
 def pod(name: str, cpu: str = "2", more: str = "", **annotations: str) -> str:
     """Return a pod with one container `main`; `more` goes into its metadata."""
     keys = {"policy": "qos.gocrane.io/cpu-manager", "smt": "smt-policy.corepin.io/pod"}
-    told = ", ".join(f"{keys[key]}: {word}" for key, word in annotations.items())
+    policies = ", ".join(f"{keys[key]}: {word}" for key, word in annotations.items())
     return (
-        f"apiVersion: v1\nkind: Pod\nmetadata: {{{name}, annotations: {{{told}}}, {more}}}\n"
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{{name}, annotations: {{{policies}}}, {more}}}\n"
         f"spec: {{containers: [{{name: main, resources: {{limits: {{cpu: {cpu}}}}}}}]}}\n"
     )
 
@@ -68,7 +68,9 @@ def planned(
     return [
         {
             "pod": event["pod"].removeprefix("default/"),
-            "cpus": {name.split("/")[1]: one["cpus"] for name, one in event["assignments"].items()},
+            "cpus": {
+                name.split("/")[1]: assignment["cpus"] for name, assignment in event["assignments"].items()
+            },
         }
         for event in events
     ], captured.err

@@ -29,7 +29,7 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", ": holds no document: write an object with apiVersion and kind"),
         ("---\n# nothing\n---\n", ": holds no document: write an object with apiVersion and kind"),
@@ -101,16 +101,16 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
 )
 @pytest.mark.parametrize("verb", ["inject", "validate"])
 def test_unreadable_document(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, text: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, text: str, message: str
 ) -> None:
     """Both commands tell file, line and what is wrong in the same words."""
     source = written(tmp_path, text)
 
-    assert failure(capsys, verb, source) == f"corepin {verb}: {source}{told}"
+    assert failure(capsys, verb, source) == f"corepin {verb}: {source}{message}"
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (
             POD.replace("spec:", "spec: 1\nx:"),
@@ -124,19 +124,19 @@ def test_unreadable_document(
     ids=["spec", "annotation"],
 )
 @pytest.mark.parametrize("verb", ["inject", "validate"])
-def test_misshapen_object(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, document: str, told: str
+def test_object_of_the_wrong_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, document: str, message: str
 ) -> None:
     """What the server would answer with 400 names the object and the field; the annotation by its key."""
     source = written(tmp_path, POD, document)
 
     assert failure(capsys, verb, source).startswith(f"corepin {verb}: {source}:13: Pod team/")
     assert main([verb, "-f", source]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (
             "{containers: [{name: a, resources: {limits: {cpu: [1]}}}]}",
@@ -155,12 +155,12 @@ def test_misshapen_object(
 )
 @pytest.mark.parametrize("verb", ["inject", "validate"])
 def test_what_was_expected_is_told_in_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, spec: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, spec: str, message: str
 ) -> None:
     """Each shape that a field may have is named as people name it, with what to write."""
     source = written(tmp_path, f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {spec}\n")
 
-    assert told in failure(capsys, verb, source)
+    assert message in failure(capsys, verb, source)
 
 
 def test_template_field_is_told_from_the_whole_object(
@@ -195,8 +195,8 @@ def test_json_that_yaml_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["inject", "-f", written(tmp_path, pod % ("\\ud83d\\ude00", "1" + "0" * 30))]) == 0
     assert "\\U0001F600" in capsys.readouterr().out
     for half in ("\\ud83d", "\\ude00", "\\ude00\\ud83d"):
-        told = failure(capsys, "inject", written(tmp_path, pod % ("ok", "1") + "\n" + pod % (half, "1")))
-        assert told.endswith(
+        message = failure(capsys, "inject", written(tmp_path, pod % ("ok", "1") + "\n" + pod % (half, "1")))
+        assert message.endswith(
             ":2: a \\u escape is half of a surrogate pair: write both halves, or the character itself"
         )
 
@@ -257,7 +257,7 @@ def test_deep_json_is_told(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"a: 1\nb: \xff\n", ":2: is not UTF-8 text: save it as UTF-8"),
         (b"\xff\xfea\x00", ":1: is not UTF-8 text: save it as UTF-8"),
@@ -265,13 +265,13 @@ def test_deep_json_is_told(
     ids=["latin-1", "utf-16"],
 )
 def test_other_encodings_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
     """Bytes that are no UTF-8 are told with their line."""
     path = tmp_path / "f.yaml"
     path.write_bytes(content)
 
-    assert failure(capsys, "validate", str(path)) == f"corepin validate: {path}{told}"
+    assert failure(capsys, "validate", str(path)) == f"corepin validate: {path}{message}"
 
 
 def test_byte_order_mark_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ def test_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         pytest.param("reserve: 0", "did you mean reserved", id="unknown key"),
         pytest.param('reserved: "0"\nquota: keep\nreserved: "1"\n', ":3: .*reserved", id="key given twice"),
@@ -36,11 +36,13 @@ def test_file_is_read(tmp_path: Path) -> None:
         pytest.param("- 1", "no mapping", id="no mapping"),
     ],
 )
-def test_bad_file_is_told(tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_file_is_told(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """File, place and what is wrong are named, in the same words by the agent and by the plan."""
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(CommandFailed, match=f"config.yaml.*{told}") as failure:
+    with pytest.raises(CommandFailed, match=f"config.yaml.*{message}") as failure:
         read_node_file(str(path))
 
     pod = tmp_path / "pod.json"

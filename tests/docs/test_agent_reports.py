@@ -17,9 +17,9 @@ PAGE = Path("docs/agent-reports.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("| field | meaning |")[2].partition("\n\n")[0]
 
 
-def keys(told: dict[str, Any]) -> Iterator[str]:
+def keys(report: dict[str, Any]) -> Iterator[str]:
     """Yield every key of an object, however deep."""
-    for key, value in told.items():
+    for key, value in report.items():
         yield key
         if isinstance(value, dict):
             yield from keys(value)
@@ -28,10 +28,10 @@ def keys(told: dict[str, Any]) -> Iterator[str]:
 def test_every_field_is_explained() -> None:
     """What the containers of the example say is in the table of fields; each field is one that the code writes."""
     containers = json.loads(blocks(PAGE, "json")[0])["containers"]
-    shown = {key for one in containers.values() for key in keys(one)}
+    shown = {key for container in containers.values() for key in keys(container)}
     plain = {"time", "path", "reason", "message"}  # explained by the words around them
     assert shown - plain - set(re.findall(r"`(\w+)`", TABLE)) == set()
     rows = re.findall(r"^\| (.*?) \|", TABLE, re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert {"drift", "intruders"} <= told
-    assert told - said.texts("agent/report/pod_status.py") == set()
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {"drift", "intruders"} <= described
+    assert described - said.texts("agent/report/pod_status.py") == set()

@@ -40,7 +40,7 @@ def values(registry: CollectorRegistry, metric: str, label: str) -> set[str]:
     return {sample.labels[label] for family in families for sample in family.samples}
 
 
-def told(label: str) -> set[str]:
+def described(label: str) -> set[str]:
     """Return the values of a label that the page names."""
     return set(re.findall(r"`([\w -]+)`", metrics_page.LABELS[label]))
 
@@ -62,9 +62,9 @@ def test_values_of_labels_are_those_of_the_agent() -> None:
     metrics = agent.metrics.Metrics()
     metrics.show(state_of(bound("web", container("main", 1), container("big", 64), annotations=ISOLATE)))
 
-    assert values(metrics.registry, "corepin_agent_cpus", "set") == told("set")
-    assert values(metrics.registry, "corepin_agent_containers", "state") <= told("state")
-    assert values(metrics.registry, "corepin_agent_assignments", "policy") <= told("policy")
+    assert values(metrics.registry, "corepin_agent_cpus", "set") == described("set")
+    assert values(metrics.registry, "corepin_agent_containers", "state") <= described("state")
+    assert values(metrics.registry, "corepin_agent_assignments", "policy") <= described("policy")
     assert values(metrics.registry, "corepin_agent_refusals", "reason") == {Reason.NOT_ENOUGH}
 
 
@@ -72,13 +72,13 @@ def test_words_about_containers_are_those_of_the_code() -> None:
     """Every word that agent/metrics.py has for a container is in the page, and no other."""
     code = Path(agent.metrics.__file__).read_text(encoding="utf-8")
     words = re.findall(r'yield "(\w+)"|_containers\.labels\("(\w+)"\)', code)
-    assert {first or second for first, second in words} == told("state")
+    assert {first or second for first, second in words} == described("state")
 
 
 def test_reporters_are_those_of_the_agent() -> None:
     """Each part of the agent that reports, by the name that it is counted under."""
     code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path("agent/report").glob("*.py")))
-    assert set(re.findall(r"^class (\w+Report)\b", code, re.MULTILINE)) == told("reporter")
+    assert set(re.findall(r"^class (\w+Report)\b", code, re.MULTILINE)) == described("reporter")
 
 
 def queries() -> list[tuple[str, str]]:
@@ -106,6 +106,6 @@ def test_queries_ask_for_labels_that_there_are(query: str, words: str) -> None:
         known |= set(rows[name].labels)
         for label, listed in re.findall(r'(\w+)=~?"(.*?)"', selector):
             assert label in (*SCRAPED, *rows[name].labels)
-            assert listed.startswith("$") or set(listed.split("|")) <= told(label)
+            assert listed.startswith("$") or set(listed.split("|")) <= described(label)
     used = re.findall(r"\$labels\.(\w+)|\{\{ ?(\w+) ?\}\}", words)
     assert {first or second for first, second in used} <= known

@@ -19,7 +19,7 @@ PAGE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
 def rows(title: str) -> dict[str, str]:
     """Return the first two columns of the tables of a chapter, code without its marks."""
     found = re.findall(r"^\| `(.+?)` \|(.*?)\|", chapter(PAGE, title), re.MULTILINE)
-    return {name: told.strip(" `") for name, told in found}
+    return {name: default.strip(" `") for name, default in found}
 
 
 def test_flags_of_the_rotation() -> None:
@@ -29,10 +29,10 @@ def test_flags_of_the_rotation() -> None:
     flags = {
         action.option_strings[0]: action for action in parser._actions if action.option_strings[0] != "-h"
     }
-    told = {name: default for name, default in rows("Certificates").items() if name.startswith("--")}
-    assert told.keys() == flags.keys()
+    described = {name: default for name, default in rows("Certificates").items() if name.startswith("--")}
+    assert described.keys() == flags.keys()
     lists = {"--replicas": certs_run.REPLICAS, "--webhook-configurations": ",".join(certs_run.CONFIGURATIONS)}
-    for name, default in told.items():
+    for name, default in described.items():
         assert default == lists.get(name, flags[name].default or "")
 
 
@@ -46,10 +46,12 @@ def test_variables_of_the_agents() -> None:
     """Every variable of the DaemonSet that is no path and no field of the pod, as it is shipped or else by default."""
     text = Path("manifests/base/agent.yaml").read_text(encoding="utf-8")
     env = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["env"]
-    shipped = {one["name"]: one.get("value", "none") for one in env if "valueFrom" not in one}
+    shipped = {
+        variable["name"]: variable.get("value", "none") for variable in env if "valueFrom" not in variable
+    }
     parser = agent.add_parser(argparse.ArgumentParser().add_subparsers())
     defaults = {variable(action.option_strings[0]): action.default for action in parser._actions}
-    told = rows("Variables of the agents")
-    assert told == {name: shipped.get(name, defaults.get(name)) for name in told}
-    untold = {value for name, value in shipped.items() if name not in told}
-    assert all(value.startswith("/") for value in untold)
+    described = rows("Variables of the agents")
+    assert described == {name: shipped.get(name, defaults.get(name)) for name in described}
+    missing = {value for name, value in shipped.items() if name not in described}
+    assert all(value.startswith("/") for value in missing)

@@ -29,7 +29,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 def test_rights_of_the_agent_are_told() -> None:
     """Each verb on each resource, no more and no less."""
-    rules = [rule for one in documents("agent-rbac.yaml") for rule in one.get("rules", ())]
+    rules = [rule for item in documents("agent-rbac.yaml") for rule in item.get("rules", ())]
     given = {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     rows = re.findall(r"^\| ((?:`\w+`,? ?)+) on `([\w/]+)` \|", PAGE, re.MULTILINE)
     assert {(verb, resource) for verbs, resource in rows for verb in re.findall(r"\w+", verbs)} == given
@@ -39,11 +39,11 @@ def test_what_the_agent_has_on_its_node_is_told() -> None:
     """Each path of the host, each capability, and the namespaces of the host that it shares."""
     (agent,) = documents("agent.yaml")
     spec = agent["spec"]["template"]["spec"]
-    paths = {one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
-    told = chapter(PAGE, "What the agent has on its node")
-    assert set(re.findall(r"^\| `(/[\w/.-]+)` \|", told, re.MULTILINE)) == paths
+    paths = {item["hostPath"]["path"] for item in spec["volumes"] if "hostPath" in item}
+    described = chapter(PAGE, "What the agent has on its node")
+    assert set(re.findall(r"^\| `(/[\w/.-]+)` \|", described, re.MULTILINE)) == paths
     capabilities = spec["containers"][0]["securityContext"]["capabilities"]["add"]
-    assert re.findall(r"^\| capability `(\w+)` \|", told, re.MULTILINE) == capabilities
+    assert re.findall(r"^\| capability `(\w+)` \|", described, re.MULTILINE) == capabilities
     shared = {key for key in ("hostPID", "hostNetwork", "hostIPC") if spec.get(key)}
     assert shared == {"hostPID"}
     assert not spec["containers"][0]["securityContext"]["privileged"]
@@ -52,9 +52,9 @@ def test_what_the_agent_has_on_its_node_is_told() -> None:
 def test_every_policy_is_told() -> None:
     """The table of policies has each policy of the base."""
     policies = {
-        one["metadata"]["name"]
-        for one in documents("policies.yaml")
-        if one["kind"] == "ValidatingAdmissionPolicy"
+        item["metadata"]["name"]
+        for item in documents("policies.yaml")
+        if item["kind"] == "ValidatingAdmissionPolicy"
     }
     rows = "\n".join(re.findall(r"^\| (`corepin-.*?) \|", chapter(PAGE, "The policies"), re.MULTILINE))
     assert set(re.findall(r"`(corepin-[\w-]+)`", rows)) == policies

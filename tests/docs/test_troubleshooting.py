@@ -85,10 +85,10 @@ def pieces(title: str) -> set[str]:
 @pytest.mark.parametrize("title", SECTIONS)
 def test_every_message_is_told(title: str) -> None:
     """No text of the rules is missing in its section."""
-    told = pieces(title)
+    described = pieces(title)
     texts = {text for text in said.texts(*SECTIONS[title]) - NOT_SHOWN if len(text.split()) >= ENOUGH_WORDS}
     assert len(texts) > 10
-    missing = {text for text in texts if not any(text.strip(EDGES) in piece for piece in told)}
+    missing = {text for text in texts if not any(text.strip(EDGES) in piece for piece in described)}
     assert missing == set()
 
 
@@ -135,16 +135,16 @@ def test_alerts_are_told_and_exist() -> None:
 
 def test_conditions_and_taints_are_told_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
-    told = section("Conditions and taints of nodes")
+    described = section("Conditions and taints of nodes")
     code = said.texts(desired_node.__file__)
     conditions = {contract.KUBELET_CONDITION, contract.OVERCOMMIT_CONDITION}
     taints = {
-        f"{one.key}={one.value}:{one.effect}"
-        for one in (desired_node.CMK_TAINT, desired_node.OVERCOMMIT_TAINT)
+        f"{item.key}={item.value}:{item.effect}"
+        for item in (desired_node.CMK_TAINT, desired_node.OVERCOMMIT_TAINT)
     }
-    assert set(re.findall(r"condition `(\w+)`", told)) == conditions
-    assert set(re.findall(r"taint `(.+?)`", told)) == taints | {contract.NOT_READY_TAINT_KEY}
-    reasons = set(re.findall(r"reason `(\w+)`", told))
+    assert set(re.findall(r"condition `(\w+)`", described)) == conditions
+    assert set(re.findall(r"taint `(.+?)`", described)) == taints | {contract.NOT_READY_TAINT_KEY}
+    reasons = set(re.findall(r"reason `(\w+)`", described))
     assert reasons <= code
     conditional = {text for text in code if re.fullmatch(r"([A-Z][a-zA-Z]+){2,}|Enough", text)}
     assert conditional - {"NoSchedule"} == reasons
@@ -153,7 +153,7 @@ def test_conditions_and_taints_are_told_and_exist() -> None:
 def test_refusals_of_the_policies_are_told() -> None:
     """Each message of a policy begins as one that the page has."""
     documents = yaml.safe_load_all(Path("manifests/base/policies.yaml").read_text(encoding="utf-8"))
-    validations = [rule for one in documents for rule in one["spec"].get("validations", ())]
+    validations = [rule for item in documents for rule in item["spec"].get("validations", ())]
     shown = {part for cell in first_cells("Refusals of the policies") for part in cell.split(HOLE) if part}
     said_by = [rule.get("messageExpression") or rule["message"] for rule in validations]
     assert len(said_by) > 10

@@ -56,9 +56,13 @@ def test_pods_get_what_the_guide_says(
     machine.write_text(lscpu_text("xeon-d-1541"))
     assert main(["plan", "-f", str(tmp_path / f"{name}.yaml"), "--topology", str(machine), "-o", "json"]) == 0
     line = json.loads(capsys.readouterr().out)
-    (one,) = line["assignments"].values()
+    (assignment,) = line["assignments"].values()
     assert line["refused"] == []
-    assert (one["smtPolicy"], len(CPUSet.parse(one["cpus"])), len(CPUSet.parse(one["idle"]))) == (
+    assert (
+        assignment["smtPolicy"],
+        len(CPUSet.parse(assignment["cpus"])),
+        len(CPUSet.parse(assignment["idle"])),
+    ) == (
         policy,
         running,
         idle,

@@ -122,8 +122,8 @@ def _make_base(file: Path, work: Path) -> None:
 def _mirror() -> list[str]:
     """Return the mirror in the machine's own apt configuration, or none: debootstrap has a default."""
     command = ("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    mirrors = [line.split()[0] for line in told.splitlines() if line.split()[1:] == [SUITE]]
+    text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    mirrors = [line.split()[0] for line in text.splitlines() if line.split()[1:] == [SUITE]]
     return mirrors[:1]
 
 
@@ -150,8 +150,8 @@ def _run(command: Iterable[str]) -> str:
     env = os.environ | {"BUILDAH_ISOLATION": "chroot", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        told = "\n".join(f"{done.stdout}\n{done.stderr}".splitlines()[-30:])
-        raise BuildFailed(f"{' '.join(command[:2])} failed (exit status {done.returncode}):\n{told}")
+        text = "\n".join(f"{done.stdout}\n{done.stderr}".splitlines()[-30:])
+        raise BuildFailed(f"{' '.join(command[:2])} failed (exit status {done.returncode}):\n{text}")
     return done.stdout
 
 

@@ -54,8 +54,8 @@ class Container:
 
     def locked(self) -> Locked:
         """Return how much its process may, as the kernel tells; its root must be read-only."""
-        told = subprocess.run(self.state, capture_output=True, text=True, check=True).stdout
-        process = Path("/proc") / str(json.loads(told)["pid"])
+        state = subprocess.run(self.state, capture_output=True, text=True, check=True).stdout
+        process = Path("/proc") / str(json.loads(state)["pid"])
         lines = (line.split() for line in (process / "mountinfo").read_text().splitlines())
         assert [line[5].split(",")[0] for line in lines if line[4] == "/"] == ["ro"]
         fields = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())

@@ -34,8 +34,8 @@ def _copied(source: Path, target: Path) -> Path:
 def _settings() -> dict[str, str]:
     """Return the settings of this machine's pip: those of the environment win."""
     command = (sys.executable, "-m", "pip", "config", "list")
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = [line.partition("=") for line in told.splitlines()]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = [line.partition("=") for line in listed.splitlines()]
     ordered = sorted(found, key=lambda it: it[0].startswith(":env:"))
     pairs = [(name.rpartition(".")[2], ast.literal_eval(value)) for name, _, value in ordered]
     return {name: value for name, value in pairs if name not in {"no-cache-dir", "require-virtualenv"}}

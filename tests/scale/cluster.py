@@ -132,12 +132,12 @@ def node_status(name: str) -> dict[str, Any]:
         "addresses": [{"type": "Hostname", "address": name}],
         "conditions": [
             {
-                "type": one,
-                "status": str(one == "Ready"),
+                "type": kind,
+                "status": str(kind == "Ready"),
                 "reason": "Kubelet",
                 "message": "the kubelet is well",
             }
-            for one in types
+            for kind in types
         ],
         "images": [
             {
@@ -184,7 +184,7 @@ def pod_status(container_id: str) -> dict[str, Any]:
         "phase": "Running",
         "startTime": "2026-11-20T12:00:00Z",
         "conditions": [
-            {"type": one, "status": "True"} for one in ("Initialized", "ContainersReady", "Ready")
+            {"type": kind, "status": "True"} for kind in ("Initialized", "ContainersReady", "Ready")
         ],
         "containerStatuses": [
             {

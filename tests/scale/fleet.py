@@ -62,11 +62,11 @@ class Fleet:
         """Start every agent; all have told their nodes then."""
         turns = asyncio.Semaphore(AT_ONCE)
 
-        async def one(node: Node) -> None:
+        async def start(node: Node) -> None:
             async with turns:
                 await node.start()
 
-        await _together(one(node) for node in self.nodes)
+        await _together(start(node) for node in self.nodes)
 
     async def fill(self, pods: int) -> None:
         """Bring so many pods to each node; every second one is pinned.
@@ -75,21 +75,21 @@ class Fleet:
         """
         turns = asyncio.Semaphore(AT_ONCE)
 
-        async def one(node: Node) -> None:
+        async def fill(node: Node) -> None:
             for name, pinned in pods_of(node.name, pods):
                 async with turns:
                     await node.run(name, pinned=pinned)
                 if pinned:
-                    await node.told(name)
+                    await node.reported(name)
 
-        await _together(one(node) for node in self.nodes)
+        await _together(fill(node) for node in self.nodes)
 
     def _counts(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
         wires = [node.wire for node in self.nodes]
         return (
-            _total(one.requests for one in wires),
-            _total(one.received for one in wires),
-            _total(one.failed for one in wires),
+            _total(wire.requests for wire in wires),
+            _total(wire.received for wire in wires),
+            _total(wire.failed for wire in wires),
         )
 
 
@@ -113,14 +113,14 @@ async def cpu_without_agents(cluster: Cluster, count: int, pods: int) -> float:
     await _add_all(cluster, names)
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def one(node: str) -> None:
+    async def fill(node: str) -> None:
         for name, pinned in pods_of(node, pods):
             async with turns:
                 await cluster.bind_pod(name, node, pinned=pinned)
                 await cluster.tell_running(name, name)
 
     used = await cluster.cpu_seconds()
-    await _together(map(one, names))
+    await _together(map(fill, names))
     return await cluster.cpu_seconds() - used
 
 
@@ -133,11 +133,11 @@ async def _add_all(cluster: Cluster, names: Iterable[str]) -> list[str]:
     """Add nodes; return the tokens of their agents."""
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def one(name: str) -> str:
+    async def add(name: str) -> str:
         async with turns:
             return await cluster.add_node(name)
 
-    return await asyncio.gather(*map(one, names))
+    return await asyncio.gather(*map(add, names))
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -148,6 +148,6 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 def _total(counts: Iterable[Counter[str]]) -> Counter[str]:
     total: Counter[str] = Counter()
-    for one in counts:
-        total += one
+    for count in counts:
+        total += count
     return total

@@ -36,8 +36,8 @@ class InProcess(Machine):
         try:
             return self._operations[op](**values)
         except Wrong as no:
-            kind, _, told = str(no).partition(": ")
-            raise ERRORS[kind](told) from no
+            kind, _, message = str(no).partition(": ")
+            raise ERRORS[kind](message) from no
 
 
 class Runtime(SimulatedRuntime):

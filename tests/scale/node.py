@@ -73,8 +73,8 @@ class Node:
         interfaces = Interfaces(self._runtime, Cgroups(files, files), self._pods, CPUs(self.name))
         metrics = Metrics()
         config = AgentConfig(self.name, root / "state", namespace=AGENT, node_options=NodeOptions(GATES))
-        told = (*reporters(config, self.api, self._pods, metrics), self._witness)
-        return Parts(interfaces, Settings(self.name, DEFAULT), self._state_dir, None, told, metrics)
+        reporting = (*reporters(config, self.api, self._pods, metrics), self._witness)
+        return Parts(interfaces, Settings(self.name, DEFAULT), self._state_dir, None, reporting, metrics)
 
     async def start(self) -> None:
         """Start the agent, and wait until it has told the node and its pools."""
@@ -101,23 +101,25 @@ class Node:
         await self._cluster.tell_running(pod, pod)
         await self._until(lambda: self._is_placed(pod, pinned=pinned))
 
-    async def told(self, pod: str) -> None:
+    async def reported(self, pod: str) -> None:
         """Wait until a pinned pod is told everywhere; of others nothing is."""
         await self._until(lambda: self._has_told(pod.encode()))
 
     def _has_planned(self, uid: str) -> bool:
         state = self._witness.state
-        return state is not None and any(one.uid == uid for one in state.seen_pods)
+        return state is not None and any(seen.uid == uid for seen in state.seen_pods)
 
     def _is_placed(self, pod: str, *, pinned: bool) -> bool:
         state = self._witness.state
-        found = [one for one in state.pods if one.name == pod] if state else []
+        found = [shown for shown in state.pods if shown.name == pod] if state else []
         return any(
-            one.applied == one.cpus and one.is_pinned is pinned for it in found for one in it.containers
+            container.applied == container.cpus and container.is_pinned is pinned
+            for shown in found
+            for container in shown.containers
         )
 
     def _has_told(self, pod: bytes) -> bool:
-        about = {one: [text for text in self.wire.written.get(one, ()) if pod in text] for one in TOLD}
+        about = {kind: [text for text in self.wire.written.get(kind, ()) if pod in text] for kind in TOLD}
         return all(about.values()) and any(PINNED in text for text in about["pods"])
 
     async def _until(self, holds: Callable[[], bool]) -> None:

@@ -12,8 +12,8 @@ def list_servers() -> None:
     cache = cache_folder()
     for server in SERVERS:
         path = find(server, cache)
-        told = f"{path.stat().st_size / 1e6:>4.0f} MB  {path}" if path else "not built"
-        sys.stdout.write(f"{server.label:<28} {told}\n")
+        state = f"{path.stat().st_size / 1e6:>4.0f} MB  {path}" if path else "not built"
+        sys.stdout.write(f"{server.label:<28} {state}\n")
 
 
 def main() -> int:

@@ -171,10 +171,10 @@ def locked(cache: Path, out: TextIO) -> Iterator[None]:
 def _version_of(command: str) -> tuple[int, ...]:
     """Return the version of a Go tool chain, (0,) if it does not tell."""
     local = os.environ | {"GOTOOLCHAIN": "local"}
-    told = subprocess.run(
+    version = subprocess.run(
         [command, "env", "GOVERSION"], env=local, capture_output=True, text=True, check=False
     )
-    found = re.search(r"go(\d+(?:\.\d+)*)", told.stdout)
+    found = re.search(r"go(\d+(?:\.\d+)*)", version.stdout)
     return tuple(int(part) for part in found[1].split(".")) if found else (0,)
 
 

@@ -84,18 +84,18 @@ def test_agent_and_cluster_are_compared(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         pytest.param(["--seconds", "soon"], "--seconds: 'soon'", id="no number"),
         pytest.param(["--seconds", "-1"], "--seconds: '-1'", id="negative"),
     ],
 )
 def test_what_cannot_be_done_is_exit_code_2(
-    doctor: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+    doctor: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     """A mistake of the caller is one line."""
     assert main([*doctor, *flags]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_agent_of_another_version(

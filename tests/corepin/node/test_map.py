@@ -73,14 +73,14 @@ def test_refused_container_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Drift, strangers, fights, failures and gaps each have their words."""
-    told = to_dict(STATE)
-    web = next(pod for pod in told["pods"] if pod["name"] == "web")["containers"][0]
+    state = to_dict(STATE)
+    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"][0]
     web["proof"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
     web["intruders"] = ["kube-system/x/y"]
-    told |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
-    told["fights"] = [{"container": "d/e/f", "rewrites": 3}]
-    told["pods"][0]["refusal"] = {"message": "'exlusive' is no policy"}
-    with agent_socket(tmp_path / "s", json.dumps(told).encode()) as path:
+    state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
+    state["fights"] = [{"container": "d/e/f", "rewrites": 3}]
+    state["pods"][0]["refusal"] = {"message": "'exlusive' is no policy"}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
         main(["map", "--socket", path])
 
     shown = " ".join(capsys.readouterr().out.split())
@@ -117,12 +117,12 @@ def test_published_node_is_drawn(
         drawn = capsys.readouterr().out
         assert main(["map", "--node", "n1", "-o", "json"]) == 0
 
-    told = json.loads(capsys.readouterr().out)
+    shown = json.loads(capsys.readouterr().out)
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         main(["map", "--socket", path])
     local = capsys.readouterr().out
     assert drawn.split("containers:")[0].splitlines()[1:] == local.split("containers:")[0].splitlines()[1:]
-    assert told == {
+    assert shown == {
         "node": "n1",
         "topology": json.loads(PUBLISHED[STATUS_TOPOLOGY]),
         "pools": json.loads(PUBLISHED[STATUS_POOLS]),
@@ -143,7 +143,7 @@ def test_plan_uses_the_published_node(
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         pytest.param(b"\n", "has just started", id="no state yet"),
         pytest.param(b"hello\n", "is no corepin agent", id="somebody else"),
@@ -151,13 +151,13 @@ def test_plan_uses_the_published_node(
     ],
 )
 def test_odd_answers_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes, message: str
 ) -> None:
     """What answers on the socket may be young, old or something else."""
     with agent_socket(tmp_path / "s", answer) as path:
         assert main(["map", "--socket", path]) == 2
 
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_agent_the_remedy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_without_agent_the_remedy_is_told(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("annotations", "node", "told"),
+    ("annotations", "node", "message"),
     [
         pytest.param(PUBLISHED, "n2", "node n2: the API server answered 404", id="no such node"),
         pytest.param({}, "n1", "no annotation status.corepin.io/topology", id="no agent there"),
@@ -181,7 +181,7 @@ def test_cluster_without_the_node(
     capsys: pytest.CaptureFixture[str],
     annotations: dict[str, str],
     node: str,
-    told: str,
+    message: str,
     output: str,
 ) -> None:
     """Each thing that is missing is told in one line."""
@@ -190,7 +190,7 @@ def test_cluster_without_the_node(
         assert main(["map", "--node", node, "-o", output]) == 2
 
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -35,11 +35,11 @@ def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.C
     """The pod is complete; the host directories are told on standard error with file, line and pod."""
     source = written(tmp_path, "# mine\n" + POD)
 
-    (pod,), told = inject(capsys, "-f", source)
+    (pod,), warnings = inject(capsys, "-f", source)
 
     assert pod["metadata"]["annotations"] == {INJECTED: "true"}
     assert cores_told(pod) == ["2"]
-    assert [line.partition(" /")[0] for line in told.splitlines()] == [
+    assert [line.partition(" /")[0] for line in warnings.splitlines()] == [
         f"{source}:2: Pod team/fast: warning: spec.volumes: corepin: host directory"
     ] * 2
 
@@ -77,11 +77,11 @@ def test_every_workload_is_completed_in_its_template(
         template = {key: template}
     document = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "w"}, **template}
 
-    (completed,), told = inject(capsys, "-f", written(tmp_path, str(document).replace("'", '"')))
+    (completed,), warnings = inject(capsys, "-f", written(tmp_path, str(document).replace("'", '"')))
 
     assert cores_told(below(completed, path)) == ["3"]
     assert completed["metadata"] == {"name": "w"}
-    assert f"{kind} w: warning: {'.'.join(path)}.spec.volumes: corepin: " in told
+    assert f"{kind} w: warning: {'.'.join(path)}.spec.volumes: corepin: " in warnings
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_mutations_file_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFix
     mutations = tmp_path / "mutations.yaml"
     mutations.write_text("mutations: {perContainer: {env: [{name: CMK_PROC_FS, value: /host/proc}]}}")
 
-    (pod,), told = inject(capsys, "-f", written(tmp_path, POD), "--mutations", str(mutations))
+    (pod,), warnings = inject(capsys, "-f", written(tmp_path, POD), "--mutations", str(mutations))
 
     assert pod["spec"]["containers"][0]["env"][0] == {"name": "CMK_PROC_FS", "value": "/host/proc"}
     assert "volumes" not in pod["spec"]
-    assert told == ""
+    assert warnings == ""
 
 
 def test_configuration_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_configuration_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("flag", "content", "told"),
+    ("flag", "content", "message"),
     [
         ("--config", "sidecarlimits: off\n", "sidecarlimits"),
         ("--mutations", "mutations: {perContainer: {name: x}}\n", "perContainer.name"),
@@ -199,7 +199,7 @@ def test_configuration_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixt
     ids=["unknown key", "bad mutations", "absent"],
 )
 def test_bad_configuration_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, content: str | None, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, content: str | None, message: str
 ) -> None:
     """The file and the reason are named in one line, exit code 2."""
     path = tmp_path / "f.yaml"
@@ -210,5 +210,5 @@ def test_bad_configuration_is_refused(
 
     error = capsys.readouterr().err
     assert error.startswith(f"corepin inject: {path}")
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1

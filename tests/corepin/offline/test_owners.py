@@ -68,10 +68,10 @@ def test_what_is_owned_counts_with_its_controller(
     owned: str,
 ) -> None:
     """The same pods are planned once, by their outermost controller, and what is left out is named."""
-    events, said = planned(capsys, tmp_path, *documents)
+    events, notes = planned(capsys, tmp_path, *documents)
 
     assert [event["pod"] for event in events] == names
-    assert said == f"corepin plan: counted with their owners: {owned}\n"
+    assert notes == f"corepin plan: counted with their owners: {owned}\n"
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_everybody_else_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: tuple[str, ...], names: list[str]
 ) -> None:
     """Only a controller that is there, and is the one that is meant, stands for what it owns."""
-    events, said = planned(capsys, tmp_path, *documents)
+    events, notes = planned(capsys, tmp_path, *documents)
 
     assert [event["pod"] for event in events] == names
-    assert said == ""
+    assert notes == ""
 
 
 def test_instance_of_a_stopped_machine_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def test_instance_of_a_stopped_machine_counts(tmp_path: Path, capsys: pytest.Cap
         virtual("VirtualMachine", "runStrategy: Halted"),
         virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),
     )
-    events, said = planned(capsys, tmp_path, *documents)
+    events, notes = planned(capsys, tmp_path, *documents)
 
     assert [event["pod"] for event in events] == ["virt-launcher-desk"]
-    assert said.endswith("VirtualMachine desk: brings no pod: spec.runStrategy is Halted\n")
+    assert notes.endswith("VirtualMachine desk: brings no pod: spec.runStrategy is Halted\n")

@@ -51,7 +51,7 @@ def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A name seen again is an update, a deleted pod is gone, and who waits gets what comes free, oldest first."""
-    told = lines(
+    events = lines(
         capsys,
         tmp_path,
         pod("name: a", "12", policy="exclusive"),
@@ -61,7 +61,7 @@ def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         pod("name: a", "12", "deletionTimestamp: 2026-01-01T00:00:00Z", policy="share"),
         pod("name: never-seen", "1", "deletionTimestamp: 2026-01-01T00:00:00Z"),
     )
-    assert [[one["container"] for one in line["refused"]] for line in told] == [
+    assert [[refusal["container"] for refusal in line["refused"]] for line in events] == [
         [],
         ["default/b/main"],
         ["default/b/main", "default/c/main"],
@@ -69,15 +69,16 @@ def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         [],
         [],
     ]
-    assert told[1]["refused"][0]["reason"] == "NotEnoughCPUs"
-    assert "it runs in the shared set" in told[1]["refused"][0]["message"]
+    assert events[1]["refused"][0]["reason"] == "NotEnoughCPUs"
+    assert "it runs in the shared set" in events[1]["refused"][0]["message"]
     assert (
-        told[0]["assignments"]["default/a/main"]["cpus"] == told[3]["assignments"]["default/a/main"]["cpus"]
+        events[0]["assignments"]["default/a/main"]["cpus"]
+        == events[3]["assignments"]["default/a/main"]["cpus"]
     )
-    assert told[3]["shared"] == "0-15"
+    assert events[3]["shared"] == "0-15"
     assert (
-        sorted(told[4]["assignments"])
-        == sorted(told[5]["assignments"])
+        sorted(events[4]["assignments"])
+        == sorted(events[5]["assignments"])
         == ["default/b/main", "default/c/main"]
     )
 
@@ -91,14 +92,14 @@ def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.
     assert main(["plan", "-f", written(tmp_path, *pods), "--topology", machine(tmp_path)]) == 0
     legend = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "CPUs  " in line]
 
-    told = {name: cpus for _, name, *_, cpus in legend}
-    assert list(told) == ["default/p2/main", "default/p10/main (share)", "reserved", "shared"]
-    assert told["shared"] == last["shared"]
+    legend_cpus = {name: cpus for _, name, *_, cpus in legend}
+    assert list(legend_cpus) == ["default/p2/main", "default/p10/main (share)", "reserved", "shared"]
+    assert legend_cpus["shared"] == last["shared"]
 
 
 def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stated time of creation decides who is older, and pods that the API server names are all different."""
-    told = lines(
+    events = lines(
         capsys,
         tmp_path,
         pod("name: full", "14", policy="exclusive"),
@@ -108,8 +109,8 @@ def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         pod("generateName: x-", "1", policy="exclusive"),
         pod("generateName: x-", "1", policy="exclusive"),
     )
-    assert sorted(told[3]["assignments"]) == ["default/old/main"]
-    assert sorted(told[5]["assignments"]) == ["default/old/main", "default/x-4/main", "default/x-5/main"]
+    assert sorted(events[3]["assignments"]) == ["default/old/main"]
+    assert sorted(events[5]["assignments"]) == ["default/old/main", "default/x-4/main", "default/x-5/main"]
 
 
 def test_flags_and_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +177,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
     out = capsys.readouterr().out
     words = " ".join(out.split())
     assert code == 0
-    for told in (
+    for text in (
         "2 sockets, 2 NUMA nodes",
         "= pool shared (set aside)",
         "default/web/main: exclusive, CPUs 1-2 on NUMA node 0: 2 CPUs, smt-policy isolate (one thread of each core,",
@@ -187,7 +188,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
         "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 more than it runs on",
         "default/web/proxy requests 700m CPU beside the pinned containers, and runs in the shared set",
     ):
-        assert told in words
+        assert text in words
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
 
@@ -207,7 +208,7 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("documents", "flags", "told"),
+    ("documents", "flags", "message"),
     [
         pytest.param(
             (CONFIG_MAP,), (), "ConfigMap c (v1) brings no pods: give pods, workloads", id="not a pod"
@@ -257,7 +258,7 @@ def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str],
     documents: tuple[str, ...],
     flags: tuple[str, ...],
-    told: str,
+    message: str,
 ) -> None:
     """Whatever is wrong, it is told in one line with exit code 2, and never with a traceback."""
     files = {
@@ -274,6 +275,6 @@ def test_mistakes_are_one_line(
     captured = capsys.readouterr()
     assert code == 2
     assert captured.out == ""
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.startswith("corepin plan: ")
     assert captured.err.count("\n") == 1

@@ -16,8 +16,8 @@ from webhook.rules.workloads import TEMPLATES
 
 def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> list[object]:
     """Return the pods of the events, and check that nothing else was told."""
-    events, told = planned(capsys, directory, *documents)
-    assert told == ""
+    events, notes = planned(capsys, directory, *documents)
+    assert notes == ""
     return [event["pod"] for event in events]
 
 
@@ -25,9 +25,9 @@ def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -
 def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     """One that states no number brings one, which claims what its template says."""
     name = "web" if kind == "DaemonSet" else "web-0"
-    events, told = planned(capsys, tmp_path, workload(kind))
+    events, notes = planned(capsys, tmp_path, workload(kind))
 
-    assert (events, told) == ([{"pod": name, "cpus": {name: "1,9"}}], "")
+    assert (events, notes) == ([{"pod": name, "cpus": {name: "1,9"}}], "")
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_machines_claim_what_their_launchers_will(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, claims: dict[str, int]
 ) -> None:
     """Dedicated CPUs are counted as KubeVirt counts them; annotations reach the launcher; others run shared."""
-    events, told = planned(capsys, tmp_path, document)
+    events, notes = planned(capsys, tmp_path, document)
     last = events[-1]["cpus"]
 
-    assert told == ""
+    assert notes == ""
     assert isinstance(last, dict)
     assert {name: len(CPUSet.parse(cpus)) for name, cpus in last.items()} == claims
 
@@ -188,15 +188,15 @@ def test_machines_claim_what_their_launchers_will(
 def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A rendered chart can be planned as it is; a kind that is only misspelt is seen by its name."""
     others = [CONFIG_MAP.replace("name: c", f"name: c{number}") for number in range(4)]
-    _, told = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
+    _, notes = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
 
-    assert told == (
+    assert notes == (
         "corepin plan: passed over, for they bring no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (
             workload("Deployment", "replicas: 1000000000"),
@@ -233,7 +233,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
     ids=lambda value: value[-30:].strip(),
 )
 def test_what_cannot_be_planned_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, message: str
 ) -> None:
     """Object, field, value and remedy; nothing is drawn."""
     source = written(tmp_path, document)
@@ -242,7 +242,7 @@ def test_what_cannot_be_planned_is_one_line(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert told in captured.err
+    assert message in captured.err
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").glob("*/*.yaml")), ids=str)

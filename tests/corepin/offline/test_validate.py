@@ -102,7 +102,7 @@ def test_what_the_api_server_refuses_is_refused(tmp_path: Path, capsys: pytest.C
     code, found = verdicts(capsys, "-f", written(tmp_path, fraction, unequal))
 
     assert code == 1
-    assert [[cause["field"] for cause in one["causes"]] for one in found] == [  # type: ignore[attr-defined]
+    assert [[cause["field"] for cause in verdict["causes"]] for verdict in found] == [  # type: ignore[attr-defined]
         [f"spec.containers[0].resources.limits[{CORES}]"]
     ] * 2
 
@@ -114,7 +114,7 @@ def test_every_entry_of_a_list_is_judged(tmp_path: Path, capsys: pytest.CaptureF
     code, found = verdicts(capsys, "-f", written(tmp_path, "apiVersion: v1\nkind: PodList\nitems:\n" + bad))
 
     assert code == 1
-    assert [(one["kind"], one["name"], one["allowed"]) for one in found] == [
+    assert [(verdict["kind"], verdict["name"], verdict["allowed"]) for verdict in found] == [
         ("Pod", "a", False),
         ("Pod", "b", True),
     ]
@@ -147,4 +147,4 @@ def test_standard_input_and_files_together(
     code, found = verdicts(capsys, "-f", written(tmp_path, POD), "-f", "-")
 
     assert code == 0
-    assert [one["kind"] for one in found] == ["Pod", "ConfigMap"]
+    assert [verdict["kind"] for verdict in found] == ["Pod", "ConfigMap"]

@@ -74,7 +74,7 @@ def test_sockets_and_servers_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         pytest.param(("--runtime", "docker"), "write cri or local", id="runtime"),
         pytest.param(("--runtime", "local"), "--pods-dir", id="local without pods"),
@@ -90,18 +90,20 @@ def test_sockets_and_servers_are_read() -> None:
     ],
 )
 def test_wrong_flags_are_told(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     """One line names the flag and the remedy."""
-    assert told in failure(capsys, *arguments)
+    assert message in failure(capsys, *arguments)
 
 
 def test_places_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A state directory that cannot be made is named, with the flag's remedy."""
     (tmp_path / "file").write_text("")
-    told = failure(capsys, "--state-dir", str(tmp_path / "file/state"), "--api-server", "https://127.0.0.1:1")
-    assert f"{tmp_path}/file" in told
-    assert told.endswith("mend that, or name another by its flag")
+    message = failure(
+        capsys, "--state-dir", str(tmp_path / "file/state"), "--api-server", "https://127.0.0.1:1"
+    )
+    assert f"{tmp_path}/file" in message
+    assert message.endswith("mend that, or name another by its flag")
 
 
 def test_outside_of_a_pod_the_api_server_has_to_be_named(
@@ -114,9 +116,9 @@ def test_outside_of_a_pod_the_api_server_has_to_be_named(
 def test_second_agent_is_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Who is there already, and what to do."""
     folder = StateDir(tmp_path)
-    told = failure(capsys, "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
+    message = failure(capsys, "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
     folder.close()
-    assert "another corepin agent (pid" in told
+    assert "another corepin agent (pid" in message
 
 
 def test_config_that_does_not_fit_the_machine_is_told(
@@ -127,12 +129,12 @@ def test_config_that_does_not_fit_the_machine_is_told(
     file.write_text('reserved: "5000"\n')
     pods = tmp_path / "pods"
     pods.mkdir()
-    told = failure(
+    message = failure(
         capsys,
         *("--state-dir", str(tmp_path / "state"), "--config", str(file)),
         *("--runtime", "local", "--pods-dir", str(pods), "--socket", "off", "--metrics-listen", "off"),
     )
-    assert "CPUs 5000 do not exist" in told
+    assert "CPUs 5000 do not exist" in message
 
 
 def test_kubelet_is_asked_only_when_it_is_named(

@@ -51,8 +51,8 @@ def test_existing_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert issue(tmp_path) == 2
 
     assert [path.name for path in tmp_path.iterdir()] == ["tls.crt"]
-    told = capsys.readouterr().err
-    assert told == f"corepin certs: {tmp_path} holds tls.crt already: use --force to replace them\n"
+    message = capsys.readouterr().err
+    assert message == f"corepin certs: {tmp_path} holds tls.crt already: use --force to replace them\n"
 
 
 def test_force_replaces_the_whole_set(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_force_replaces_the_whole_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--dns", "a b"], "'a b' is no DNS name"),
         (["--dns", "127.0.0.1"], "addresses go to --ip"),
@@ -76,13 +76,13 @@ def test_force_replaces_the_whole_set(tmp_path: Path) -> None:
     ids=["not a name", "address as name", "not an address", "nobody"],
 )
 def test_bad_names_are_one_line_and_write_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     """A name that cannot be served is refused before the directory is made."""
     assert main(["certs", "issue", "--dir", str(tmp_path / "d"), *arguments]) == 2
 
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "d").exists()
 
@@ -93,8 +93,10 @@ def test_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.C
 
     assert issue(tmp_path / "f") == 2
 
-    told = f"corepin certs: {tmp_path / 'f'}: File exists: name a directory that can be written with --dir\n"
-    assert capsys.readouterr().err == told
+    message = (
+        f"corepin certs: {tmp_path / 'f'}: File exists: name a directory that can be written with --dir\n"
+    )
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "x", "36501", "1000000000"])

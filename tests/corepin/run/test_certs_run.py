@@ -23,30 +23,30 @@ def options(*flags: str) -> Options:
 
 def test_defaults_fit_the_manifests() -> None:
     """Without flags it is about the objects of the manifests."""
-    told = options()
+    parsed = options()
 
-    assert (told.namespace, told.secret, told.service) == (
+    assert (parsed.namespace, parsed.secret, parsed.service) == (
         "corepin-system",
         "corepin-webhook-tls",
         "corepin-webhook",
     )
-    assert told.replicas == (Address("corepin-webhook-replicas.corepin-system.svc", 8443),)
-    assert told.configurations == ("zz-corepin",)
-    assert (told.settle, told.interval) == (timedelta(seconds=60), timedelta(seconds=10))
-    assert told.kubelet_sync == Settings(("x",)).kubelet_sync == timedelta(seconds=90)
-    assert told.metrics_listen is not None
-    assert told.metrics_listen[1] == 8082
+    assert parsed.replicas == (Address("corepin-webhook-replicas.corepin-system.svc", 8443),)
+    assert parsed.configurations == ("zz-corepin",)
+    assert (parsed.settle, parsed.interval) == (timedelta(seconds=60), timedelta(seconds=10))
+    assert parsed.kubelet_sync == Settings(("x",)).kubelet_sync == timedelta(seconds=90)
+    assert parsed.metrics_listen is not None
+    assert parsed.metrics_listen[1] == 8082
 
 
 def test_flags_are_read() -> None:
     """A bare name of replicas is a Service of the namespace; addresses stay."""
     flags = ["--namespace", "n", "--replicas", "r:1", "--replicas", "10.0.0.1:2", "--settle", "1.5"]
-    told = options(*flags, "--webhook-configurations", "b", "--metrics-listen", "off", "--once")
+    parsed = options(*flags, "--webhook-configurations", "b", "--metrics-listen", "off", "--once")
 
-    assert set(told.replicas) == {Address("r.n.svc", 1), Address("10.0.0.1", 2)}
-    assert (told.settle, told.configurations) == (timedelta(seconds=1.5), ("b",))
-    assert told.metrics_listen is None
-    assert told.is_once
+    assert set(parsed.replicas) == {Address("r.n.svc", 1), Address("10.0.0.1", 2)}
+    assert (parsed.settle, parsed.configurations) == (timedelta(seconds=1.5), ("b",))
+    assert parsed.metrics_listen is None
+    assert parsed.is_once
 
 
 def test_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

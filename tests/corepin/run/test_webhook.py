@@ -55,7 +55,7 @@ def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--listen", "8443"), "--listen: '8443' is not HOST:PORT"),
         (("--metrics-listen", "a:99999"), "--metrics-listen: 'a:99999' is not HOST:PORT"),
@@ -70,10 +70,10 @@ def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_mistakes_are_one_clear_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     """No traceback, exit code 2."""
-    assert failure(capsys, *arguments).startswith(f"corepin webhook: {told}")
+    assert failure(capsys, *arguments).startswith(f"corepin webhook: {message}")
 
 
 @pytest.mark.parametrize("flag", ["--config", "--mutations", "--tls-cert", "--tls-key", "--client-ca"])
@@ -88,8 +88,8 @@ def test_missing_file_is_the_first_line(
     pair_flags = ("--tls-cert", str(files["tls.crt"]), "--tls-key", str(files["tls.key"]))
 
     assert cli.main(["webhook", *pair_flags, flag, "/absent"]) == 2
-    told = "corepin webhook: /absent does not exist: create it, or name another file\n"
-    assert capsys.readouterr() == ("", told)
+    message = "corepin webhook: /absent does not exist: create it, or name another file\n"
+    assert capsys.readouterr() == ("", message)
 
 
 def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,8 +106,8 @@ def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             listen,
         )
 
-        told = f"cannot listen on {listen}: Address already in use: name another address"
-        assert failure(capsys, *flags) == f"corepin webhook: {told}"
+        message = f"cannot listen on {listen}: Address already in use: name another address"
+        assert failure(capsys, *flags) == f"corepin webhook: {message}"
 
 
 def test_check_config_tells_what_it_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +124,8 @@ def test_check_config_into_a_full_disk_is_one_line() -> None:
     script = f"exec {sys.executable} -c 'from corepin.cli import main; exit(main())' webhook --check-config >/dev/full"
     ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
 
-    told = "corepin webhook: standard output: No space left on device\n"
-    assert (ended.returncode, ended.stderr) == (2, told)
+    message = "corepin webhook: standard output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, message)
 
 
 def test_check_config_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,10 +133,10 @@ def test_check_config_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureF
     config = tmp_path / "config.yaml"
     config.write_text("isolatedCore: false\n")
 
-    told = failure(capsys, "--check-config", "--config", str(config))
+    message = failure(capsys, "--check-config", "--config", str(config))
 
-    assert told.startswith(f"corepin webhook: {config}: ")
-    assert "isolatedCore" in told
+    assert message.startswith(f"corepin webhook: {config}: ")
+    assert "isolatedCore" in message
 
 
 @pytest.mark.parametrize(
