@@ -58,3 +58,8 @@ def launcher(*beside: Container, compute: Container | None = None, **more: Any) 
     """Return a virt-launcher pod with dedicated CPUs and, if not told otherwise, 4 CPUs and 1 Gi."""
     made = compute or container("compute", {"cpu": "4", "memory": "1Gi"})
     return pod(made, *beside, labels=LAUNCHER, nodeSelector=DEDICATED, **more)
+
+
+def fields(found: Any) -> list[str]:
+    """Return the fields of causes or warnings."""
+    return [cause.field for cause in found]

@@ -114,7 +114,6 @@ ROOMS = {
 # What is wrong still. These lists only get shorter: what is mended leaves them.
 LONG = {
     "Reconciler": 304,
-    "Assigner": 247,
     "LocalPod": 209,
     "tests/agent/containerd.py": 407,
     "tests/agent/cri/test_runtime.py": 421,
@@ -122,8 +121,6 @@ LONG = {
     "tests/agent/report/test_reports_real.py": 474,
     "tests/agent/test_pod_watch.py": 420,
     "tests/manifests/test_policies.py": 419,
-    "tests/pinning/allocation/test_placement.py": 524,
-    "tests/pinning/pods/test_claims.py": 472,
 }
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 LINES, CLASS_LINES, FUNCTION_LINES, FILES = 400, 200, 40, 20

@@ -40,6 +40,11 @@ class EffectivePolicies:
             smt = SMTPolicy.REQUIRE
         return cls(claim.policy, smt, numa)
 
+    @classmethod
+    def of_assignment(cls, assignment: Assignment) -> EffectivePolicies:
+        """Return the policies that an assignment was made under."""
+        return cls(assignment.policy, assignment.smt, assignment.numa)
+
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
@@ -97,7 +102,7 @@ class Allocator:
         most = max(len(self.sets.topology.cores_of(part)) if whole else len(part) for part in parts)
         if count <= most:
             return "wait until a container frees some"
-        return f"find a larger node: this one has {most} at the very most"
+        return f"find a larger node, because this one has only {most}"
 
     def _tiers(self, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones."""

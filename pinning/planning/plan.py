@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.planning.actions import Action, plan_actions
 from pinning.planning.assign import Assigner
+from pinning.planning.draft import Draft
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
@@ -41,18 +42,19 @@ class Plan(NamedTuple):
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
     """Return who shall hold what, how to get there, and what cannot be."""
     sets = node_sets(observed.topology, observed.universe, config)
-    assigner = Assigner(observed, ledger, config, sets)
+    draft = Draft(observed, ledger, config, sets)
+    assigner = Assigner(draft, config)
     if config.observe:
         assigner.drop_gone()
-        return Plan(assigner.ledger, (), tuple(_observing(observed)), sets)
+        return Plan(draft.ledger, (), tuple(_observing(observed)), sets)
     assigner.assign_all()
     refusals = tuple(
         refusal
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    actions = plan_actions(observed, ledger, assigner.ledger, sets)
-    return Plan(assigner.ledger, actions, refusals, sets)
+    actions = plan_actions(observed, ledger, draft.ledger, sets)
+    return Plan(draft.ledger, actions, refusals, sets)
 
 
 def _unreadable(pod: SeenPod) -> Iterator[Refusal]:
@@ -70,11 +72,12 @@ def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
 
 def _observing(observed: Observed) -> Iterator[Refusal]:
     """Refuse every claim that is made to corepin; a launcher's is the kubelet's business then."""
-    told = (
-        "this node is only observed, the kubelet's static policy gives CPUs out: set cpuManagerPolicy to none"
+    message = (
+        "corepin only observes this node, because the kubelet's static policy assigns its CPUs:"
+        " set cpuManagerPolicy to none"
     )
     for pod in observed.by_age:
         for claim in pod.claims:
             if claim.origin is not Origin.LAUNCHER:
                 owner = Owner(pod.uid, claim.container)
-                yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, told, claim.must_fit)
+                yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, message, claim.must_fit)

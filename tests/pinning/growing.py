@@ -1,15 +1,10 @@
-"""Claims that grow."""
+"""Claims that grow, and placements as short texts."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from pinning.allocation import Placement, place
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
-
-if TYPE_CHECKING:
-    pass
 
 
 def grown(
@@ -18,3 +13,8 @@ def grown(
     """Return what a container has that grows from these CPUs; all others are free unless told."""
     available = topology.cpus if free is None else free
     return place(topology, available - keep, count, keep=Placement(keep), **options).cpus  # type: ignore[arg-type]
+
+
+def as_text(placement: Placement) -> str:
+    """Return what runs, and what idles after a stroke."""
+    return f"{placement.cpus}/{placement.idle}"

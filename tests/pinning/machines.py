@@ -27,6 +27,11 @@ def machine_of_cores(*cores: str) -> Topology:
     return assemble(facts, CPUSet(fact.cpu for fact in facts))
 
 
+def isolating(topology: Topology, text: str) -> Topology:
+    """Return the machine with these CPUs isolated from the kernel's scheduler."""
+    return Topology(topology.cores, topology.online, CPUSet.parse(text))
+
+
 FLAT = machine(4, 2, lambda _: (0, 0, 0))  # pairs 0,4 1,5 2,6 3,7
 WITHOUT_SMT = machine(4, 1, lambda _: (0, 0, 0))
 DUAL = machine(6, 2, lambda core: (core % 2, core % 2, core % 2))  # even CPUs on socket 0, pairs 0,6 1,7 ...
@@ -38,6 +43,10 @@ CACHES = machine(8, 2, lambda core: (0, 0, core // 2))  # 4 caches of 2 cores, p
 FOUR_NODES = machine(8, 2, lambda core: (core // 2, core // 2, core // 2))  # 4 sockets = nodes of 2 cores
 WIDE = machine(18, 1, lambda core: (core // 6, core // 6, core // 6))  # 3 sockets = nodes of 6 CPUs
 OCTETS = machine(24, 1, lambda core: (core // 8, core // 8, core // 8))  # 3 sockets = nodes of 8 CPUs
+SIX_CORES = machine(6, 2, lambda _: (0, 0, 0))  # pairs N,N+6
+TWELVE_CORES = machine(12, 2, lambda _: (0, 0, 0))
+EIGHT_CORES = machine(8, 2, lambda _: (0, 0, 0))  # pairs N,N+8
+NINE_NODES = machine(9, 1, lambda core: (core // 3, core, core))
 FOUR_WAY = machine_of_cores("0-3", "4-7", "8-11")
 HYBRID = machine_of_cores("0-1", "2-3", "4", "5", "6", "7")
 ONE_OFFLINE = FLAT.with_online(CPUSet.parse("0-4,6-7"))  # CPU 5, sibling of 1

@@ -1,4 +1,4 @@
-"""SMT and NUMA policies, resizing, moving and CMK's cores: cases worked out by hand."""
+"""SMT and NUMA policies: cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pinning.allocation import Placement, place, take_cores
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
-from pinning.machine.topology import CPUFacts, Topology, assemble
+from pinning.machine.topology import Topology
+from tests.pinning.growing import as_text
 from tests.pinning.machines import (
     CACHES,
     DUAL,
@@ -18,10 +19,13 @@ from tests.pinning.machines import (
     FOUR_NODES,
     FOUR_WAY,
     HYBRID,
+    NINE_NODES,
     ONE_OFFLINE,
+    SIX_CORES,
     SNC,
+    TWELVE_CORES,
     WITHOUT_SMT,
-    machine,
+    isolating,
     machine_of_cores,
 )
 
@@ -33,20 +37,6 @@ case = pytest.param
 ALL = "0-63"
 PREFER, REQUIRE, ISOLATE = SMTPolicy.PREFER, SMTPolicy.REQUIRE, SMTPolicy.ISOLATE
 PACKED, DISTRIBUTED, SINGLE = NUMAPolicy.PACKED, NUMAPolicy.DISTRIBUTED, NUMAPolicy.SINGLE
-SIX_CORES = machine(6, 2, lambda _: (0, 0, 0))  # pairs N,N+6
-TWELVE_CORES = machine(12, 2, lambda _: (0, 0, 0))
-EIGHT_CORES = machine(8, 2, lambda _: (0, 0, 0))  # pairs N,N+8
-NINE_NODES = machine(9, 1, lambda core: (core // 3, core, core))
-
-
-def isolating(topology: Topology, text: str) -> Topology:
-    """Return the machine with these CPUs isolated from the kernel's scheduler."""
-    return Topology(topology.cores, topology.online, cpus(text))
-
-
-def as_text(placement: Placement) -> str:
-    """Return what runs, and what idles after a stroke."""
-    return f"{placement.cpus}/{placement.idle}"
 
 
 @pytest.mark.parametrize(
@@ -222,183 +212,6 @@ def test_reusable_cpus_decide_between_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "free", "keep", "count", "smt", "numa", "placed"),
-    [
-        case(FLAT, "2-7", "0,1", 2, PREFER, PACKED, "0-1/", id="same-count-same-cpus"),
-        case(FLAT, "1-3,5-7", "0,4", 3, PREFER, PACKED, "0-1,4/", id="grow-prefer-by-a-thread"),
-        case(FLAT, "1-3,5-7", "0,4", 4, PREFER, PACKED, "0-1,4-5/", id="grow-prefer-by-a-core"),
-        case(FLAT, "1-7", "0", 2, PREFER, PACKED, "0,4/", id="grow-prefer-own-sibling-first"),
-        case(CACHES, "0-9,11-15", "10", 4, PREFER, PACKED, "2-3,10-11/", id="grow-within-the-cache"),
-        case(SNC, "0-3,6-11,13-15", "12", 3, PREFER, PACKED, "6,12,14/", id="grow-node-empty-then-socket"),
-        case(SNC, "0-3,5,7-11", "12", 3, PREFER, PACKED, "5,7,12/", id="grow-node-then-socket"),
-        case(FLAT, "2-3,6-7", "0,1,4+5", 4, REQUIRE, PACKED, "0-1,4-5/", id="grow-require-own-idle-first"),
-        case(FLAT, "2-3,6-7", "0,1,4+5", 5, REQUIRE, PACKED, "0-2,4-5/6", id="grow-require-then-a-core"),
-        case(FLAT, "1-3,5-7", "0+4", 2, ISOLATE, PACKED, "0-1/4-5", id="grow-isolate-never-own-sibling"),
-        case(FOUR_NODES, "1,3-7,9,11-15", "0,8,2,10", 6, PREFER, DISTRIBUTED, "0-3,8,10/", id="grow-evenly"),
-        case(
-            FOUR_NODES,
-            "1,3-7,9-15",
-            "0,8,2",
-            4,
-            PREFER,
-            DISTRIBUTED,
-            "0,2,8,10/",
-            id="grow-where-it-has-fewest",
-        ),
-        case(
-            FOUR_NODES, "4-7,12-15", "0,8", 4, REQUIRE, DISTRIBUTED, "0,4,8,12/", id="grow-onto-another-node"
-        ),
-        case(DUAL, "1-5,7-11", "0+6", 2, ISOLATE, SINGLE, "0,2/6,8", id="grow-single-stays-on-its-node"),
-        case(DUAL, "1,7", "0,6", 4, PREFER, PACKED, "0-1,6-7/", id="grow-onto-another-socket"),
-        case(
-            isolating(FLAT, "2,6"),
-            "2-3,6-7",
-            "0,1,4+5",
-            4,
-            REQUIRE,
-            PACKED,
-            "0-1,4-5/",
-            id="grow-idle-before-isolated",
-        ),
-        case(
-            isolating(FLAT, "3,7"),
-            "2-3,6-7",
-            "0,1,4+5",
-            5,
-            REQUIRE,
-            PACKED,
-            "0-1,3-5/7",
-            id="grow-isolated-before-others",
-        ),
-        case(
-            FOUR_NODES, "1-3,9-11", "8+0", 2, ISOLATE, DISTRIBUTED, "1,8/0,9", id="grow-evenly-counts-cores"
-        ),
-        case(FLAT, "2-3,6-7", "0-1+4-5", 2, REQUIRE, PACKED, "0-1/4-5", id="same-count-no-moving-back"),
-        case(FLAT, "2-3,6-7", "0,4,1,5", 3, PREFER, PACKED, "0-1,4/", id="shrink-gives-back-a-thread"),
-        case(FLAT, "2-3,6-7", "0,4,1,5", 2, PREFER, PACKED, "0,4/", id="shrink-gives-back-a-core"),
-        case(FLAT, "2-3,6-7", "0,1,5", 2, PREFER, PACKED, "1,5/", id="shrink-keeps-a-whole-core"),
-        case(FLAT, "2-3,6-7", "0,1,5", 1, PREFER, PACKED, "0/", id="shrink-gives-back-whole-cores-first"),
-        case(FLAT, "2-3,6-7", "0,4,1,5", 3, REQUIRE, PACKED, "0-1,4/5", id="shrink-require-idles-the-rest"),
-        case(FLAT, "2-3,6-7", "0,4,1,5", 2, REQUIRE, PACKED, "0,4/", id="shrink-require-gives-back-a-core"),
-        case(FLAT, "3,7", "0-2+4-6", 1, ISOLATE, PACKED, "0/4", id="shrink-isolate-gives-back-cores"),
-        case(FLAT, "", "0,4", 0, REQUIRE, PACKED, "/", id="shrink-to-nothing"),
-        case(DUAL, "", "0,6,1,7,3,9", 4, PREFER, PACKED, "1,3,7,9/", id="shrink-onto-one-node"),
-    ],
-)
-def test_resizing(
-    topology: Topology, free: str, keep: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, placed: str
-) -> None:
-    """Growing adds what goes with the rest, shrinking keeps it packed; `+` divides what runs from what idles."""
-    running, _, idle = keep.partition("+")
-    kept = Placement(cpus(running), cpus(idle))
-    resized = place(topology, cpus(free), count, smt=smt, numa_policy=numa, keep=kept)
-    assert as_text(resized) == placed
-
-
-def test_growing_evenly_enters_the_roomiest_node() -> None:
-    """When its own nodes are full, a distributed container grows onto the node with most free CPUs."""
-    kept = Placement(cpus("0-1,8-9"))
-    placed = place(FOUR_NODES, cpus("2,4-6,12-14"), 5, numa_policy=DISTRIBUTED, keep=kept)
-    assert as_text(placed) == "0-1,4,8-9/"
-
-
-def test_unlike_cores_do_not_waste_what_groups_leave_over() -> None:
-    """Distributed in groups of the largest core, require fills a smaller core rather than two in part."""
-    topology = machine_of_cores("0,2", "1,3-4")
-    assert as_text(place(topology, topology.cpus, 2, smt=REQUIRE, numa_policy=DISTRIBUTED)) == "0,2/"
-
-
-@pytest.mark.parametrize(
-    ("topology", "offline", "free", "keep", "smt", "placed"),
-    [
-        case(FLAT, "4", "1-3,5-7", "0,4", PREFER, "0-1/", id="any-core-of-the-cache"),
-        case(FLAT, "4", "0-3,5-7", "1,4", PREFER, "0-1/", id="same-core-first"),
-        case(CACHES, "8", "2-7,10-15", "0,8", PREFER, "0,2/", id="another-cache-when-its-own-is-taken"),
-        case(CACHES, "8", "1-7,9-15", "0,8", PREFER, "0-1/", id="same-cache-before-others"),
-        case(SNC, "13", "0-3,6-11,14-15", "5,13", PREFER, "5-6/", id="same-socket-before-others"),
-        case(FLAT, "1", "2-3,6-7", "0,1,4+5", REQUIRE, "0,4-5/1", id="require-its-idle-sibling"),
-        case(FLAT, "4", "2-3,6-7", "0,1,4+5", REQUIRE, "0-1,5/4", id="require-idle-sibling-of-another-core"),
-        case(FLAT, "4", "2-3,6-7", "0,1,4,5", REQUIRE, "0-2,5/4,6", id="require-a-core-more"),
-        case(FLAT, "0", "2-3,6-7", "0-1+4-5", ISOLATE, "1,4/0,5", id="isolate-the-sibling-takes-over"),
-        case(FLAT, "0,4", "2-3,6-7", "0-1+4-5", ISOLATE, "1-2/5-6", id="isolate-another-core"),
-        case(FLAT, "0,4", "2-3,6-7", "0,4", REQUIRE, "2,6/", id="require-everything-lost"),
-        case(FOUR_NODES, "0,8", "1,3-7,9,11-15", "0,8", PREFER, "1,9/", id="nearest-of-everything-lost"),
-    ],
-)
-def test_offline_cpus_are_replaced_by_the_nearest(
-    topology: Topology, offline: str, free: str, keep: str, smt: SMTPolicy, placed: str
-) -> None:
-    """Same core, same cache, same node, same socket, then any; everything else stays."""
-    running, _, idle = keep.partition("+")
-    kept = Placement(cpus(running), cpus(idle))
-    now = topology.with_online(topology.cpus - cpus(offline))
-    assert as_text(place(now, cpus(free), len(kept.cpus), smt=smt, keep=kept)) == placed
-
-
-def test_a_replacement_is_the_nearest_though_claims_are_distributed() -> None:
-    """A lost CPU is replaced on its own node even where another node holds fewer of the container's CPUs."""
-    now = FOUR_NODES.with_online(FOUR_NODES.cpus - cpus("8"))
-    kept = Placement(cpus("0-2,8"))
-    assert as_text(place(now, cpus("3,9-11"), 4, numa_policy=DISTRIBUTED, keep=kept)) == "0-2,9/"
-
-
-def test_a_replacement_shares_the_l2_before_the_cache() -> None:
-    """Of two cores of one last-level cache the one that shares the L2 with the lost CPU is nearer."""
-    facts = [CPUFacts(core, core, 0, 0, 0, l2=core % 2) for core in range(4)]
-    topology = assemble(facts, cpus("0-2"))
-    assert as_text(place(topology, cpus("0-2"), 1, keep=Placement(cpus("3")))) == "1/"
-
-
-@pytest.mark.parametrize(
-    ("topology", "free", "held", "count", "smt", "numa", "placed"),
-    [
-        case(
-            FLAT, "2-3,5-7", "0,1,4", 3, REQUIRE, PACKED, "0-1,4/5", id="prefer-to-require-fits-where-it-is"
-        ),
-        case(
-            FLAT, "2-3,6-7", "0,1,4", 3, REQUIRE, PACKED, "0,2,4/6", id="prefer-to-require-leaves-a-used-core"
-        ),
-        case(FLAT, "2-3,5-7", "0,1,4", 3, ISOLATE, PACKED, "0-2/4-6", id="prefer-to-isolate"),
-        case(FLAT, "0-3,5-7", "4", 1, ISOLATE, PACKED, "4/0", id="isolate-keeps-the-held-thread"),
-        case(FLAT, "3,7", "0-2+4-6", 3, REQUIRE, PACKED, "0-1,4/5", id="isolate-to-require-gives-cores-back"),
-        case(FLAT, "3,7", "0-2+4-6", 3, PREFER, PACKED, "0-2/", id="isolate-to-prefer-keeps-every-cpu"),
-        case(FLAT, "3-4,7", "0-2,6+5", 4, REQUIRE, PACKED, "0,2,4,6/", id="cores-with-most-held-cpus-first"),
-        case(DUAL, "1-5,7-11", "0,6+", 2, PREFER, SINGLE, "0,6/", id="to-single-where-it-is"),
-        case(DUAL, "2-5,8-11", "0,6,1,7", 4, PREFER, SINGLE, "0,2,6,8/", id="to-single-of-equals-the-lowest"),
-        case(
-            DUAL,
-            "2-4,8,10-11",
-            "0,5,6,1,7,9",
-            6,
-            PREFER,
-            SINGLE,
-            "1,3,5,7,9,11/",
-            id="to-single-where-most-is",
-        ),
-        case(DUAL, "2-5,8-11", "0,6,1,7", 4, PREFER, PACKED, "0,2,6,8/", id="distributed-to-packed"),
-        case(
-            FOUR_NODES,
-            "2-7,10-15",
-            "0-1,8-9",
-            5,
-            PREFER,
-            DISTRIBUTED,
-            "0-2,8,10/",
-            id="packed-to-distributed",
-        ),
-        case(NINE_NODES, "0-6", "7-8", 2, PREFER, PACKED, "0-1/", id="many-nodes-simply-the-roomiest"),
-    ],
-)
-def test_moving_to_other_policies(
-    topology: Topology, free: str, held: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, placed: str
-) -> None:
-    """A new policy is met from what is held already, as far as it can be."""
-    running, _, idle = held.partition("+")
-    now = Placement(cpus(running), cpus(idle))
-    assert as_text(place(topology, cpus(free), count, smt=smt, numa_policy=numa, held=now)) == placed
-
-
-@pytest.mark.parametrize(
     ("free", "count", "smt", "numa", "message"),
     [
         case(
@@ -459,66 +272,3 @@ def test_a_negative_count_is_the_callers_bug(act: object) -> None:
     assert callable(act)
     with pytest.raises(ValueError, match="count -1 must be 0 or more"):
         act(FLAT, FLAT.cpus, -1)
-
-
-ADJACENT = assemble(
-    [CPUFacts(cpu, cpu // 2, cpu // 8, 0) for cpu in range(16)], cpus("0-15"), cpus("0-3,8-11")
-)  # CMK's test machine: two sockets of four cores, pairs 0-1 2-3 ...
-
-
-@pytest.mark.parametrize(
-    ("mode", "prefer_isolated", "free", "count", "taken"),
-    [
-        case("packed", False, ALL, 4, "0-7", id="cmk-packed"),
-        case("spread", False, ALL, 4, "0-3,8-11", id="cmk-spread"),
-        case("packed", True, ALL, 3, "0-3,8-9", id="cmk-packed-isolated"),
-        case("spread", True, ALL, 3, "0-3,8-9", id="cmk-spread-isolated"),
-        case("spread", True, ALL, 2, "0-1,8-9", id="cmk-spread-two"),
-        case("packed", True, ALL, 6, "0-7,8-11", id="others-after-isolated-packed"),
-        case("spread", True, ALL, 6, "0-5,8-13", id="others-after-isolated-spread"),
-        case("packed", False, "1-15", 1, "2-3", id="a-used-core-is-no-whole-core"),
-        case("spread", False, "4-7", 2, "4-7", id="spread-over-what-is-left"),
-        case("packed", True, ALL, 0, "", id="none"),
-    ],
-)
-def test_cores_as_cmk_orders_them(
-    mode: Sort, prefer_isolated: bool, free: str, count: int, taken: str
-) -> None:
-    """Packed goes by socket and core, spread takes turns, isolated cores come first in both."""
-    free_cpus = cpus(free) & ADJACENT.cpus
-    found = take_cores(ADJACENT, free_cpus, count, mode=mode, prefer_isolated=prefer_isolated)
-    assert found == cpus(taken)
-
-
-@pytest.mark.parametrize(
-    ("online", "free", "count", "taken"),
-    [
-        case(ALL, "4-15", 1, "0-1", id="nothing-changed"),
-        case("1-15", "4-15", 1, "1", id="kept-while-a-sibling-is-online"),
-        case("2-15", "4-15", 1, "4-5", id="lost-core-replaced-on-its-socket"),
-        case("2-15", "12-15", 1, "12-13", id="lost-core-replaced-anywhere"),
-        case(ALL, "4-15", 2, "0-1,8-9", id="one-more-from-the-socket-whose-turn-it-is"),
-    ],
-)
-def test_cores_of_a_claim_stay(online: str, free: str, count: int, taken: str) -> None:
-    """A claim keeps its cores, what it loses is replaced nearby, and what it gains goes on in turns."""
-    plain = Topology(ADJACENT.cores, cpus(online) & ADJACENT.cpus)
-    assert take_cores(plain, cpus(free), count, mode="spread", keep=cpus("0-1")) == cpus(taken)
-
-
-def test_a_lost_core_is_replaced_near_itself() -> None:
-    """Of a claim on two sockets the core of the second socket is replaced on the second socket."""
-    plain = Topology(ADJACENT.cores, ADJACENT.cpus - cpus("8-9"))
-    assert take_cores(plain, cpus("2-7,10-15"), 2, keep=cpus("0-1,8-9")) == cpus("0-1,10-11")
-
-
-def test_too_few_cores_say_why() -> None:
-    """The refusal counts cores, and those that miss a sibling."""
-    with pytest.raises(NotEnoughCPUs) as refused:
-        take_cores(FLAT, cpus("0-4"), 2)
-    assert str(refused.value) == (
-        "wanted 2 whole cores, 1 are wholly free (3 more have a free CPU, but also a busy one):"
-        " ask for at most 1"
-    )
-    with pytest.raises(NotEnoughCPUs, match=r"0 are wholly free$"):
-        take_cores(FLAT, cpus(""), 1)

@@ -45,7 +45,7 @@ def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
     (refusal,) = made.refusals
     assert refusal.reason is Reason.NOT_ENOUGH
     assert not refusal.blocks_start
-    assert refusal.message.endswith("it runs in the shared set until they are there")
+    assert refusal.message.endswith("; until then it runs in the shared set")
     assert node.live()[0].cpus == node.topology.online
 
 
@@ -55,12 +55,10 @@ def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
         pytest.param(
             Wish("12", policy="exclusive"), "wait until a container frees some", id="fits when empty"
         ),
-        pytest.param(Wish("15", policy="exclusive"), "this one has 14 at the very most", id="CPUs"),
-        pytest.param(Wish("8", smt="isolate"), "this one has 7 at the very most", id="cores of isolate"),
-        pytest.param(Wish(cores=8), "this one has 7 at the very most", id="cores of CMK"),
-        pytest.param(
-            Wish("9", smt="require", numa="single"), "this one has 8 at the very most", id="one NUMA node"
-        ),
+        pytest.param(Wish("15", policy="exclusive"), "this one has only 14", id="CPUs"),
+        pytest.param(Wish("8", smt="isolate"), "this one has only 7", id="cores of isolate"),
+        pytest.param(Wish(cores=8), "this one has only 7", id="cores of CMK"),
+        pytest.param(Wish("9", smt="require", numa="single"), "this one has only 8", id="one NUMA node"),
         pytest.param(
             Wish("8", smt="require", numa="single"), "wait until a container frees some", id="a whole one"
         ),
@@ -92,7 +90,7 @@ def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
     node.add("a", [wish], vm=vm)
     (refusal,) = node.plan().refusals
     assert refusal.blocks_start
-    assert "nothing holds it back yet: it runs in the shared set" in refusal.message
+    assert "until then it runs in the shared set, because corepin cannot hold it back" in refusal.message
 
 
 def test_refused_claims_are_retried_oldest_first() -> None:
@@ -213,7 +211,7 @@ def test_an_isolated_container_grows_by_free_cores() -> None:
     assert refusal.reason is Reason.KEEPS_FEWER
     assert not refusal.blocks_start
     assert refusal.message.startswith("wanted 3 wholly free cores, found 2")
-    assert "wait until a container frees some; it keeps CPUs 1-2 until then" in refusal.message
+    assert "wait until a container frees some; until then it keeps CPUs 1-2" in refusal.message
     del node.documents["b"]
     assert not node.run_all().refusals
     assert node.holds("a") == "1-3 idle 5-7"
@@ -230,8 +228,8 @@ def test_growth_never_takes_the_last_shared_cpu() -> None:
 @pytest.mark.parametrize(
     ("isolated", "cpu", "told"),
     [
-        pytest.param("", "4", "does not fit: wanted 4", id="no free cores"),
-        pytest.param("0,4", "3", "nothing would be left", id="the shared set would be empty"),
+        pytest.param("", "4", "wanted 4", id="no free cores"),
+        pytest.param("0,4", "3", "no CPU would be left", id="the shared set would be empty"),
     ],
 )
 def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, told: str) -> None:

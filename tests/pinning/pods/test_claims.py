@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, SMTPolicy
 from pinning.pods.claims import Claim, Origin, read_pod
 from pinning.pods.resources import Role, qos_class
-from tests.pods import CORES, CPU_MANAGER, LAUNCHER, NUMA, OTHER_CORES, SMT, container, launcher, pod
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, NUMA, OTHER_CORES, SMT, container, fields, launcher, pod
 
 CRANE = "qos.gocrane.io/cpu-manager"
 MAIN = "cpu-manager.corepin.io/container.main"
-
-
-def fields(found: Any) -> list[str]:
-    """Return the fields of causes or warnings."""
-    return [one.field for one in found]
 
 
 def exclusive(count: int, **more: Any) -> Claim:
@@ -250,81 +245,6 @@ def test_init_containers_and_sidecars_claim_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "requests", "count", "resource"),
-    [
-        pytest.param({CORES: "2"}, {CORES: "2"}, 2, CORES, id="both"),
-        pytest.param({CORES: "3"}, None, 3, CORES, id="limits only"),
-        pytest.param({CORES: "2000m"}, {CORES: 2}, 2, CORES, id="other spelling"),
-        pytest.param({OTHER_CORES: "1"}, {OTHER_CORES: "1"}, 1, OTHER_CORES, id="outside isolcpus"),
-    ],
-)
-def test_a_cmk_resource_claims_whole_cores(limits: Any, requests: Any, count: int, resource: str) -> None:
-    """The count of a CMK claim is physical cores, and CPU limits play no part."""
-    pod_claims = read_pod(pod(container("main", limits, requests)))
-    assert pod_claims.claims == (
-        Claim("main", Role.MAIN, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource=resource),
-    )
-    assert (pod_claims.causes, pod_claims.warnings) == ((), ())
-
-
-@pytest.mark.parametrize(
-    ("limits", "requests", "field"),
-    [
-        pytest.param({CORES: "0"}, None, f"limits[{CORES}]", id="zero"),
-        pytest.param({CORES: "-1"}, None, f"limits[{CORES}]", id="negative"),
-        pytest.param({CORES: "1500m"}, None, f"limits[{CORES}]", id="fraction"),
-        pytest.param({CORES: "two"}, None, f"limits[{CORES}]", id="no quantity"),
-        pytest.param({CORES: "1"}, {CORES: "2"}, f"limits[{CORES}]", id="limit below request"),
-        pytest.param({CORES: "2"}, {CORES: "0"}, f"requests[{CORES}]", id="request zero"),
-        pytest.param(None, {CORES: "2"}, f"limits[{CORES}]", id="no limit"),
-    ],
-)
-def test_a_count_of_cores_that_is_none_is_refused(limits: Any, requests: Any, field: str) -> None:
-    """A CMK resource is a whole number of 1 or more, and request = limit."""
-    (cause,) = read_pod(pod(container("main", limits, requests))).causes
-    assert cause.field == f"spec.containers[0].resources.{field}"
-
-
-def test_beside_the_first_cmk_resource_the_second_does_not_count() -> None:
-    """CMK's order decides (R6), and a warning says what is ignored."""
-    pod_claims = read_pod(pod(container("main", {CORES: "1", OTHER_CORES: "2"})))
-    assert [(claim.resource, claim.count) for claim in pod_claims.claims] == [(CORES, 1)]
-    assert fields(pod_claims.warnings) == [f"spec.containers[0].resources.requests[{OTHER_CORES}]"]
-
-
-@pytest.mark.parametrize(
-    ("annotations", "cpu", "refused"),
-    [
-        pytest.param({CPU_MANAGER: "exclusive"}, "2", True, id="pod-wide and eligible"),
-        pytest.param({MAIN: "exclusive"}, "500m", True, id="named"),
-        pytest.param({MAIN: "share"}, "2", True, id="named share"),
-        pytest.param({MAIN: "none"}, "2", False, id="none"),
-    ],
-)
-def test_a_container_claims_once(annotations: dict[str, str], cpu: str, refused: bool) -> None:
-    """A CMK resource and a CPU policy for the same container contradict each other."""
-    pod_claims = read_pod(pod(container("main", {CORES: "1", "cpu": cpu}), annotations=annotations))
-    assert bool(pod_claims.causes) is refused
-    assert [claim.origin for claim in pod_claims.claims] == [Origin.CMK]
-
-
-def test_a_pod_wide_policy_beside_a_cmk_container_is_for_the_others() -> None:
-    """A CMK container that is not eligible is no contradiction, and no neighbour in the shared set."""
-    document = pod(
-        container("main", {CORES: "1"}), container("other", "2"), annotations={CPU_MANAGER: "exclusive"}
-    )
-    pod_claims = read_pod(document)
-    assert [claim.origin for claim in pod_claims.claims] == [Origin.CMK, Origin.ANNOTATION]
-    assert (pod_claims.causes, pod_claims.warnings) == ((), ())
-
-
-def test_an_smt_policy_of_a_cmk_claim_acts() -> None:
-    """`isolate` on a CMK claim idles siblings inside its own cores."""
-    (claim,) = read_pod(pod(container("main", {CORES: "2"}), annotations={SMT: "isolate"})).claims
-    assert (claim.origin, claim.smt, claim.must_fit) == (Origin.CMK, SMTPolicy.ISOLATE, True)
-
-
-@pytest.mark.parametrize(
     ("document", "origin", "policy"),
     [
         pytest.param(launcher(), Origin.LAUNCHER, CPUPolicy.EXCLUSIVE, id="by label and selector"),
@@ -394,41 +314,6 @@ def test_claims_are_found_by_container() -> None:
     pod_claims = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}))
     assert pod_claims.claim_of("main") == exclusive(2)
     assert pod_claims.claim_of("other") is None
-
-
-FULL = {"cpu": "1", "memory": "1Gi"}
-
-
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        pytest.param(pod(container("a", FULL)), QoSClass.GUARANTEED, id="limits only"),
-        pytest.param(
-            pod(container("a", FULL, FULL), container("b", FULL)), QoSClass.GUARANTEED, id="all of them"
-        ),
-        pytest.param(pod(container("a", FULL), container("b")), QoSClass.BURSTABLE, id="one states nothing"),
-        pytest.param(
-            pod(container("a", FULL), init=[container("i")]), QoSClass.BURSTABLE, id="init states nothing"
-        ),
-        pytest.param(
-            pod(container("a", FULL, {"cpu": "500m"})), QoSClass.BURSTABLE, id="request below limit"
-        ),
-        pytest.param(pod(container("a", {"cpu": "1"})), QoSClass.BURSTABLE, id="no memory"),
-        pytest.param(pod(container("a")), QoSClass.BEST_EFFORT, id="nothing"),
-        pytest.param(pod(container("a", {"cpu": "0"})), QoSClass.BEST_EFFORT, id="zero is nothing"),
-        pytest.param(pod(container("a"), resources={"limits": FULL}), QoSClass.GUARANTEED, id="pod level"),
-        pytest.param(
-            pod(container("a", FULL), resources={"requests": FULL}),
-            QoSClass.BURSTABLE,
-            id="pod level decides alone",
-        ),
-        pytest.param(pod(container("a", FULL), resources={}), QoSClass.GUARANTEED, id="empty pod level"),
-        pytest.param({"spec": {"containers": []}}, QoSClass.BEST_EFFORT, id="no containers"),
-    ],
-)
-def test_the_qos_class_is_the_api_servers(document: Any, expected: QoSClass) -> None:
-    """All containers, init ones too, need CPU and memory limits equal to requests; pod level decides alone."""
-    assert qos_class(document) is expected
 
 
 words = st.sampled_from(["none", "exclusive", "share", "prefer", "require", "isolate", "single", "", "x"])
