@@ -34,7 +34,7 @@ class Check:
 
     subject: str
     verdict: Verdict
-    told: str
+    message: str
     remedy: str = ""
 
 
@@ -50,7 +50,7 @@ class AgentFacts:
     observes: bool = False
     pods_complete: bool = True
     containers_complete: bool = True
-    fights: tuple[str, ...] = ()  # namespace/pod/container
+    conflicts: tuple[str, ...] = ()  # namespace/pod/container
     failures: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
 
@@ -120,28 +120,30 @@ def examine(facts: Facts) -> tuple[Check, ...]:
     )
 
 
-def _ok(subject: str, told: str) -> Check:
-    return Check(subject, Verdict.OK, told)
+def _ok(subject: str, message: str) -> Check:
+    return Check(subject, Verdict.OK, message)
 
 
-def _finding(subject: str, told: str, remedy: str) -> Check:
-    return Check(subject, Verdict.FINDING, told, remedy)
+def _finding(subject: str, message: str, remedy: str) -> Check:
+    return Check(subject, Verdict.FINDING, message, remedy)
 
 
-def _unknown(subject: str, told: str, remedy: str) -> Check:
-    return Check(subject, Verdict.UNKNOWN, told, remedy)
+def _unknown(subject: str, message: str, remedy: str) -> Check:
+    return Check(subject, Verdict.UNKNOWN, message, remedy)
 
 
 def _cgroups(facts: Facts) -> Iterator[Check]:
     if facts.cgroup_version is None:
-        remedy = "boot with the cpuset controller, and mount /sys/fs/cgroup; without it nobody can be pinned"
-        yield _finding("cgroups", f"no cpuset controller: {facts.why('cgroup_version')}", remedy)
+        remedy = (
+            "boot with the cpuset controller, and mount /sys/fs/cgroup; without it no container can be pinned"
+        )
+        yield _finding("cgroups", f"no cpuset controller ({facts.why('cgroup_version')})", remedy)
     elif facts.cgroup_writable is None:
-        told = f"version {facts.cgroup_version}; whether the agent may write them only root can see"
-        yield _unknown("cgroups", told, "ask as root")
+        message = f"version {facts.cgroup_version}; only root can see whether the agent may write them"
+        yield _unknown("cgroups", message, "run this command as root")
     elif not facts.cgroup_writable:
-        remedy = "run as root with /sys/fs/cgroup mounted writable; else moves go through the runtime, 10 times slower"
-        yield _finding("cgroups", f"version {facts.cgroup_version}, and they cannot be written", remedy)
+        remedy = "run the agent as root with /sys/fs/cgroup mounted writable; otherwise it works through the runtime, 10 times slower"
+        yield _finding("cgroups", f"version {facts.cgroup_version}, but they cannot be written", remedy)
     else:
         yield _ok("cgroups", f"version {facts.cgroup_version}, writable")
 
@@ -153,9 +155,9 @@ def _pod_root(facts: Facts) -> Iterator[Check]:
     if facts.pod_root:
         yield _ok(subject, facts.pod_root)
     elif facts.kubelet_runs and facts.cgroup_version is not None:
-        told = f"the kubelet's is not found: neither {' nor '.join(facts.pod_roots)}"
+        message = f"neither {' nor '.join(facts.pod_roots)} is there, so CPUs that pods may not use could be allocated"
         remedy = "name the kubelet's cgroupRoot with --kubelet-cgroup-root, here and for the agent"
-        yield _finding(subject, f"{told}; CPUs that pods may not use could be given out", remedy)
+        yield _finding(subject, message, remedy)
 
 
 def _runtime(facts: Facts) -> Iterator[Check]:
@@ -165,19 +167,19 @@ def _runtime(facts: Facts) -> Iterator[Check]:
         yield _ok("runtime", facts.runtime)
     elif facts.agent:
         remedy = "start it, or name its socket with --runtime-endpoint, here and for the agent"
-        yield _finding("runtime", f"it does not answer: {facts.why('runtime')}", remedy)
+        yield _finding("runtime", f"it does not answer ({facts.why('runtime')})", remedy)
     else:
         remedy = "name its socket with --runtime-endpoint, or start it (containerd 1.6 or later, CRI-O)"
-        yield _unknown("runtime", f"no container runtime: {facts.why('runtime')}", remedy)
+        yield _unknown("runtime", f"no container runtime was found ({facts.why('runtime')})", remedy)
 
 
 def _nri(facts: Facts) -> Iterator[Check]:
-    """Tell whether it is there. Nothing is to be mended: the agent does not use it yet."""
+    """Say whether it is there. It is never a finding: the agent does not use it."""
     if not facts.runtime or facts.is_local:
         return
-    seen = "its socket is there" if facts.nri else _nri_since(facts.runtime) or "its socket is not to be seen"
-    told = "not used: CPUs are set as soon as a container is created, and the time until then is measured"
-    yield _ok("NRI", f"{seen}; {told}")
+    seen = "its socket is there" if facts.nri else _nri_since(facts.runtime) or "its socket is not there"
+    unused = "the agent does not need it: it sets CPUs as soon as a container is created, and measures the time until then"
+    yield _ok("NRI", f"{seen}; {unused}")
 
 
 def _nri_since(runtime: str) -> str:
@@ -187,7 +189,7 @@ def _nri_since(runtime: str) -> str:
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if since is None or not numbers or numbers >= since:
         return ""
-    return f"{name} {version} has none, it came with {since[0]}.{since[1]}"
+    return f"{name} {version} has none; it came with {since[0]}.{since[1]}"
 
 
 def _kubelet(facts: Facts) -> Iterator[Check]:
@@ -195,44 +197,48 @@ def _kubelet(facts: Facts) -> Iterator[Check]:
         remedy = (
             "drain the node, set cpuManagerPolicy: none, remove cpu_manager_state, start the kubelet again"
         )
-        yield _finding("kubelet", "its static policy gives the CPUs out; corepin only observes", remedy)
+        yield _finding("kubelet", "its static policy allocates CPUs, so corepin only observes", remedy)
     elif facts.policy is KubeletPolicy.NONE:
-        yield _ok("kubelet", "policy none: the CPUs are corepin's to give")
+        yield _ok("kubelet", "policy none, so corepin allocates the CPUs")
     elif facts.kubelet_runs:
         remedy = "name its file with --kubelet-state (ROOT_DIR/cpu_manager_state of the kubelet)"
-        yield _unknown("kubelet", "it runs, and its CPU policy is not known", remedy)
+        yield _unknown("kubelet", "it runs, but its CPU policy is not known", remedy)
     else:
-        yield _ok("kubelet", "none runs here")
+        yield _ok("kubelet", "no kubelet runs here")
 
 
 def _kubelet_amount(facts: Facts) -> Iterator[Check]:
     subject = "kubelet's CPUs"
     if facts.agent is None:
-        yield _unknown(subject, "not compared with corepin's: the agent does not answer", "start the agent")
+        yield _unknown(
+            subject, "not compared with corepin's, because the agent does not answer", "start the agent"
+        )
         return
     if facts.agent.observes:
-        yield _ok(subject, "not compared with corepin's, which gives none out here")
+        yield _ok(subject, "not compared with corepin's, which allocates none here")
         return
     if facts.is_local:
-        yield _ok(subject, "not compared with corepin's: no scheduler places these pods")
+        yield _ok(subject, "not compared with corepin's, because no scheduler places these pods")
         return
     if facts.kubelet_millicores is None:
         remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
-        yield _unknown(subject, f"not compared with corepin's: {facts.why('kubelet_millicores')}", remedy)
+        yield _unknown(subject, f"not compared with corepin's ({facts.why('kubelet_millicores')})", remedy)
         return
     ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
-    told = f"the scheduler may place {theirs}m, corepin can give out {ours}m"
+    message = f"the scheduler may place {theirs}m, corepin can allocate {ours}m"
     if theirs <= ours:
-        yield _ok(subject, told)
+        yield _ok(subject, message)
     else:
         remedy = f'set reservedSystemCPUs: "{facts.agent.reserved}" in the kubelet\'s configuration'
-        yield _finding(subject, f"{told}: pods may be scheduled here that cannot be pinned", remedy)
+        yield _finding(subject, f"{message}, so pods may come here that cannot be pinned", remedy)
 
 
 def _writers(facts: Facts) -> Iterator[Check]:
     for name in facts.writers:
         yield _finding(
-            "other writers", f"{name} may write cpusets too", "let only one program own the CPUs: stop it"
+            "other writers",
+            f"{name} may write cpusets too",
+            "stop it, so that only one program owns the CPUs",
         )
     if not facts.writers:
         yield _ok("other writers", "no program runs that is known to write cpusets")
@@ -241,35 +247,38 @@ def _writers(facts: Facts) -> Iterator[Check]:
 def _agent(facts: Facts) -> Iterator[Check]:
     if facts.agent is None:
         remedy = "start `corepin agent`, name its --socket, or ask as root"
-        yield _unknown("agent", f"it does not answer: {facts.why('agent')}", remedy)
+        yield _unknown("agent", f"it does not answer ({facts.why('agent')})", remedy)
     elif facts.agent.observes:
-        yield _ok("agent", "it only observes, and gives no CPUs out")
+        yield _ok("agent", "it only observes and allocates no CPUs")
     else:
-        yield _ok("agent", f"gives out CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
+        yield _ok("agent", f"allocates CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
 
 
 def _troubles(facts: Facts) -> Iterator[Check]:
     if facts.agent is None:
         return
-    log = "see the agent's log for the reason; it tries again"
+    log = "the agent tries again; its log has the reason"
     if not facts.agent.pods_complete:
-        yield _finding("pods", "the agent has no list of this node's pods, and takes from nobody", log)
+        yield _finding(
+            "pods", "the agent has no complete list of this node's pods, so it takes CPUs from nobody", log
+        )
     if not facts.agent.containers_complete:
-        yield _finding("containers", "the runtime does not list them to the agent", log)
-    for name in facts.agent.fights:
-        remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs after 10 quiet minutes"
+        yield _finding("containers", "the runtime does not list them for the agent", log)
+    for name in facts.agent.conflicts:
+        remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs it after 10 quiet minutes"
         yield _finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
     for name in facts.agent.failures:
         yield _finding("failures", f"the CPUs of {name} could not be set", log)
-    for told in facts.agent.refusals:
-        yield _finding("refusals", told, "see the message; it is tried again whenever CPUs come free")
+    for message in facts.agent.refusals:
+        remedy = "do what the message says; the agent tries again whenever CPUs become free"
+        yield _finding("refusals", message, remedy)
 
 
 def _foreign_threads(facts: Facts) -> Iterator[Check]:
     subject = "strangers"
     if facts.agent is None or facts.foreign_threads is None:
         yield _unknown(
-            subject, "not looked for: exclusive CPUs are known to the agent only", "start the agent"
+            subject, "not looked for, because only the agent knows the exclusive CPUs", "start the agent"
         )
         return
     cpus, by_cgroup = facts.agent.exclusive, facts.foreign_threads.by_cgroup
@@ -278,7 +287,7 @@ def _foreign_threads(facts: Facts) -> Iterator[Check]:
         return
     by_count = sorted(by_cgroup, key=lambda cgroup: (-by_cgroup[cgroup].total(), cgroup))
     remedy = (
-        "a service: keep it off with AllowedCPUs= of its slice (systemd), or boot with isolcpus=; a container: see"
+        "keep a service off with AllowedCPUs= of its slice (systemd), or boot with isolcpus=; for a container see"
         " corepin map"
     )
     for cgroup in by_count[:_LISTED]:
@@ -286,8 +295,8 @@ def _foreign_threads(facts: Facts) -> Iterator[Check]:
             subject, f"{_threads(by_cgroup[cgroup])} of {cgroup} ran on exclusive CPUs {cpus}", remedy
         )
     if len(by_count) > _LISTED:
-        told = f"and threads of {len(by_count) - _LISTED} more cgroups"
-        yield _finding(subject, told, "move the first ones, and look again")
+        message = f"and threads of {len(by_count) - _LISTED} more cgroups"
+        yield _finding(subject, message, "move the first ones and look again")
     if not by_count:
         yield _ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
     yield _ok(
@@ -304,7 +313,9 @@ def _threads(names: Counter[str]) -> str:
 
 def _l2(facts: Facts) -> Iterator[Check]:
     if facts.topology is None:
-        yield _unknown("L2 cache", f"not known: {facts.why('topology')}", "mount sysfs, or name --sysfs-root")
+        yield _unknown(
+            "L2 cache", f"not known ({facts.why('topology')})", "mount sysfs, or name --sysfs-root"
+        )
         return
     cores = {core.cpus for core in facts.topology.cores}
     shared = [cpus for cpus in facts.topology.l2_caches.values() if cpus not in cores]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
+from agent.doctor.checks import AgentFacts, Facts
+from agent.doctor.foreign_threads import foreign_threads, processes
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
@@ -23,7 +21,7 @@ from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.topology import Topology
@@ -40,8 +38,6 @@ WRITERS: Final = {  # by the name of the process, which the kernel cuts at 15 le
     "numad": "numad",
     "cset": "cset",
 }
-_KTHREAD: Final = 0x00200000  # PF_KTHREAD of the flags in proc_pid_stat(5)
-_FLAGS, _TIMES, _PROCESSOR = 6, slice(11, 13), 36  # their places after the name in /proc/PID/stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
     """Return what is found; `state` is what the agent's socket says, threads are watched for some seconds."""
     missing: dict[str, str] = {}
     proc = places.root / "proc"
-    running = dict(_processes(proc))
+    running = dict(processes(proc))
     hierarchy = _hierarchy(places.cgroups, missing)
     agent = agent_facts(state) if state is not None else None
     return Facts(
@@ -77,7 +73,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         writers=tuple(
             f"{WRITERS[name]} (pid {pid})" for pid, name in sorted(running.items()) if name in WRITERS
         ),
-        foreign_threads=_foreign_threads(proc, state, agent.exclusive, seconds)
+        foreign_threads=foreign_threads(proc, state, agent.exclusive, seconds)
         if state is not None and agent
         else None,
         missing=missing,
@@ -86,8 +82,10 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
 
 def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
     """Return what matters of the agent's state."""
-    held = [one for one in state["ledger"]["assignments"] if one["policy"] == "exclusive"]
-    footprints = [CPUSet.parse(one[name]) for one in held for name in ("cpus", "idle")]
+    held = [
+        assignment for assignment in state["ledger"]["assignments"] if assignment["policy"] == "exclusive"
+    ]
+    footprints = [CPUSet.parse(assignment[name]) for assignment in held for name in ("cpus", "idle")]
     return AgentFacts(
         allocatable=CPUSet.parse(state["sets"]["allocatable"]),
         reserved=CPUSet.parse(state["sets"]["reserved"]),
@@ -97,16 +95,10 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         observes=state["observes"],
         pods_complete=state["podsComplete"],
         containers_complete=state["containersComplete"],
-        fights=tuple(one["container"] for one in state["fights"]),
+        conflicts=tuple(conflict["container"] for conflict in state["fights"]),
         failures=tuple(state["failures"]),
-        refusals=tuple(f"{one['name']}: {one['message']}" for one in state["refusals"]),
+        refusals=tuple(f"{refusal['name']}: {refusal['message']}" for refusal in state["refusals"]),
     )
-
-
-def _processes(proc: Path) -> Iterator[tuple[int, str]]:
-    for folder in proc.glob("[0-9]*"):
-        with suppress(OSError):
-            yield int(folder.name), (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
 
 
 def _hierarchy(root: Path, missing: dict[str, str]) -> Hierarchy | None:
@@ -169,93 +161,3 @@ async def _identify(socket: Path) -> str:
         return await runtime.identify()
     finally:
         await runtime.close()
-
-
-def _foreign_threads(
-    proc: Path, state: Mapping[str, Any], exclusive: CPUSet, seconds: float
-) -> ForeignThreads:
-    """Watch all threads for a while; return those that ran on exclusive CPUs and are not of the pods that own some.
-
-    Threads of an owning pod count as the owner's: which of its containers they are of, only the runtime knows.
-    """
-    if not exclusive:
-        return ForeignThreads({})
-    owners = {one["podUID"] for one in state["ledger"]["assignments"] if one["policy"] == "exclusive"}
-    before = {one.id: one.ran for one in _threads(proc, exclusive)}
-    time.sleep(seconds)
-    by_cgroup: dict[str, Counter[str]] = {}
-    kernel = 0
-    for one in _threads(proc, exclusive):
-        if before.get(one.id) == one.ran:
-            continue
-        if one.is_kernel:
-            kernel += 1
-        elif not any(uid in one.cgroup or uid.replace("-", "_") in one.cgroup for uid in owners):
-            by_cgroup.setdefault(one.cgroup, Counter())[one.name] += 1
-    return ForeignThreads(by_cgroup, kernel)
-
-
-class _Thread(NamedTuple):
-    """A thread, with what tells whether it ran since it was seen before."""
-
-    id: int
-    name: str
-    ran: tuple[str, ...]  # for how long
-    is_kernel: bool
-    cgroup: str
-
-
-def _threads(proc: Path, cpus: CPUSet) -> Iterator[_Thread]:
-    """Yield each thread of other processes that ran on one of the CPUs last."""
-    wanted = {str(cpu) for cpu in cpus}
-    for pid, _ in _processes(proc):
-        for task in _tasks(proc / str(pid)):
-            with suppress(OSError, IndexError):  # it ended
-                if thread := _read_thread(task, wanted):
-                    yield thread
-
-
-def _tasks(process: Path) -> list[Path]:
-    if process.name == str(os.getpid()):
-        return []
-    try:
-        return list((process / "task").iterdir())
-    except OSError:  # it ended
-        return []
-
-
-def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
-    """Return a thread if it ran on one of the CPUs last; raise OSError or IndexError for one that ended."""
-    named, _, told = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    fields = told.split()
-    if fields[_PROCESSOR] not in cpus:
-        return None
-    return _Thread(
-        id=int(task.name),
-        name=named.partition("(")[2],
-        ran=_ran(task, fields),
-        is_kernel=bool(int(fields[_FLAGS]) & _KTHREAD),
-        cgroup=_cgroup(task),
-    )
-
-
-def _ran(task: Path, fields: list[str]) -> tuple[str, ...]:
-    """Return how long a thread ran: exactly, or in hundredths of a second where the kernel counts no better."""
-    try:
-        return ((task / "schedstat").read_text(encoding="ascii").split()[0],)
-    except FileNotFoundError:
-        return tuple(fields[_TIMES])
-
-
-def _cgroup(task: Path) -> str:
-    """Return the cgroup of a thread: that of cpuset on v1, else the one there is.
-
-    Seen from a pod with a cgroup namespace of its own it begins with /.. for each step up, which tells nobody anything.
-    """
-    lines = [
-        line.split(":", 2)
-        for line in (task / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    found = {controllers: path for _, controllers, path in lines}
-    path = next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
-    return re.sub(r"^(/\.\.)+", "", path) or "/"

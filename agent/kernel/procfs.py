@@ -7,7 +7,10 @@ from typing import Final
 
 # The fields of proc_pid_stat(5), counted from the state, which follows the last ")".
 STATE: Final = 0
+FLAGS: Final = 6
+TIMES: Final = slice(11, 13)  # in user and in kernel mode
 STARTED: Final = 19
+PROCESSOR: Final = 36
 _DEAD: Final = frozenset("ZXx")  # zombies and tasks that are being freed
 
 
@@ -26,7 +29,12 @@ def is_alive(task: int) -> bool:
 def stat_fields(task: int) -> list[str]:
     """Return what /proc/TASK/stat says from the state on; nothing when the task is gone."""
     try:
-        text = Path(f"/proc/{task}/stat").read_text(encoding="ascii", errors="replace")
+        return read_stat(Path(f"/proc/{task}"))[1]
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return text.rpartition(")")[2].split()
+
+
+def read_stat(folder: Path) -> tuple[str, list[str]]:
+    """Return the name of a process or thread, and what its `stat` says from the state on; raise OSError if it ended."""
+    named, _, rest = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    return named.partition("(")[2], rest.split()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
@@ -121,7 +121,16 @@ def _seconds(text: str) -> float:
 
 
 def _json(checks: tuple[Check, ...]) -> str:
-    return json.dumps({"checks": [asdict(check) for check in checks]}, ensure_ascii=False) + "\n"
+    listed = [
+        {
+            "subject": check.subject,
+            "verdict": check.verdict,
+            "told": check.message,
+            "remedy": check.remedy,
+        }
+        for check in checks
+    ]
+    return json.dumps({"checks": listed}, ensure_ascii=False) + "\n"
 
 
 def _text(checks: tuple[Check, ...]) -> str:
@@ -138,7 +147,9 @@ def _text(checks: tuple[Check, ...]) -> str:
 def _lines(check: Check, width: int) -> Iterator[str]:
     """Yield what was seen, and below it what to do."""
     yield from wrap(
-        plain(f"{check.subject}: {check.told}"),  # threads and cgroups have the names that their makers like
+        plain(
+            f"{check.subject}: {check.message}"
+        ),  # threads and cgroups have the names that their makers like
         width,
         initial_indent=f"{SIGNS[check.verdict]}  ",
         subsequent_indent=MARGIN,

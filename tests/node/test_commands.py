@@ -92,10 +92,10 @@ def test_doctor_knows_every_part(node: Node) -> None:
     assert fine["kubelet"].startswith("policy none")
     assert fine["strangers"] == "no CPU is exclusive now"
     sets = node.agent.state()["sets"]
-    assert fine["agent"] == f"gives out CPUs {sets['allocatable']}, keeps {sets['reserved']} reserved"
+    assert fine["agent"] == f"allocates CPUs {sets['allocatable']}, keeps {sets['reserved']} reserved"
     amount = found["kubelet's CPUs"]
     assert (
-        f"the scheduler may place {len(node.all)}000m, corepin can give out {node.cores}000m"
+        f"the scheduler may place {len(node.all)}000m, corepin can allocate {node.cores}000m"
         in amount["told"]
     )
     assert (amount["verdict"], sets["reserved"] in amount["remedy"]) == ("finding", True)

@@ -55,7 +55,7 @@ def test_finding_is_exit_code_1(
     (tmp_path / "state").write_text('{"policyName": "static"}')
 
     assert main([*doctor, "--socket", str(tmp_path / "s")]) == 1
-    assert "FIX   kubelet: its static policy gives the CPUs out" in capsys.readouterr().out
+    assert "FIX   kubelet: its static policy allocates CPUs" in capsys.readouterr().out
 
 
 def test_json_has_every_check(doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_agent_and_cluster_are_compared(
         assert main([*doctor, "--socket", path, "--node", "n1"]) == 1
 
     shown = " ".join(capsys.readouterr().out.split())
-    assert "FIX kubelet's CPUs: the scheduler may place 7500m, corepin can give out 6000m" in shown
+    assert "FIX kubelet's CPUs: the scheduler may place 7500m, corepin can allocate 6000m" in shown
     assert 'reservedSystemCPUs: "0,4"' in shown
 
 

@@ -1,0 +1,49 @@
+"""Threads on exclusive CPUs: whose they are, and whether they ran."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.doctor.checks import ForeignThreads
+from agent.doctor.foreign_threads import _cgroup, _threads, foreign_threads
+from agent.serve.state_json import to_dict
+from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.agent.states import EXCLUSIVE, bound, state_of
+
+PROC = Path("/proc")
+
+
+@pytest.mark.parametrize(
+    ("text", "cgroup"),
+    [
+        pytest.param("0::/system.slice/ssh.service\n", "/system.slice/ssh.service", id="v2"),
+        pytest.param("0::/../../../system.slice/ssh.service\n", "/system.slice/ssh.service", id="from a pod"),
+        pytest.param("0::/../..\n", "/", id="the root, from a pod"),
+        pytest.param("5:cpuset,cpu:/a:b\n2:memory:/m\n0::/u\n", "/a:b", id="v1"),
+        pytest.param("2:memory:/m\n", "/", id="v1 without cpuset"),
+    ],
+)
+def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> None:
+    """By its path below the root, as far as the reader may know it."""
+    (tmp_path / "cgroup").write_text(text)
+    assert _cgroup(tmp_path) == cgroup
+
+
+def test_thread_that_runs_is_seen() -> None:
+    """A busy process of nobody's is found on the CPUs it runs on; the pods that own CPUs are not."""
+    state = to_dict(state_of(bound("a", annotations=EXCLUSIVE)))
+    with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
+        try:
+            seen = foreign_threads(PROC, state, CPUSet(range(1024)), 0.2)
+            threads = {thread.id: thread for thread in _threads(PROC, CPUSet(range(1024)))}
+        finally:
+            process.kill()
+
+    assert any("sh" in names for names in seen.by_cgroup.values())
+    assert threads[process.pid].name == "sh"
+    assert os.getpid() not in threads
+    assert foreign_threads(PROC, state, EMPTY, 10) == ForeignThreads({})
