@@ -20,7 +20,7 @@ from pinning.machine.cpuset import CPUSet, union
 if TYPE_CHECKING:
     from agent.interfaces import StartState, StrayTasks
 
-MARK: Final = "COREPIN_LOCAL"  # environment variable with the home of a process
+MARK: Final = "COREPIN_LOCAL"  # environment variable with the cgroup of a process
 
 
 class AffinityCgroups:
@@ -37,37 +37,37 @@ class AffinityCgroups:
     # The cgroups of containers.
 
     def make(self, cgroup: str) -> None:
-        """Know a home from now on."""
+        """Know a cgroup from now on."""
         self._given.setdefault(cgroup, self._usable)
 
     def enter(self, cgroup: str, pid: int) -> None:
-        """Put a process on the CPUs of its home."""
+        """Put a process on the CPUs of its cgroup."""
         with suppress(ProcessLookupError):
             os.sched_setaffinity(pid, self.read(cgroup))
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes that carry the home in their environment."""
-        return [pid for pid, home in _marked() if home == cgroup]
+        """Return the processes that carry the cgroup in their environment."""
+        return [pid for pid, marked in _marked() if marked == cgroup]
 
     def remove(self, cgroup: str) -> bool:
-        """Forget a home that is empty; say whether it is."""
+        """Forget a cgroup that is empty; say whether it is."""
         is_empty = not self.pids(cgroup)
         if is_empty:
             self._given.pop(cgroup, None)
         return is_empty
 
     def found(self) -> list[str]:
-        """Return every home that a process carries."""
-        homes = {home for _, home in _marked() if home.startswith(f"{self._root}/")}
-        for home in homes:
-            masks = [CPUSet(os.sched_getaffinity(task)) for task in self._tasks(home)]
-            self._given.setdefault(home, union(masks) or self._usable)
-        return sorted(homes)
+        """Return every cgroup that a process carries."""
+        cgroups = {cgroup for _, cgroup in _marked() if cgroup.startswith(f"{self._root}/")}
+        for cgroup in cgroups:
+            masks = [CPUSet(os.sched_getaffinity(task)) for task in self._tasks(cgroup)]
+            self._given.setdefault(cgroup, union(masks) or self._usable)
+        return sorted(cgroups)
 
     # Their cpusets and tasks.
 
     def read(self, cgroup: str) -> CPUSet:
-        """Return what a home was given, of the root what this process may use; raise Gone for any other."""
+        """Return what a cgroup was given, of the root what this process may use; raise Gone for any other."""
         if cgroup == "/":
             return self._usable
         if cgroup not in self._given:
@@ -75,7 +75,7 @@ class AffinityCgroups:
         return self._given[cgroup]
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Put every thread of a home on `cpus`; raise Gone, or ValueError for an empty set."""
+        """Put every thread of a cgroup on `cpus`; raise Gone, or ValueError for an empty set."""
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
         self.read(cgroup)
@@ -85,11 +85,11 @@ class AffinityCgroups:
                 os.sched_setaffinity(task, cpus)
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
-        """Compare every thread of a home with `cpus`; raise Gone."""
+        """Compare every thread of a cgroup with `cpus`; raise Gone."""
         return compare(self._tasks(cgroup), cpus, self.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let a first process that was born narrower run on all CPUs of its home; raise Gone."""
+        """Let a first process that was born narrower run on all CPUs of its cgroup; raise Gone."""
         cpus = self.read(cgroup)
         return widen(self._tasks(cgroup), first, cpus, cpus)
 
@@ -106,12 +106,12 @@ class AffinityCgroups:
 
 
 def _marked() -> list[tuple[int, str]]:
-    """Return every process of ours with the home that its environment names."""
+    """Return every process of ours with the cgroup that its environment names."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it is gone, or another user's
             for entry in (folder / "environ").read_bytes().split(b"\0"):
-                name, _, home = entry.partition(b"=")
+                name, _, cgroup = entry.partition(b"=")
                 if name == MARK.encode() and is_alive(int(folder.name)):
-                    found.append((int(folder.name), os.fsdecode(home)))
+                    found.append((int(folder.name), os.fsdecode(cgroup)))
     return sorted(found)

@@ -25,26 +25,26 @@ _SUBTREE: Final = "cgroup.subtree_control"
 
 
 class ContainerCgroups(Protocol):
-    """Where local containers live. A home is named by its cgroup: ROOT/POD_UID/CONTAINER."""
+    """The cgroups of local containers, named ROOT/POD_UID/CONTAINER."""
 
     def make(self, cgroup: str) -> None:
-        """Make a home, or find it there; raise Refused."""
+        """Make a cgroup, or find it there; raise Refused."""
         ...
 
     def enter(self, cgroup: str, pid: int) -> None:
-        """Put a process into a home, with the home's CPUs; raise Gone, Refused."""
+        """Put a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
         ...
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes of a home; none when it is gone."""
+        """Return the processes of a cgroup; none when it is gone."""
         ...
 
     def remove(self, cgroup: str) -> bool:
-        """Remove an empty home, and what is empty above it; say whether it is gone."""
+        """Remove an empty cgroup, and what is empty above it; say whether it is gone."""
         ...
 
     def found(self) -> list[str]:
-        """Return every home that is there, of an earlier agent too."""
+        """Return every cgroup that is there, of an earlier agent too."""
         ...
 
 
@@ -56,10 +56,10 @@ class KernelContainerCgroups:
         self._root = root
 
     def make(self, cgroup: str) -> None:
-        """Make a home, or find it there; raise Refused."""
+        """Make a cgroup, or find it there; raise Refused."""
         path = PurePosixPath(cgroup)
-        for one in (*reversed(path.parents), path):
-            folder = self._hierarchy.folder(str(one))
+        for cgroup_path in (*reversed(path.parents), path):
+            folder = self._hierarchy.folder(str(cgroup_path))
             if folder != self._hierarchy.cpuset:
                 self._make(folder)
 
@@ -78,24 +78,24 @@ class KernelContainerCgroups:
                     write_text(folder / name, read_text(folder.parent / name))
 
     def enter(self, cgroup: str, pid: int) -> None:
-        """Put a process into a home, with the home's CPUs; raise Gone, Refused."""
+        """Put a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
         write_text(self._hierarchy.folder(cgroup) / PROCS, str(pid))
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes of a home, zombies left out; none when it is gone."""
+        """Return the processes of a cgroup, zombies left out; none when it is gone."""
         with suppress(Gone):
             listed = read_text(self._hierarchy.folder(cgroup) / PROCS).split()
             return [pid for pid in map(int, listed) if is_alive(pid)]
         return []
 
     def remove(self, cgroup: str) -> bool:
-        """Remove an empty home, and what is empty above it; say whether it is gone."""
+        """Remove an empty cgroup, and what is empty above it; say whether it is gone."""
         path = PurePosixPath(cgroup)
         for below in reversed(self._below(self._hierarchy.folder(cgroup))):
             _remove(below)
         is_gone = _remove(self._hierarchy.folder(cgroup))
-        for one in path.parents:
-            if str(one) == "/" or not _remove(self._hierarchy.folder(str(one))):
+        for above in path.parents:
+            if str(above) == "/" or not _remove(self._hierarchy.folder(str(above))):
                 break
         return is_gone
 
@@ -105,11 +105,11 @@ class KernelContainerCgroups:
         return [*children, *(inner for child in children for inner in self._below(child))]
 
     def found(self) -> list[str]:
-        """Return every home that is there, of an earlier agent too."""
+        """Return every cgroup that is there, of an earlier agent too."""
         return [
-            f"{self._root}/{pod.name}/{home.name}"
+            f"{self._root}/{pod.name}/{container.name}"
             for pod in subfolders(self._hierarchy.folder(self._root))
-            for home in subfolders(pod)
+            for container in subfolders(pod)
         ]
 
 

@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def read_finished(path: Path) -> dict[str, str]:
-    """Return the final phases by uid; none from a file that is damaged, which is told."""
+    """Return the final phases by uid; none from a file that is damaged, as the log says then."""
     try:
-        told = json.loads(path.read_bytes())
-        return {uid: phase for uid, phase in told.items() if phase in FINAL_PHASES}
+        phases = json.loads(path.read_bytes())
+        return {uid: phase for uid, phase in phases.items() if phase in FINAL_PHASES}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -31,7 +31,7 @@ def read_finished(path: Path) -> dict[str, str]:
 
 
 def write_finished(path: Path, phases: Mapping[str, str]) -> None:
-    """Replace the file at once as a whole. What cannot be written is told: it matters at the next start only."""
+    """Replace the file at once as a whole. The log says what cannot be written: it matters at the next start only."""
     beside = path.with_suffix(".new")
     try:
         beside.write_text(json.dumps(phases), encoding="utf-8")

@@ -1,17 +1,64 @@
-"""Be told which files of a folder were written, replaced or removed, each after its writer closed it."""
+"""Changes of a folder: which of its files were written, replaced or removed, each after its writer closed it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
 from agent.kernel.inotify import CLOSE_WRITE, DELETE, MOVED_FROM, MOVED_TO, OVERFLOW, Inotify
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-class FolderEvents(Inotify):
-    """A queue of the kernel that tells the names of files. A file that is being written is not told yet."""
+LOOK_SECONDS: Final = 1.0  # between looks at the whole folder, for what the kernel did not tell
 
-    def __init__(self) -> None:
-        super().__init__(CLOSE_WRITE | MOVED_FROM | MOVED_TO | DELETE)
+logger = logging.getLogger(__name__)
 
-    def names(self) -> frozenset[str] | None:
-        """Return the files that changed since the last call; None when events were lost: it may be any."""
-        news = self.news()
-        return None if any(one.watch == OVERFLOW for one in news) else frozenset(one.name for one in news)
+
+class FolderEvents:
+    """The kernel's events of one folder. Where there are none the folder is looked at again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._inotify: Inotify | None = None
+        try:
+            self._inotify = Inotify(CLOSE_WRITE | MOVED_FROM | MOVED_TO | DELETE)
+        except OSError as error:
+            logger.warning("no inotify, polling", extra={"facts": {"reason": str(error)}})
+
+    def names(self) -> frozenset[str]:
+        """Return the files that were closed since the last call, as far as that is known.
+
+        The folder is watched anew: it may be another one than before.
+        """
+        if self._inotify is None:
+            return frozenset()
+        try:
+            self._inotify.add(self._folder)
+        except OSError:  # it is not there, which the look finds too
+            return frozenset()
+        events = self._inotify.news()
+        if any(event.watch == OVERFLOW for event in events):
+            return frozenset()
+        return frozenset(event.name for event in events)
+
+    async def wait(self) -> None:
+        """Wait for an event, and not for long."""
+        if self._inotify is None:
+            await asyncio.sleep(LOOK_SECONDS)
+            return
+        loop, wake = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._inotify, wake.set)
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await wake.wait()
+        except TimeoutError:
+            return
+        finally:
+            loop.remove_reader(self._inotify)  # until it was read: else the same event would wake twice
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._inotify:
+            self._inotify.close()

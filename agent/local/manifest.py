@@ -85,9 +85,9 @@ def _check_names(pod: Pod) -> None:
     _check("metadata.name", metadata.get("name"), _NAMES)
     _check("metadata.namespace", metadata.get("namespace"), _LABELS)
     _check("metadata.uid", metadata.get("uid"), _UIDS)
-    for one in containers:
-        _check("name of a container", one.get("name"), _LABELS)
-    if len({one["name"] for one in containers}) < len(containers):
+    for container in containers:
+        _check("name of a container", container.get("name"), _LABELS)
+    if len({container["name"] for container in containers}) < len(containers):
         raise BadManifest("has two containers of one name: rename one")
 
 

@@ -1,7 +1,7 @@
 """One pod of the runtime `local`, from its first container to its last; a kubelet's part, done in steps.
 
 Each step looks at what runs and does what is due (`agent.local.spec` says what that is). Nothing waits in here:
-whoever calls is hinted when the next step is worth it.
+whoever calls is called back when the next step is worth it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import asyncio
 import logging
 import signal
 import time
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
 from agent.interfaces import RuntimeContainer
 from agent.local.affinity import MARK
-from agent.local.process import Process, adopt, kill_all, spawn
+from agent.local.container import LocalContainer
+from agent.local.pod_shutdown import PodShutdown
+from agent.local.process import adopt, spawn
 from agent.local.spec import ContainerSpec, Ended, PodRun, due, final_phase
 from apiserver.backoff import Backoff
 from pinning.planning.observed import State
@@ -34,113 +33,94 @@ logger = logging.getLogger(__name__)
 
 FIRST_RESTART_SECONDS: Final = 1.0
 LONGEST_RESTART_SECONDS: Final = 60.0
-LOOK_AGAIN_SECONDS: Final = 0.02  # until killed processes have left their cgroup
 GRACE_SECONDS: Final = 30.0
 NOT_STARTED: Final = 128  # the code of a container whose process could not be started
-_numbers: Final = count(1)
 
 
-@dataclass(slots=True, eq=False)
-class LocalContainer:
-    """One start of a container."""
-
-    id: str
-    name: str
-    cgroup: str
-    process: Process | None = None
-    end: Ended | None = None
-    is_shown: bool = False  # the agent has seen it created
-    is_asked: bool = False  # to end
-    has_home: bool = True  # its cgroup is there
-
-    @property
-    def state(self) -> State:
-        """Where it is in its life."""
-        if self.end:
-            return State.EXITED
-        return State.RUNNING if self.process else State.CREATED
-
-
-@dataclass(slots=True)
 class LocalPod:
-    """The containers of one pod."""
+    """The containers of one pod. `changed` is called when the next step is worth it."""
 
-    uid: str
-    cgroup: str
-    homes: ContainerCgroups
-    logs: Path | None
-    hint: Callable[[], None]
-    run: PodRun | None = None  # None: an earlier agent began it, and no manifest was seen yet
-    containers: dict[str, LocalContainer] = field(default_factory=dict)
-    phase: str | None = None  # once it is final
-    is_ending: bool = False  # its manifest is gone
-    _stops_at: float | None = None  # when its processes are killed; None: nobody asked them to end
-    _backoffs: dict[str, Backoff] = field(default_factory=dict)
-    _not_before: dict[str, float] = field(default_factory=dict)
+    def __init__(
+        self, uid: str, cgroup: str, cgroups: ContainerCgroups, logs: Path | None, changed: Callable[[], None]
+    ) -> None:
+        self.uid = uid
+        self.run: PodRun | None = None  # None: an earlier agent began it, and no manifest was seen yet
+        self.phase: str | None = None  # once it is final
+        self.is_ending = False  # its manifest is gone
+        self._cgroup = cgroup
+        self._cgroups = cgroups
+        self._logs = logs
+        self._changed = changed
+        self._containers: dict[str, LocalContainer] = {}
+        self._shutdown = PodShutdown(cgroups, self._later)
+        self._backoffs: dict[str, Backoff] = {}
+        self._not_before: dict[str, float] = {}
 
     @property
     def live(self) -> frozenset[str]:
         """The containers that run, or will."""
-        return frozenset(name for name, one in self.containers.items() if not one.end)
+        return frozenset(name for name, container in self._containers.items() if not container.end)
 
     @property
     def ended(self) -> dict[str, Ended]:
         """How containers ended."""
-        return {name: one.end for name, one in self.containers.items() if one.end}
+        return {name: container.end for name, container in self._containers.items() if container.end}
 
     @property
     def is_gone(self) -> bool:
         """Say whether nothing of it is left that anybody wants."""
-        return self.is_ending and not any(not one.end or one.has_home for one in self.containers.values())
+        containers = self._containers.values()
+        return self.is_ending and all(container.end and not container.has_cgroup for container in containers)
 
     @property
     def _is_running(self) -> bool:
         """Say whether all that its manifest names runs, and nothing else is due."""
         if self.run is None or self.is_ending or self.phase:
             return False
-        are_there = all(one.name in self.containers for one in self.run.containers)
-        return are_there and all(one.process and not one.end for one in self.containers.values())
+        are_there = all(spec.name in self._containers for spec in self.run.containers)
+        return are_there and all(container.pid for container in self._containers.values())
 
     def listed(self) -> Iterator[RuntimeContainer]:
         """Yield its containers as the agent sees them."""
-        for one in self.containers.values():
+        for container in self._containers.values():
             yield RuntimeContainer(
-                id=one.id,
+                id=container.id,
                 pod_uid=self.uid,
                 namespace=self.run.namespace if self.run else "",
                 pod=self.run.name if self.run else self.uid,
-                name=one.name,
-                state=one.state,
-                pid=one.process.pid if one.process and not one.end else 0,
-                cgroup=one.cgroup,
+                name=container.name,
+                state=container.state,
+                pid=container.pid,
+                cgroup=container.cgroup,
             )
-            if one.state is State.CREATED:
-                one.is_shown = True
-                self.hint()
+            if container.state is State.CREATED:
+                container.is_shown = True
+                self._changed()
 
     def find(self, container_id: str) -> LocalContainer | None:
         """Return the live container of an id."""
-        return next((one for one in self.containers.values() if one.id == container_id and not one.end), None)
+        live = (container for container in self._containers.values() if not container.end)
+        return next((container for container in live if container.id == container_id), None)
 
     def adopt(self, name: str) -> None:
         """Take over a container that an earlier agent started."""
         container = self._new(name)
-        container.process = adopt(self.homes.pids(container.cgroup))
+        container.process = adopt(self._cgroups.pids(container.cgroup))
         if container.process:
             container.process.watch(lambda: self._over(container))
-            self.containers[name] = container
+            self._containers[name] = container
 
     def begin(self, run: PodRun) -> None:
         """Run what a manifest says. Init containers before one that runs already have done their work."""
         is_new, self.run = self.run is None, run
         if not is_new:
             return
-        names = [one.name for one in run.containers]
+        names = [spec.name for spec in run.containers]
         reached = max((names.index(name) for name in self.live if name in names), default=0)
-        for one in run.containers[:reached]:
-            if one.role is Role.INIT and one.name not in self.containers:
-                container = self.containers[one.name] = self._new(one.name)
-                container.end, container.has_home = Ended(0), False
+        for spec in run.containers[:reached]:
+            if spec.role is Role.INIT and spec.name not in self._containers:
+                container = self._containers[spec.name] = self._new(spec.name)
+                container.end, container.has_cgroup = Ended(0), False
 
     def step(self) -> None:
         """Do what is due."""
@@ -151,8 +131,9 @@ class LocalPod:
             self._create_due(self.run)
             self.phase = final_phase(self.run, self.live, self.ended)
         if self.is_ending or self.phase:
-            self._stop()
-        self._clean()
+            grace_seconds = self.run.grace_seconds if self.run else GRACE_SECONDS
+            self._shutdown.stop(self._containers.values(), self._sidecars(), grace_seconds)
+        self._shutdown.clean(self._containers.values(), is_over=self.is_ending or self.phase is not None)
 
     def start(self, container: LocalContainer) -> None:
         """Start a container that is created, inside its cgroup from its first instruction."""
@@ -160,13 +141,15 @@ class LocalPod:
         if container.state is not State.CREATED or spec is None:
             return
         try:
-            container.process = spawn(spec.command, self._environment(spec, container), self._log(spec))
+            container.process = spawn(
+                spec.command, {**spec.environment, MARK: container.cgroup}, self._log(spec)
+            )
             container.process.watch(lambda: self._over(container))
-            self.homes.enter(container.cgroup, container.process.pid)
+            self._cgroups.enter(container.cgroup, container.process.pid)
             container.process.let_go()
         except AgentError as error:
             self._failed(container, error)
-        self.hint()
+        self._changed()
 
     def end(self) -> None:
         """Let everything end: the manifest is gone."""
@@ -174,31 +157,32 @@ class LocalPod:
 
     def close(self) -> None:
         """Leave every process as it is."""
-        for one in self.containers.values():
-            if one.process:
-                one.process.close()
+        for container in self._containers.values():
+            if container.process:
+                container.process.close()
 
     def _new(self, name: str) -> LocalContainer:
-        return LocalContainer(f"{self.uid}/{name}/{next(_numbers)}", name, f"{self.cgroup}/{name}")
+        return LocalContainer.new(self.uid, name, self._cgroup)
 
     def _spec(self, name: str) -> ContainerSpec | None:
-        return next((one for one in self.run.containers if one.name == name), None) if self.run else None
+        return next((spec for spec in self.run.containers if spec.name == name), None) if self.run else None
 
-    def _environment(self, spec: ContainerSpec, container: LocalContainer) -> dict[str, str]:
-        return {**spec.environment, MARK: container.cgroup}
+    def _sidecars(self) -> frozenset[str]:
+        specs = self.run.containers if self.run else ()
+        return frozenset(spec.name for spec in specs if spec.role is Role.SIDECAR)
 
     def _log(self, spec: ContainerSpec) -> Path | None:
         return (
-            self.logs / f"{self.run.namespace}_{self.run.name}_{spec.name}.log"
-            if self.logs and self.run
+            self._logs / f"{self.run.namespace}_{self.run.name}_{spec.name}.log"
+            if self._logs and self.run
             else None
         )
 
     def _start_created(self) -> None:
         """Start what the agent has seen created and sent no CPUs for: it is right as it is, or cannot be helped."""
-        for one in list(self.containers.values()):
-            if one.state is State.CREATED and one.is_shown:
-                self.start(one)
+        for container in list(self._containers.values()):
+            if container.state is State.CREATED and container.is_shown:
+                self.start(container)
 
     def _create_due(self, run: PodRun) -> None:
         for spec in due(run, self.live, self.ended):
@@ -206,11 +190,11 @@ class LocalPod:
                 continue
             container = self._new(spec.name)
             try:
-                self.homes.make(container.cgroup)
+                self._cgroups.make(container.cgroup)
             except AgentError as error:
-                container.has_home = False
+                container.has_cgroup = False
                 self._failed(container, error)
-            self.containers[spec.name] = container
+            self._containers[spec.name] = container
 
     def _failed(self, container: LocalContainer, error: AgentError) -> None:
         facts = {"container": container.name, "pod": self.run.name if self.run else self.uid}
@@ -231,43 +215,7 @@ class LocalPod:
         wait = backoff.next()
         self._not_before[container.name] = time.monotonic() + wait
         self._later(wait)
-        self.hint()
-
-    def _stop(self) -> None:
-        """Ask everything to end, sidecars last; after the time of grace do not ask."""
-        if self._stops_at is None:
-            grace = self.run.grace_seconds if self.run else GRACE_SECONDS
-            self._stops_at = time.monotonic() + grace
-            self._later(grace)
-        for one in list(self.containers.values()):
-            if one.state is State.CREATED:
-                one.end = Ended(None)
-            elif not one.end and time.monotonic() >= self._stops_at:
-                kill_all(partial(self.homes.pids, one.cgroup))
-        for one in self._first_to_end():
-            if one.process and not one.is_asked:
-                one.is_asked = True
-                one.process.signal(signal.SIGTERM)
-
-    def _first_to_end(self) -> list[LocalContainer]:
-        live = [one for one in self.containers.values() if not one.end]
-        specs = [(one, self._spec(one.name)) for one in live]
-        return [one for one, spec in specs if not spec or spec.role is not Role.SIDECAR] or live
-
-    def _clean(self) -> None:
-        """Kill what ended containers left running, and remove their cgroups once nothing will run there again."""
-        for one in self.containers.values():
-            if one.end and one.has_home:
-                self._clean_home(one, is_over=self.is_ending or self.phase is not None)
-
-    def _clean_home(self, one: LocalContainer, *, is_over: bool) -> None:
-        left = self.homes.pids(one.cgroup)
-        if left:
-            kill_all(partial(self.homes.pids, one.cgroup))
-        elif is_over:
-            one.has_home = not self.homes.remove(one.cgroup)
-        if left or (is_over and one.has_home):
-            self._later(LOOK_AGAIN_SECONDS)
+        self._changed()
 
     def _later(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.hint)
+        asyncio.get_running_loop().call_later(seconds, self._changed)

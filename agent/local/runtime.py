@@ -45,7 +45,7 @@ class LocalRuntime:
         self,
         pods: PodsDir,
         cpusets: Cpusets,
-        homes: ContainerCgroups,
+        cgroups: ContainerCgroups,
         *,
         root: str = ROOT,
         logs: Path | None = None,
@@ -58,7 +58,7 @@ class LocalRuntime:
         self.name = f"local processes {how}"
         self._source = pods
         self._cpusets = cpusets
-        self._homes = homes
+        self._cgroups = cgroups
         self._root = root
         self._logs = logs
         self._pods: dict[str, LocalPod] = {}
@@ -74,7 +74,7 @@ class LocalRuntime:
             self._take_over(self._source.pods())
         for uid, pod in list(self._pods.items()):
             self._step(uid, pod)
-        return tuple(one for pod in self._pods.values() for one in pod.listed())
+        return tuple(container for pod in self._pods.values() for container in pod.listed())
 
     async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
         """Put a container on `cpus`, and start it if it only waited for them; raise Gone, Refused."""
@@ -97,23 +97,23 @@ class LocalRuntime:
             for pod in self._pods.values():
                 pod.close()
 
-    def _hint(self) -> None:
+    def _notify(self) -> None:
         self._changed()
 
     def _adopt(self) -> None:
         """Take the processes of an earlier agent over; remove what it left empty."""
         self._has_adopted = True
-        for home in self._homes.found():
-            _, uid, name = home.rsplit("/", 2)
-            if not self._homes.pids(home):
-                self._homes.remove(home)
+        for cgroup in self._cgroups.found():
+            _, uid, name = cgroup.rsplit("/", 2)
+            if not self._cgroups.pids(cgroup):
+                self._cgroups.remove(cgroup)
                 continue
             self._pod(uid).adopt(name)
-            logger.info("container found running", extra={"facts": {"cgroup": home}})
+            logger.info("container found running", extra={"facts": {"cgroup": cgroup}})
 
     def _pod(self, uid: str) -> LocalPod:
         if uid not in self._pods:
-            self._pods[uid] = LocalPod(uid, f"{self._root}/{uid}", self._homes, self._logs, self._hint)
+            self._pods[uid] = LocalPod(uid, f"{self._root}/{uid}", self._cgroups, self._logs, self._notify)
         return self._pods[uid]
 
     def _take_over(self, pods: Mapping[str, Pod]) -> None:
@@ -144,11 +144,11 @@ class LocalRuntime:
         pod.step()
         if pod.phase and pod.phase != phase:
             self._source.finish(uid, pod.phase)
-            self._hint()
+            self._notify()
         if pod.is_gone:
             del self._pods[uid]
             self._seen.pop(uid, None)
-            self._hint()
+            self._notify()
 
 
 def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[LocalRuntime, Cgroups]:

@@ -82,8 +82,8 @@ def read_run(pod: Pod) -> PodRun:
     except msgspec.ValidationError as error:
         raise BadManifest(f"pod {name_of(pod)} cannot be started: {error}") from error
     metadata, policy = pod.get("metadata") or {}, spec.restart_policy or ALWAYS
-    first = [_init(one, policy) for one in spec.init_containers or ()]
-    main = [_container(one, Role.MAIN, policy) for one in spec.containers]
+    first = [_init(container, policy) for container in spec.init_containers or ()]
+    main = [_container(container, Role.MAIN, policy) for container in spec.containers]
     return PodRun(
         uid=metadata.get("uid") or "",
         namespace=metadata.get("namespace") or "default",
@@ -103,8 +103,8 @@ def _init(container: _Container, policy: str) -> ContainerSpec:
 
 def _container(container: _Container, role: Role, restart: str) -> ContainerSpec:
     environment = {"PATH": PATH}
-    for one in container.env or ():
-        environment[one.name] = _expanded(one.value or "", environment)
+    for variable in container.env or ():
+        environment[variable.name] = _expanded(variable.value or "", environment)
     words = [*container.command, *(container.args or ())] if container.command else SLEEP
     command = tuple(_expanded(word, environment) for word in words)
     return ContainerSpec(container.name, role, command, environment, restart)
@@ -117,34 +117,34 @@ def _expanded(text: str, environment: Mapping[str, str]) -> str:
 
 def due(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> Iterator[ContainerSpec]:
     """Yield what shall run now and does not: init containers one after the other, then all others at once."""
-    for one in pod.containers:
-        if one.name in live:
-            if one.role is Role.INIT:
+    for spec in pod.containers:
+        if spec.name in live:
+            if spec.role is Role.INIT:
                 return
             continue
-        end = ended.get(one.name)
-        if one.role is Role.INIT and end and end.code == 0:
+        end = ended.get(spec.name)
+        if spec.role is Role.INIT and end and end.code == 0:
             continue
-        if end is None or one.runs_again(end.code):
-            yield one
-        if one.role is not Role.MAIN:  # the next one waits for the end of it, or for its start
+        if end is None or spec.runs_again(end.code):
+            yield spec
+        if spec.role is not Role.MAIN:  # the next one waits for the end of it, or for its start
             return
 
 
 def final_phase(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> str | None:
     """Return Succeeded or Failed once nothing of a pod will run again, else None."""
-    failed = [ended[one.name] for one in pod.containers if one.role is Role.INIT and one.name in ended]
+    failed = [ended[spec.name] for spec in pod.containers if spec.role is Role.INIT and spec.name in ended]
     if any(end.code != 0 for end in failed) and not _any_again(pod, Role.INIT, ended):
         return "Failed"
-    main = [one for one in pod.containers if one.role is Role.MAIN]
-    if any(one.name in live or one.name not in ended for one in main) or _any_again(pod, Role.MAIN, ended):
+    main = [spec for spec in pod.containers if spec.role is Role.MAIN]
+    if any(spec.name in live or spec.name not in ended for spec in main) or _any_again(pod, Role.MAIN, ended):
         return None
-    return "Succeeded" if all(ended[one.name].code == 0 for one in main) else "Failed"
+    return "Succeeded" if all(ended[spec.name].code == 0 for spec in main) else "Failed"
 
 
 def _any_again(pod: PodRun, role: Role, ended: Mapping[str, Ended]) -> bool:
     return any(
-        one.runs_again(ended[one.name].code)
-        for one in pod.containers
-        if one.role is role and one.name in ended
+        spec.runs_again(ended[spec.name].code)
+        for spec in pod.containers
+        if spec.role is role and spec.name in ended
     )

@@ -11,7 +11,8 @@ import pytest
 
 from agent.local.finished_pods import FILE, read_finished
 from agent.local.manifest import uid_for
-from agent.local.pods_dir import SETTLE_SECONDS, PodsDir
+from agent.local.manifest_files import SETTLE_SECONDS
+from agent.local.pods_dir import PodsDir
 
 SECONDS = 60.0
 

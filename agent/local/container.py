@@ -1,0 +1,46 @@
+"""One start of a container of the runtime `local`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from pinning.planning.observed import State
+
+if TYPE_CHECKING:
+    from agent.local.process import Process
+    from agent.local.spec import Ended
+
+_numbers: Final = count(1)
+
+
+@dataclass(slots=True, eq=False)
+class LocalContainer:
+    """A container from its creation until the next one takes its name."""
+
+    id: str
+    name: str
+    cgroup: str
+    process: Process | None = None
+    end: Ended | None = None
+    is_shown: bool = False  # the agent has seen it created
+    is_asked: bool = False  # to end
+    has_cgroup: bool = True
+
+    @classmethod
+    def new(cls, pod_uid: str, name: str, pod_cgroup: str) -> LocalContainer:
+        """Return a container with an id of its own."""
+        return cls(f"{pod_uid}/{name}/{next(_numbers)}", name, f"{pod_cgroup}/{name}")
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        if self.end:
+            return State.EXITED
+        return State.RUNNING if self.process else State.CREATED
+
+    @property
+    def pid(self) -> int:
+        """Its process, 0 when none runs."""
+        return self.process.pid if self.process and not self.end else 0

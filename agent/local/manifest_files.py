@@ -1,0 +1,121 @@
+"""The manifests in a folder, each read when it changed and surely is written to its end.
+
+A file that cannot be read, or is only half written, changes nothing: its pods stay as they were.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, cast
+
+from agent.local.manifest import BadManifest, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
+
+    from pinning.pods.types import Pod
+
+SETTLE_SECONDS: Final = (
+    0.5  # what changed less long ago may still be written, unless the kernel says it is not
+)
+_SUFFIXES: Final = (".yaml", ".yml", ".json")
+_TEMPORARY: Final = (".", "#", "~")  # first letters of files that editors put beside
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One manifest as it was read last."""
+
+    version: tuple[int, ...]  # what differs as soon as the file does
+    pods: tuple[Pod, ...]
+
+
+class ManifestFiles:
+    """Every `*.yaml`, `*.yml` and `*.json` of a folder."""
+
+    def __init__(self, folder: Path, now: Callable[[], float]) -> None:
+        self.unreadable: dict[str, str] = {}  # why, by file; "" is the folder
+        self._folder = folder
+        self._now = now
+        self._files: dict[str, _File] = {}
+
+    def pods(self) -> Iterator[tuple[str, Pod]]:
+        """Yield the pods with their files, in the order of the files' names."""
+        for name in sorted(self._files):
+            for pod in self._files[name].pods:
+                yield name, pod
+
+    def read(self, closed: Collection[str]) -> bool:
+        """Read what changed; return False when the folder cannot be read. `closed` files are read at once."""
+        try:
+            found = _manifests(self._folder)
+        except OSError as error:
+            self.unreadable = {"": f"{self._folder}: {error.strerror}: make the folder, or name another one"}
+            return False
+        self._files = {name: file for name, file in self._files.items() if name in found}
+        self.unreadable = {name: reason for name, reason in self.unreadable.items() if name in found}
+        for name, stat in found.items():
+            self._read(name, stat, is_closed=name in closed)
+        return True
+
+    def _read(self, name: str, stat: os.stat_result, *, is_closed: bool) -> None:
+        """Read one file if it is another than before, and surely written to its end."""
+        version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        before = self._files.get(name)
+        if before and before.version == version:
+            return
+        if before and not is_closed and 0 <= self._now() - stat.st_mtime < SETTLE_SECONDS:
+            return
+        pods = before.pods if before else ()
+        self.unreadable.pop(name, None)
+        try:
+            pods = read_manifest((self._folder / name).read_bytes(), _created(stat))
+        except FileNotFoundError:
+            return
+        except (BadManifest, OSError) as error:
+            self.unreadable[name] = str(error)
+        self._files[name] = _File(version, _as_old(pods, before))
+
+
+def _manifests(folder: Path) -> dict[str, os.stat_result]:
+    """Return the manifests of a folder; raise OSError when it cannot be read."""
+    found = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # it goes at this moment, or is a link that leads to no file
+                if _is_manifest(entry):
+                    found[entry.name] = entry.stat()
+    return found
+
+
+def _is_manifest(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(_SUFFIXES) and not entry.name.startswith(_TEMPORARY) and entry.is_file()
+
+
+def _created(stat: os.stat_result) -> str:
+    return datetime.fromtimestamp(stat.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _as_old(pods: tuple[Pod, ...], before: _File | None) -> tuple[Pod, ...]:
+    """Let a pod keep the age at which it was first seen: an edit of its file makes nobody younger."""
+    created = {uid_of(pod): _creation(pod) for pod in before.pods} if before else {}
+    return tuple(_created_at(pod, created.get(uid_of(pod))) for pod in pods)
+
+
+def uid_of(pod: Pod) -> str:
+    """Return a pod's uid."""
+    return (pod.get("metadata") or {}).get("uid") or ""
+
+
+def _creation(pod: Pod) -> str | None:
+    return (pod.get("metadata") or {}).get("creationTimestamp")
+
+
+def _created_at(pod: Pod, timestamp: str | None) -> Pod:
+    if timestamp is None:
+        return pod
+    return cast("Pod", {**pod, "metadata": {**(pod.get("metadata") or {}), "creationTimestamp": timestamp}})
