@@ -141,7 +141,7 @@ class _Reader:
                 continue
             if key in own:
                 first = f"first on line {lines[key]}"
-                raise BadYAML(_line(event), f"key {key!r} stands there twice ({first}): remove one")
+                raise BadYAML(_line(event), f"key {key!r} appears twice ({first}): remove one")
             own[key], lines[key] = value, _line(event)
         return {**merged, **own}
 

@@ -37,7 +37,7 @@ def test_demo_shows_admission_plan_and_pinning() -> None:
         "PATCHED  examples/cmk/exclusive-cores.yaml",
         "+ containers[0].env: CMK_NUM_CORES=2",
         "REFUSED  examples/crane/refused-word.yaml",
-        "'exlusive' is no policy",
+        "'exlusive' is not a policy",
         "! spec.containers[1].resources: container istio-proxy got requests = limits",
         "drained and ended",
         "2 sockets, 2 NUMA nodes",

@@ -159,7 +159,7 @@ def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator
         if old != new and not (_is_nothing(old) and _is_nothing(new)):
             message = (
                 f"{path.rpartition('.')[2]} changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "
-                "change its VirtualMachine and restart that, or create the VMI again"
+                "change its VirtualMachine and restart it, or create the VMI again"
             )
             yield Cause(path, message, NOT_SUPPORTED)
 
@@ -189,7 +189,7 @@ def _template(path: str, kind: Kind, spec: VMSpec) -> Template | Cause:
 
 def _missing(path: str, kind: Kind) -> Cause:
     message = (
-        f"{path.rpartition('.')[2]} is not set; a {kind} needs the machine that it shall run: add {path}.spec"
+        f"{path.rpartition('.')[2]} is not set; a {kind} needs the template of a machine: add {path}.spec"
     )
     return Cause(path, message, REQUIRED)
 

@@ -59,7 +59,9 @@ def hugepages_divide_memory(vmi: VMIView) -> Iterator[Cause]:
         else ("memory.guest", Amount.of(vmi.memory.get("guest")))
     )
     if page.value and memory.text != "not set" and (memory.value < page.value or memory.value % page.value):
-        message = f"{name} is {memory.text}, which is no multiple of the huge page size {page.text}: set one"
+        message = (
+            f"{name} is {memory.text}, which is not a multiple of the huge page size {page.text}: set one"
+        )
         yield vmi.cause("resources.requests.memory", message)
 
 
@@ -67,9 +69,7 @@ def guest_memory_is_within_limit(vmi: VMIView) -> Iterator[Cause]:
     """Refuse more guest memory than the limit; with LiveUpdate KubeVirt sees to it itself."""
     guest, limit = Amount.of(vmi.memory.get("guest")), vmi.limit("memory")
     if not vmi.settings.live_update and 0 != limit.value < guest.value:
-        message = (
-            f"memory.guest is {guest.text}, limits.memory {limit.text}: lower the first or raise the second"
-        )
+        message = f"memory.guest is {guest.text}, greater than limits.memory {limit.text}: lower the first or raise the second"
         yield vmi.cause("memory.guest", message)
 
 
@@ -154,7 +154,7 @@ def dedicated_threads_fit_architecture(vmi: VMIView) -> Iterator[Cause]:
     """11: refuse guest threads on arm64."""
     threads = vmi.cpu.get("threads") or 0
     if vmi.is_dedicated and threads > 1 and vmi.architecture == ARM64:
-        message = f"cpu.threads is {threads}, arm64 guests have one thread per core: set cpu.threads to 1"
+        message = f"cpu.threads is {threads}, but arm64 guests have one thread per core: set cpu.threads to 1"
         yield Cause(f"{vmi.root}architecture", message)
 
 
@@ -162,7 +162,7 @@ def dedicated_threads_are_two_at_most(vmi: VMIView) -> Iterator[Cause]:
     """12: refuse more than two guest threads per core."""
     threads = vmi.cpu.get("threads") or 0
     if vmi.is_dedicated and threads > 2:
-        message = f"cpu.threads is {threads}; dedicated vCPUs have at most 2 per core: set threads to 2, raise cores"
+        message = f"cpu.threads is {threads}; dedicated vCPUs have at most 2 per core: set threads to 2 and raise cores"
         yield vmi.cause("cpu.dedicatedCpuPlacement", message)
 
 
@@ -208,7 +208,7 @@ def sockets_are_within_maximum(vmi: VMIView) -> Iterator[Cause]:
     """18: refuse more sockets than the maximum for hotplug."""
     sockets, maximum = vmi.cpu.get("sockets") or 0, vmi.cpu.get("maxSockets") or 0
     if 0 != maximum < sockets:
-        message = f"cpu.sockets is {sockets}, cpu.maxSockets {maximum}: lower the first or raise the second"
+        message = f"cpu.sockets is {sockets}, greater than cpu.maxSockets {maximum}: lower the first or raise the second"
         yield vmi.cause("cpu.sockets", message)
 
 
@@ -232,7 +232,9 @@ def realtime_mask_is_readable(vmi: VMIView) -> Iterator[Cause]:
     try:
         RealtimeMask.parse(mask)
     except BadContract as error:
-        message = f"mask is {shortened(mask)!r}: {error}; set vCPU numbers such as 0-3,^1, or nothing for all"
+        message = (
+            f"mask is {shortened(mask)!r}: {error}; set vCPU numbers such as 0-3,^1, or leave it out for all"
+        )
         yield vmi.cause("cpu.realtime.mask", message)
 
 
@@ -265,7 +267,7 @@ def model_fits_architecture(vmi: VMIView) -> Iterator[Cause]:
     model = vmi.cpu.get("model") or "host-passthrough"
     if vmi.architecture == ARM64 and model != "host-passthrough":
         message = (
-            f"cpu.model is {shortened(model)}; arm64 knows host-passthrough only: set that or leave it out"
+            f"cpu.model is {shortened(model)}; arm64 supports host-passthrough only: set that or leave it out"
         )
         yield vmi.cause("cpu.model", message, NOT_SUPPORTED)
 

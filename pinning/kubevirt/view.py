@@ -172,7 +172,7 @@ def _amount_problem(value: object) -> str:
     try:
         parse_quantity(cast("RawQuantity", value))
     except (BadQuantity, TypeError):  # TypeError: a list or an object
-        return f"is {shortened(value)!r}, which is no amount: set a quantity such as 2, 1500m or 1Gi"
+        return f"is {shortened(value)!r}, which is not a quantity: set one such as 2, 1500m or 1Gi"
     return ""
 
 
@@ -186,6 +186,4 @@ def _cpu_problem(value: object) -> str:
 def _page_problem(value: object) -> str:
     if value is not None and not _amount_problem(value) and parse_quantity(cast("RawQuantity", value)) > 0:
         return ""
-    return (
-        f"is {shortened(value)}, which is no page size: set one that the nodes have, for example 2Mi or 1Gi"
-    )
+    return f"is {shortened(value)}, which is not a page size: set one that the nodes have, for example 2Mi or 1Gi"

@@ -68,7 +68,7 @@ def _odd_total(vmi: VMIView, *, even_parity: bool) -> Iterator[Cause]:
         return
     emulator = _emulator_cpus(vmi, even_parity=even_parity)
     parts = f"{vmi.vcpus} vCPUs, {_pool(vmi)} I/O threads, {emulator} for the emulator"
-    message = f"the pod gets {total} CPUs ({parts}), nodes that give whole cores refuse it"
+    message = f"the pod gets {total} CPUs ({parts}), and nodes that allocate whole cores refuse it"
     yield vmi.cause("cpu", f"{message}: {_even_remedy(vmi)}")
 
 
@@ -83,14 +83,14 @@ def _even_remedy(vmi: VMIView) -> str:
 def _threads_without_smt(vmi: VMIView) -> Iterator[Cause]:
     threads = vmi.cpu.get("threads") or 0
     if threads > 1:
-        message = f"threads is {threads}, but no node has more than one thread per core: set threads to 1, raise cores"
+        message = f"threads is {threads}, but no node has more than one thread per core: set threads to 1 and raise cores"
         yield vmi.cause("cpu.threads", message)
 
 
 def _pool_without_policy(vmi: VMIView) -> Iterator[Cause]:
     if _pool(vmi) and vmi.domain.get("ioThreadsPolicy") != "supplementalPool":
         message = (
-            f"supplementalPoolThreadCount adds {_pool(vmi)} CPUs to the pod but makes no I/O threads: "
+            f"supplementalPoolThreadCount adds {_pool(vmi)} CPUs to the pod but creates no I/O threads: "
             "set ioThreadsPolicy to supplementalPool or remove it"
         )
         yield vmi.cause(POOL_COUNT, message)
@@ -101,7 +101,7 @@ def _mask_of_nobody(vmi: VMIView) -> Iterator[Cause]:
     parsed = RealtimeMask.parse(mask)
     numbers = f"the vCPUs are 0 to {vmi.vcpus - 1}"
     if not parsed.selected_count(vmi.vcpus):
-        message = f"realtime.mask {mask[:40]} selects no vCPU, {numbers}: list those to run in realtime, for example 0"
+        message = f"realtime.mask {mask[:40]} selects no vCPU; {numbers}: list those to run in realtime, for example 0"
         yield vmi.cause("cpu.realtime.mask", message)
     if strangers := parsed.strangers(vmi.vcpus):
         message = f"realtime.mask names {', '.join(strangers)[:40]}, but {numbers}: set existing vCPUs, without leading zeros"

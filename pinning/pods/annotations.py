@@ -102,7 +102,7 @@ class PolicyAnnotations:
             yield from self._misplaced(key, family)
         words = POLICY_FAMILIES.get(family, CPUPolicy)
         if _word(words, value) is None:
-            told = f"{value[:60]!r} is no policy: write one of {', '.join(words)}"
+            told = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
             yield _unsupported(key, value, told)
 
     def _misplaced(self, key: str, family: str) -> Iterator[Cause]:

@@ -316,7 +316,7 @@ def _bad_count(member: Member) -> Iterator[Cause]:
     count = whole(request)
     if count is None or count < 1:
         where = "limits" if request == limit else "requests"
-        told = f"{shown(request)} is no number of cores: write a whole number of 1 or more"
+        told = f"{shown(request)} is not a number of cores: write a whole number of 1 or more"
         yield Cause(
             f"{member.path}.resources.{where}[{resource}]", told, flaw=("count", member.path, resource)
         )

@@ -45,8 +45,8 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
             "42\n",
             ":1: expected a Kubernetes object, found a number: write a mapping with apiVersion and kind",
         ),
-        ('{"a": 1,\n"a": 2}', ":2: key 'a' stands there twice (first on line 1): remove one"),
-        ("a: 1\na: 2\n", ":2: key 'a' stands there twice (first on line 1): remove one"),
+        ('{"a": 1,\n"a": 2}', ":2: key 'a' appears twice (first on line 1): remove one"),
+        ("a: 1\na: 2\n", ":2: key 'a' appears twice (first on line 1): remove one"),
         ("kind: Pod\n", ":1: apiVersion is missing: add it, for example apiVersion: v1"),
         ("\n\napiVersion: v1\n", ":3: kind is missing: add it, for example kind: Pod"),
         ("apiVersion: v1\nkind: [Pod]\n", ":1: kind is a list, expected a text: write for example kind: Pod"),
@@ -82,7 +82,7 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
         ),
         (
             '{"apiVersion": "v1"}\n{"a": 1,\n"a": 2}',
-            ":3: key 'a' stands there twice (first on line 2): remove one",
+            ":3: key 'a' appears twice (first on line 2): remove one",
         ),
         (
             "apiVersion: v1\nkind: List\nitems: [1]\n",

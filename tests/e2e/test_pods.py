@@ -152,7 +152,7 @@ def test_pod_of_a_replica_set(cluster: Cluster) -> None:
     assert name  # when validating webhooks are called, the name is made
     assert head == 'admission webhook "pods.validate.corepin.io" denied the request: corepin refuses Pod '
     assert cause.startswith(
-        f": metadata.annotations[{CPU_MANAGER}]: 'wrong' is no policy: write one of none, "
+        f": metadata.annotations[{CPU_MANAGER}]: 'wrong' is not a policy: write one of none, "
     )
 
 

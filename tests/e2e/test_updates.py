@@ -32,7 +32,7 @@ def test_policy_is_edited_live(cluster: Cluster) -> None:
     assert not cluster.run("annotate", "pod/it", f"{CRANE}=share", "--overwrite").is_refused
     outcome = cluster.run("annotate", "pod/it", f"{CRANE}=sahre", "--overwrite")
     assert outcome.fields == [f"metadata.annotations[{CRANE}]"]
-    assert "corepin: 'sahre' is no policy: write one of none, exclusive, share" in outcome.stderr
+    assert "corepin: 'sahre' is not a policy: write one of none, exclusive, share" in outcome.stderr
     assert cluster.stored("pod", "it")["metadata"]["annotations"] == {CRANE: "share"}
     assert not cluster.run("annotate", "pod/it", f"{CRANE}-").is_refused
     assert "annotations" not in cluster.stored("pod", "it")["metadata"]
@@ -104,7 +104,7 @@ def test_resize_of_an_isolated_container(cluster: Cluster) -> None:
     cluster.created(pod_document("it", container(limits="2"), annotations={SMT: "isolate"}))
     outcome = resize(cluster, "it", "3")
     assert not outcome.is_refused, outcome.stderr
-    assert "corepin: the scheduler goes on counting 2 cores for container main, and isolate" in outcome.stderr
+    assert "corepin: the scheduler still counts 2 cores for container main, and isolate" in outcome.stderr
     limits = cluster.stored("pod", "it")["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "3", "corepin.io/isolated-cores": "2"}
     edited = cluster.run("annotate", "pod/it", f"{NUMA}=single")

@@ -82,7 +82,7 @@ def test_anchors_end_with_their_document() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("a: 1\nb:\n  c: 1\n  c: 2\n", 4, "key 'c' stands there twice (first on line 3)"),
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", 4, "key 'c' appears twice (first on line 3)"),
         ("a:\n\tb: 1\n", 2, "here is a tab"),
         ("a: [1, 2\n", 1, "expected"),
         ("a: b: c\n", 1, "mapping values are not allowed"),

@@ -109,7 +109,7 @@ def _refuse_misplaced(per_pod: Fragment, per_container: Fragment) -> None:
     unknown = per_pod.keys() - {"metadata", "spec"}
     if unknown:
         raise BadContract(
-            f"mutations file: perPod.{min(unknown)} is no part of a pod: write metadata or spec"
+            f"mutations file: perPod.{min(unknown)} is not part of a pod: write metadata or spec"
         )
     for name in _OWN_LISTS:
         if name in (per_pod.get("spec") or {}):
@@ -135,7 +135,7 @@ def _require_key(where: str, entries: list[Fragment], key: str) -> None:
         if not value:
             raise BadContract(f"mutations file: {where}[{at}].{key} is missing")
         if value in seen and not (where.endswith("volumeMounts") and key == "name"):
-            raise BadContract(f"mutations file: {where}[{at}].{key} {value!r} stands there twice: remove one")
+            raise BadContract(f"mutations file: {where}[{at}].{key} {value!r} appears twice: remove one")
         seen.add(value)
 
 

@@ -56,9 +56,7 @@ class File:
                 return None
             raise Unusable(f"{self.path} does not exist: create it, or name another file") from error
         except OSError as error:
-            raise Unusable(
-                f"{self.path} cannot be read: {error.strerror}: name a file that can be read"
-            ) from error
+            raise Unusable(f"{self.path} cannot be read ({error.strerror}): name a readable file") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class Watched(Generic[T]):
         contents = tuple(file.read() for file in self._files)
         for file, before, now in zip(self._files, self._serving, contents, strict=False):
             if before is not None and now is None:
-                raise Unusable(f"{file.path} is gone: bring it back")
+                raise Unusable(f"{file.path} is gone: restore it")
         return contents
 
     def _replace(self, contents: Contents) -> None:

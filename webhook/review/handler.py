@@ -95,7 +95,7 @@ class Decider:
         try:
             return pod, pod_key(pod, self.mutations)
         except OverflowError as error:  # the API server writes amounts as texts, and no such number
-            raise Malformed(OBJECT, "a number has more than 64 bits: write it as a text") from error
+            raise Malformed(OBJECT, "a number has more than 64 bits: write it as a string") from error
 
     def _judge(self, pod: Pod) -> Verdict:
         if _is_mirror(pod):
@@ -164,7 +164,9 @@ def _crowded(pod: Pod) -> Verdict | None:
     count = count_containers(pod)
     if causes := crowded(pod):
         return Verdict(
-            tuple(replace(cause, message=f"{count} containers: {cause.message}") for cause in causes)
+            tuple(
+                replace(cause, message=f"the pod has {count} containers; {cause.message}") for cause in causes
+            )
         )
     if count <= MOST_JUDGED:
         return None

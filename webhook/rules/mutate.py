@@ -115,7 +115,7 @@ def _host_path_warnings(pod: Pod, injection: Injection) -> Iterator[Cause]:
             yield injection.mounted[name]
         elif (other.get("hostPath") or {}).get("path") != path:
             yield Cause(
-                "spec.volumes", f"volume {name} is the pod's own; CMK's would be host directory {path}"
+                "spec.volumes", f"volume {name} is the pod's own; CMK would mount host directory {path}"
             )
 
 
@@ -127,4 +127,4 @@ def _misfits(pod: Pod, pod_claims: PodClaims, mutations: Mutations) -> Iterator[
     for member in pod_claims.members:
         fields += clashes(member.path, member.container, mutations.per_container)
     for field in fields:
-        yield Cause(field, "has another shape than in the mutations file, which adds nothing there")
+        yield Cause(field, "has another type than in the mutations file, so nothing is added there")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from webhook.config.settings import NodeShape, Settings
     from webhook.rules.injection import Injection
 
-GROWN = f"the agent gives them once they are free on its node, and tells in {STATUS_CPUS} what is held"
-SHRUNK = "create the pod again to have it counted with fewer"
+GROWN = f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
+SHRUNK = "create the pod again to have fewer counted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +141,17 @@ def _isolated_cores(pod_claims: PodClaims) -> Iterator[Cause]:
 
 
 def _recounted(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
-    """Tell who resizes an isolated container what the scheduler goes on counting: no resize can change that."""
+    """Tell who resizes an isolated container what the scheduler still counts: no resize can change that."""
     was = {claim.container: (claim.smt, claim.count) for claim in before.claims}
     for member, claim in _miscounted(after):
         if was.get(member.name) == (claim.smt, claim.count):
             continue
         given = member.requests[ISOLATED_CORES]
-        message = f"the scheduler goes on counting {shown(given)} cores for container {member.called}"
+        message = f"the scheduler still counts {shown(given)} cores for container {member.called}"
         grows = claim.count > parse_quantity(given)
         yield Cause(
             f"{member.path}.resources.requests[{ISOLATED_CORES}]",
-            f"{message}, and isolate takes {claim.count} now; {GROWN if grows else SHRUNK}",
+            f"{message}, and isolate now takes {claim.count}; {GROWN if grows else SHRUNK}",
         )
 
 
@@ -176,7 +176,7 @@ def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Itera
     brought = claim.count * max(settings.threads_per_core, default=1)
     if millicores(limit) < brought * 1000:
         cores = f"whose {claim.count} cores bring {brought} CPUs or more"
-        message = f"{shown(limit)} throttles container {member.called}, {cores}; raise or drop the limit"
+        message = f"{shown(limit)} throttles container {member.called}, {cores}; raise or remove the limit"
         field = f"{member.path}.resources.limits[cpu]"
         yield Cause(field, message, flaw=("throttled", field))
 
@@ -187,9 +187,11 @@ def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
         return
     field = annotation_field(CMK_MUTATE)
     if wants_injection(pod, pod_claims):
-        yield Cause(field, f"{value[:20]!r} is no opt-out: a container claims cores, so the pod is injected")
+        yield Cause(
+            field, f"{value[:20]!r} does not opt out: a container claims cores, so the pod is injected"
+        )
     elif value[:20].strip().lower() not in {"false", "0", ""}:
-        yield Cause(field, f'{value[:20]!r} asks for nothing: write "true" to be injected')
+        yield Cause(field, f'{value[:20]!r} has no effect: write "true" to have the pod injected')
 
 
 def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
@@ -258,9 +260,9 @@ def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[C
         if claim and claim.origin is not Origin.CMK and after.claim_of(member.name) is None:
             limit, request = shown(member.limits.get("cpu")), shown(member.requests.get("cpu"))
             message = (
-                f"container {member.called} has {claim.policy} CPUs, and limit {limit} with request {request}"
+                f"container {member.called} has {claim.policy} CPUs, but limit {limit} and request {request}"
             )
             yield Cause(
                 f"{member.path}.resources.limits[cpu]",
-                f"{message} is no whole number equal for both: set both to one, or set its policy to none first",
+                f"{message} are not one equal whole number: set both to a whole number, or first set its policy to none",
             )

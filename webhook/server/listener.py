@@ -63,7 +63,7 @@ class Address(NamedTuple):
             return socket.create_server((self.host, self.port), family=family)
         except OSError as error:
             reason = str(error.strerror).partition(" (")[0]  # the rest repeats the address
-            raise Unusable(f"cannot listen on {self}: {reason}: name another address") from error
+            raise Unusable(f"cannot listen on {self} ({reason}): name another address") from error
 
 
 class Listener(uvicorn.Server):

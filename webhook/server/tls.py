@@ -72,7 +72,7 @@ class Identities:
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            problem = f"{files.certificate} and {files.key} are no pair: {_why(error)}"
+            problem = f"{files.certificate} and {files.key} are not a pair ({_why(error)})"
             remedy = "give a certificate and its own private key, both in PEM"
             raise Unusable(f"{problem}: {remedy}") from error
         if files.client_ca is not None:
@@ -136,7 +136,9 @@ def _trust(context: ssl.SSLContext, path: Path, pem: bytes | None) -> None:
     try:
         context.load_verify_locations(cadata=(pem or b"").decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise Unusable(f"{path} holds no CA certificates: {_why(error)}: give certificates in PEM") from error
+        raise Unusable(
+            f"{path} holds no CA certificates ({_why(error)}): give certificates in PEM"
+        ) from error
 
 
 def _no_password() -> str:

@@ -61,5 +61,5 @@ def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [(record.levelno, record.__dict__["facts"]) for record in caplog.records]
     assert [facts["reason"] for _, facts in told] == ["Invalid", "NotEnoughCPUs", "Invalid"]
     assert {level for level, _ in told} == {logging.WARNING}
-    assert "'exlusive' is no policy: write one of none, exclusive, share" in told[0][1]["message"]
+    assert "'exlusive' is not a policy: write one of none, exclusive, share" in told[0][1]["message"]
     assert told[1][1]["claim"].endswith("/b/main")

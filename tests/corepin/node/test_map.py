@@ -79,7 +79,7 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     web["intruders"] = ["kube-system/x/y"]
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
     state["fights"] = [{"container": "d/e/f", "rewrites": 3}]
-    state["pods"][0]["refusal"] = {"message": "'exlusive' is no policy"}
+    state["pods"][0]["refusal"] = {"message": "'exlusive' is not a policy"}
     with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
         main(["map", "--socket", path])
 
@@ -92,7 +92,7 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "corepin only observes here",
         "the pods are not listed in full",
         "the runtime does not answer",
-        "'exlusive' is no policy",
+        "'exlusive' is not a policy",
         "d/e/f: another program rewrote its CPUs 3 times",
         "a/b/c: its CPUs could not be set",
     ):

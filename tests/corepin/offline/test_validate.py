@@ -67,7 +67,7 @@ def test_text_is_one_block_for_each_object(tmp_path: Path, capsys: pytest.Captur
         f"{source}:9: Pod team/fast: valid",
     ]
     assert (
-        "  metadata.annotations[qos.gocrane.io/cpu-manager]: corepin: 'exlusive' is no policy: "
+        "  metadata.annotations[qos.gocrane.io/cpu-manager]: corepin: 'exlusive' is not a policy: "
         "write one of none, exclusive, share"
     ) in lines
     assert any(line.startswith("  warning: spec.volumes: corepin: host directory") for line in lines)
@@ -84,7 +84,7 @@ def test_template_problems_are_warnings(tmp_path: Path, capsys: pytest.CaptureFi
     assert deployment["allowed"] is True
     assert any(
         warning.startswith(
-            f"spec.template.spec.containers[0].resources.limits[{CORES}]: corepin: 0 is no number"
+            f"spec.template.spec.containers[0].resources.limits[{CORES}]: corepin: 0 is not a number"
         )
         for warning in warnings
     )

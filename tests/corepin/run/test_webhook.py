@@ -106,7 +106,7 @@ def test_taken_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             listen,
         )
 
-        message = f"cannot listen on {listen}: Address already in use: name another address"
+        message = f"cannot listen on {listen} (Address already in use): name another address"
         assert failure(capsys, *flags) == f"corepin webhook: {message}"
 
 

@@ -110,7 +110,7 @@ def two_gigabytes(**memory: str) -> dict[str, Any]:
             vmi({"sockets": 8, "maxSockets": 4}),
             "cpu.sockets",
             INVALID,
-            "sockets is 8, cpu.maxSockets 4",
+            "sockets is 8, greater than cpu.maxSockets 4",
             id="18",
         ),
         pytest.param(

@@ -125,7 +125,7 @@ def test_what_a_pod_says_wrongly_is_told() -> None:
     node.add("a", [Wish("2", policy="exclusiv"), EXCLUSIVE])
     (refusal,) = node.plan().refusals
     assert (refusal.name, refusal.reason) == ("test/pod-a", Reason.INVALID)
-    assert "'exclusiv' is no policy" in refusal.message
+    assert "'exclusiv' is not a policy" in refusal.message
     assert node.holds("a", "c1") == "1,9"
 
 

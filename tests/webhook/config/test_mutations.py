@@ -68,7 +68,7 @@ def test_the_name_of_a_service_account_beats_its_alias() -> None:
         (b"", "it is empty: write `mutations:`"),
         (b"mutation: {}", "mutation"),
         (b"mutations: {perpod: {}}", "perpod"),
-        (b"mutations: {perPod: {status: {}}}", "perPod.status is no part"),
+        (b"mutations: {perPod: {status: {}}}", "perPod.status is not part"),
         (b"mutations: {perPod: {spec: {containers: []}}}", "use perContainer"),
         (
             b"mutations: {perPod: {spec: {tolerations: {}}}}",
@@ -85,7 +85,7 @@ def test_the_name_of_a_service_account_beats_its_alias() -> None:
         (b"mutations: {perContainer: {image: x}}", "perContainer.image"),
         (
             b"mutations: {perContainer: {env: [{name: A}, {name: A}]}}",
-            "perContainer.env[1].name 'A' stands there twice",
+            "perContainer.env[1].name 'A' appears twice",
         ),
         (
             b"mutations: {perContainer: {volumeMounts: [{name: a}]}}",

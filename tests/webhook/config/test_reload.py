@@ -123,7 +123,7 @@ def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     """At the start a missing or unreadable file is an error that names it."""
     with pytest.raises(Unusable, match="absent does not exist"):
         File(tmp_path / "absent").read()
-    with pytest.raises(Unusable, match="cannot be read: Is a directory"):
+    with pytest.raises(Unusable, match=r"cannot be read \(Is a directory\)"):
         File(tmp_path).read()
 
 

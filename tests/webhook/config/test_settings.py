@@ -52,7 +52,7 @@ kubevirt:
         (b"bogus: 1", "bogus: the key is unknown (value 1): known keys are feature-gates, sidecarLimits"),
         (b"sidecarLimits: some", "sidecarLimits: 'some' is not allowed: write one of claims, launcher, off"),
         (b"sidecarLimits: on", "sidecarLimits: True is not allowed: write one of claims, launcher, off"),
-        (b"sidecarLimits: claims\nsidecarLimits: off", "line 2: key 'sidecarLimits' stands there twice"),
+        (b"sidecarLimits: claims\nsidecarLimits: off", "line 2: key 'sidecarLimits' appears twice"),
         (b"feature-gates: Sidecars", "Sidecars is unknown; known are CPUManager, Sidecar"),
         (b"sidecarResources: {cpu: lots}", "sidecarResources.cpu: 'lots'"),
         (b"sidecarResources: {memory: 0}", "sidecarResources.memory: 0 must be more than 0"),

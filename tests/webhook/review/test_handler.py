@@ -116,7 +116,7 @@ def test_a_number_of_more_than_64_bits_is_the_callers_fault(number: int) -> None
     """The API server writes amounts as texts; whoever sends such a number is told, and no review fails for it."""
     asked = request(pod(container("a", {"cpu": number}), annotations={CPU_MANAGER: "exclusive"}))
     for judge in (RULES.mutate, RULES.validate):
-        with pytest.raises(Malformed, match="more than 64 bits: write it as a text"):
+        with pytest.raises(Malformed, match="more than 64 bits: write it as a string"):
             judge(asked)
 
 
@@ -182,7 +182,7 @@ def test_a_workload_is_warned_never_refused(kind: tuple[str, str]) -> None:
     answer = RULES.validate(request(wrong, kind=kind))
     assert isinstance(answer, Allowed)
     root = "spec.jobTemplate.spec.template" if kind[1] == "CronJob" else "spec.template"
-    assert answer.warnings[0].startswith(f"{root}.{NO_POLICY}: corepin: 'all' is no policy")
+    assert answer.warnings[0].startswith(f"{root}.{NO_POLICY}: corepin: 'all' is not a policy")
     same = copy.deepcopy(wrong)
     same["spec"]["replicas"] = 5
     assert RULES.validate(request(same, wrong, kind=kind, operation="UPDATE")) == Allowed()

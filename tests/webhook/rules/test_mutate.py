@@ -287,7 +287,7 @@ def test_a_volume_that_takes_cmks_name_is_told() -> None:
     """A pod's own volume of that name stays, and its owner learns what CMK would have mounted."""
     document = pod(cores(), volumes=[{"name": "cmk-install-dir", "hostPath": {"path": "/srv"}}])
     told = [warning.message for warning in plan_mutation(document, Settings(), Injection(BUILT_IN)).warnings]
-    assert told[0] == "volume cmk-install-dir is the pod's own; CMK's would be host directory /opt/bin"
+    assert told[0] == "volume cmk-install-dir is the pod's own; CMK would mount host directory /opt/bin"
 
 
 def test_isolate_charges_whole_cores_to_the_scheduler() -> None:

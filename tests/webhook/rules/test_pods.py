@@ -118,7 +118,7 @@ def test_a_missing_injection_is_refused_with_the_remedy() -> None:
     ],
 )
 def test_words_of_the_mutate_annotation_are_told(value: str, resource: bool, warned: bool) -> None:
-    """`false` is no opt-out beside a resource (R4), and a word that asks for nothing is told."""
+    """`false` does not opt out beside a resource, and a word that has no effect is told."""
     document = pod(container("main", {CORES: "1"} if resource else None), annotations={MUTATE: value})
     verdict = judged(document)
     assert verdict.causes == ()
@@ -195,8 +195,8 @@ def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("cpu", "told"),
     [
-        pytest.param("3", "isolate takes 3 now; the agent gives them once they are free", id="more"),
-        pytest.param("1", "isolate takes 1 now; create the pod again", id="fewer"),
+        pytest.param("3", "isolate now takes 3; the agent assigns them once they are free", id="more"),
+        pytest.param("1", "isolate now takes 1; create the pod again", id="fewer"),
         pytest.param("2", None, id="as many as at the creation"),
     ],
 )
@@ -209,7 +209,7 @@ def test_an_isolated_container_can_be_resized(cpu: str, told: str | None) -> Non
             ["spec.containers[0].resources.requests[corepin.io/isolated-cores]"] if told else []
         )
         for one in verdict.warnings:
-            assert one.message.startswith("the scheduler goes on counting 2 cores for container main, and")
+            assert one.message.startswith("the scheduler still counts 2 cores for container main, and")
             assert told
             assert told in one.message
 
@@ -219,7 +219,7 @@ def test_a_resized_isolated_container_can_be_edited() -> None:
     edit = {"numa-policy.corepin.io/pod": "single"}
     assert changed(charged("3"), charged("3", **edit)) == Verdict()
     [told] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
-    assert "goes on counting 2 cores" in told.message
+    assert "still counts 2 cores" in told.message
 
 
 def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:

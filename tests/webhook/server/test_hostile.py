@@ -265,7 +265,7 @@ def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how
         (cause,), (agents,) = answer.causes, SeenPod.of(crowded).causes
         assert (cause.field, cause.message) == (agents.field, f"{count} containers: {agents.message}")
         assert cause.message == (
-            f"{count} containers: at most 200 may be in a pod that asks for CPUs of its own: use several pods"
+            f"the pod has {count} containers; at most 200 may be in a pod that asks for CPUs of its own: use several pods"
         )
         assert RULES.mutate(request(crowded)) == Allowed()
 

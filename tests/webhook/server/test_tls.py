@@ -67,7 +67,7 @@ def encrypted(files: dict[str, bytes]) -> dict[str, bytes]:
     ("files", "reason"),
     [
         pytest.param({**pair(CA), "tls.key": pair(CA)["tls.key"]}, "KEY_VALUES_MISMATCH", id="another key"),
-        pytest.param({**pair(CA), "tls.key": CUT_KEY}, "are no pair", id="cut key"),
+        pytest.param({**pair(CA), "tls.key": CUT_KEY}, "are not a pair", id="cut key"),
         pytest.param(encrypted(pair(CA)), "the key is encrypted", id="encrypted key"),
     ],
 )
