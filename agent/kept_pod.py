@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are told
+PODS: Final = "/api/v1/pods"
+MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are reported
 LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many
 
 logger = logging.getLogger(__name__)

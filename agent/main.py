@@ -20,7 +20,7 @@ from agent.kernel.cgroups import open_cgroups
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
-from agent.process import Agent, Listeners, Parts, run_until_told
+from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.reconcile.checkpoint import StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from pinning.planning.node_sets import check_machine
@@ -42,30 +42,30 @@ async def run(config: AgentConfig) -> None:
     agent = await build(config)
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections need not walk it again and again
-    await run_until_told(agent, Listeners(config.listen, config.socket))
+    await run_until_signal(agent, Listeners(config.listen, config.socket))
 
 
 async def reset(config: AgentConfig) -> None:
-    """Give every container all CPUs back and remove everything the agent ever told."""
+    """Give every container all CPUs back, and remove everything the agent ever published."""
     agent = await build(config)
     await agent.reset()
 
 
 async def build(config: AgentConfig) -> Agent:
-    """Return the agent of this node; raise AgentError or PinningError for what an operator has to mend."""
+    """Return the agent of this node; raise AgentError or PinningError for what an operator has to correct."""
     state_dir = StateDir(config.state_dir)
     api = None if config.pods_dir else _api(config)
     pods = _pods(config, api)
     runtime, cgroups, container_watch = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups.cpusets, state_dir)
     if config.runtime == "cri":
-        _tell_pod_root(machine, config)
+        _warn_without_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
     interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch)
     metrics = Metrics()
-    told = reporters(config, api, interfaces.pods, metrics)
-    return Agent(Parts(interfaces, settings, state_dir, saved, told, metrics))
+    chosen = reporters(config, api, interfaces.pods, metrics)
+    return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, state_dir: StateDir) -> tuple[NodeMachine, Saved | None]:
@@ -80,8 +80,8 @@ def _machine(config: AgentConfig, cpusets: Cpusets, state_dir: StateDir) -> tupl
     return make(known=saved.topology, pod_cpus=saved.universe), saved
 
 
-def _tell_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
-    """Warn where the kubelet's cgroup of all pods is not found: CPUs that it does not have would be given out."""
+def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
+    """Warn where the kubelet's cgroup of all pods is not found: CPUs that pods may not use could be allocated."""
     if machine.pod_root() == NO_POD_ROOT:
         facts = {
             "looked_for": pod_roots(config.kubelet_cgroup_root),
@@ -173,7 +173,7 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
 def reporters(
     config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
 ) -> tuple[Reporter, ...]:
-    """Return everybody who is told what the agent knows; without an API server that is nobody."""
+    """Return who publishes the agent's state; without an API server it only goes to the log."""
     from agent.report.mode_log import LogReport, RefusalLog
 
     if api is None:

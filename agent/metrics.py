@@ -51,7 +51,7 @@ class Metrics:
             "containers", "Containers by what is wrong with them; proven means nothing.", "state"
         )
         self._synchronised = self._gauge("synchronised", "1 while pods and containers are listed in full.")
-        self._observes = self._gauge("observes", "1 while another one gives the CPUs of this node out.")
+        self._observes = self._gauge("observes", "1 while another program allocates the CPUs of this node.")
         self._throttled = self._gauge(
             "exclusive_throttled_periods",
             "Periods in which the quota stopped an exclusive container (nr_throttled), read at least every 30 s.",
@@ -62,7 +62,7 @@ class Metrics:
 
         self._refused = self._gauge(
             "reports_refused",
-            "Pods (PodReport) and namespaces (EventReport) of which the API server refuses reports; others are told.",
+            "Pods (PodReport) and namespaces (EventReport) whose reports the API server refuses; they hold up no others.",
             "reporter",
         )
 
@@ -97,9 +97,11 @@ class Metrics:
         """Show the newest state."""
         for name, cpus in _sets(state).items():
             self._cpus.labels(name).set(len(cpus))
-        _show(self._assignments, Tally(str(one.policy) for one in state.ledger))
-        _show(self._refusals, Tally(str(one.reason) for one in state.refusals))
-        _show(self._containers, Tally(word for one in _containers(state) for word in _words(one)))
+        _show(self._assignments, Tally(str(assignment.policy) for assignment in state.ledger))
+        _show(self._refusals, Tally(str(refusal.reason) for refusal in state.refusals))
+        _show(
+            self._containers, Tally(word for container in _containers(state) for word in _states(container))
+        )
         self._containers.labels("failing").set(len(state.failures))
         self._containers.labels("fought").set(len(state.conflicts))
         self._synchronised.set(state.is_synchronised)
@@ -127,7 +129,7 @@ def _sets(state: NodeState) -> dict[str, CPUSet]:
         "allocatable": sets.allocatable,
         "set_aside": sets.pools.set_aside,
         "isolated": sets.isolated,
-        "exclusive": union(one.cpus for one in ledger if one.is_exclusive),
+        "exclusive": union(assignment.cpus for assignment in ledger if assignment.is_exclusive),
         "idle": state.idle,
         "share": ledger.share,
         "shared": state.shared,
@@ -140,15 +142,15 @@ def _containers(state: NodeState) -> Iterator[ContainerState]:
         yield from pod.containers
 
 
-def _words(one: ContainerState) -> Iterator[str]:
+def _states(container: ContainerState) -> Iterator[str]:
     """Say what is wrong with a container that runs."""
-    if one.proof is None:
+    if container.proof is None:
         return
-    if one.proof.cpus != one.cpus or one.proof.outside:
+    if container.proof.cpus != container.cpus or container.proof.outside:
         yield "drift"
-    elif one.policy:
+    elif container.policy:
         yield "proven"
-    if one.proof.narrowed:
+    if container.proof.narrowed:
         yield "narrowed"
-    if one.intruders:
+    if container.intruders:
         yield "compromised"

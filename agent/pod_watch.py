@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from agent.errors import Refused, Unavailable
-from agent.kept_pod import PodDecoder
+from agent.kept_pod import PODS, PodDecoder
 from apiserver import errors
 from apiserver.list_watch import ListWatch
 from apiserver.pages import decode, pages
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from apiserver.client import Api
     from pinning.pods.types import Pod
 
-PODS: Final = "/api/v1/pods"
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"  # a pod that ends is told as deleted
 
 

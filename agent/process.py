@@ -1,4 +1,4 @@
-"""The agent's process: one event loop with the reconcile loop, the status listener and the local socket.
+"""The agent's process: one event loop with the reconcile loop, the HTTP listener and the local socket.
 
 SIGTERM ends it and leaves every container as it is: the next agent goes on from the checkpoint.
 """
@@ -17,7 +17,7 @@ from agent.metrics import Metrics
 from agent.reconcile.loop import Loop, Trigger
 from agent.reconcile.reconciler import Reconciler
 from agent.report.publisher import Publisher
-from agent.serve.endpoints import Status, listen_http, listen_socket
+from agent.serve.endpoints import Endpoints, listen_http, listen_socket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,17 +73,17 @@ class Agent:
 
     async def serve(self, listeners: Listeners) -> None:
         """Work and answer until cancelled."""
-        status = Status(lambda: self.publisher.state, self._parts.metrics.registry)
+        endpoints = Endpoints(lambda: self.publisher.state, self._parts.metrics.registry)
         async with AsyncExitStack() as stack:
             if listeners.http:
-                await stack.enter_async_context(await listen_http(status, *listeners.http))
+                await stack.enter_async_context(await listen_http(endpoints, *listeners.http))
             if listeners.socket:
-                await stack.enter_async_context(await listen_socket(status, listeners.socket))
+                await stack.enter_async_context(await listen_socket(endpoints, listeners.socket))
             logger.info("serving", extra={"facts": {"runtime": self._parts.interfaces.runtime.name}})
             await self.loop.run()
 
     async def reset(self) -> None:
-        """Give every container all CPUs back, and take back everything that was told."""
+        """Give every container all CPUs back, and remove everything that was published."""
         background = asyncio.create_task(self.reconciler.runtime_sync.run())
         try:
             await self.reconciler.reset()
@@ -93,7 +93,7 @@ class Agent:
             await asyncio.wait([background])
 
 
-async def run_until_told(agent: Agent, listeners: Listeners) -> None:
+async def run_until_signal(agent: Agent, listeners: Listeners) -> None:
     """Serve until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()

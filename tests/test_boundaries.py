@@ -72,15 +72,8 @@ ROOMS = {
         *("agent.kubelet.policy", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
-        *(
-            "agent.clock",
-            "agent.config",
-            "agent.errors",
-            "agent.interfaces",
-            "agent.metrics",
-            "agent.node_state",
-        ),
-        *("agent.kept_pod", "agent.kubelet.policy", "agent.pod_watch", "apiserver", "pinning"),
+        *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),
+        *("agent.errors", "agent.kept_pod", "agent.kubelet.policy", "apiserver", "pinning"),
     ),
     "agent.process": (
         *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
@@ -176,6 +169,29 @@ def test_rooms_follow_the_arrows() -> None:
     }
 
     assert wrong == set()
+
+
+def test_main_alone_knows_every_implementation() -> None:
+    """What stands behind an interface is chosen in one place; doctor and the command look at the machine themselves."""
+    behind = ("agent.cri", "agent.kernel", "agent.local", "agent.pod_watch", "agent.report", "agent.serve")
+    known_by = {
+        folder: {room(module) for module, others in arrows().items() if folder in map(room, others)}
+        - {folder, "agent.doctor", "corepin.node", "corepin.offline"}
+        for folder in behind
+    }
+
+    assert known_by == {
+        "agent.cri": {"agent.main"},
+        "agent.kernel": {
+            "agent.main",
+            "agent.cri",
+            "agent.local",
+        },  # names of cgroups; the demo's own cgroups
+        "agent.local": {"agent.main"},
+        "agent.pod_watch": {"agent.main"},
+        "agent.report": {"agent.main", "agent.process"},  # the publisher, which knows no reporter
+        "agent.serve": {"agent.process"},
+    }
 
 
 def test_no_rooms_go_round_in_a_circle() -> None:

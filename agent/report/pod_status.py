@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from agent.clock import Clock
-from agent.kept_pod import PodDecoder
-from agent.pod_watch import PODS
+from agent.kept_pod import PODS, PodDecoder
 from agent.report.events import gist
 from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later

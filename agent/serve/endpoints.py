@@ -31,8 +31,8 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is answered to one request."""
+class Response:
+    """The response to one request."""
 
     status: HTTPStatus
     body: bytes
@@ -47,24 +47,24 @@ class Answer:
         return head.encode() + (self.body if has_body else b"")
 
 
-class Status:
-    """Answers about the agent. Ready is who knows all pods and containers of the node."""
+class Endpoints:
+    """Answers about the agent, which is ready once it knows all pods and containers of the node."""
 
     def __init__(self, newest: Callable[[], NodeState | None], registry: CollectorRegistry) -> None:
         self._newest = newest
         self._registry = registry
 
-    def answer(self, path: str) -> Answer:
-        """Return the answer for one path."""
+    def respond(self, path: str) -> Response:
+        """Return the response for one path."""
         if path == "/healthz":
-            return Answer(HTTPStatus.OK, b"ok\n")
+            return Response(HTTPStatus.OK, b"ok\n")
         if path == "/readyz":
             obstacle = self.obstacle()
             status = HTTPStatus.SERVICE_UNAVAILABLE if obstacle else HTTPStatus.OK
-            return Answer(status, f"{obstacle or 'ok'}\n".encode())
+            return Response(status, f"{obstacle or 'ok'}\n".encode())
         if path == "/metrics":
-            return Answer(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
-        return Answer(HTTPStatus.NOT_FOUND, b"/healthz, /readyz or /metrics\n")
+            return Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+        return Response(HTTPStatus.NOT_FOUND, b"/healthz, /readyz or /metrics\n")
 
     def obstacle(self) -> str | None:
         """Say why the agent is not ready, None when it is."""
@@ -84,9 +84,9 @@ class Status:
             method, _, rest = head.decode("latin-1").partition(" ")
             path = rest.split(" ", 1)[0].partition("?")[0]
             if method in {"GET", "HEAD"}:
-                writer.write(self.answer(path).encoded(has_body=method == "GET"))
+                writer.write(self.respond(path).encoded(has_body=method == "GET"))
             else:
-                writer.write(Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n").encoded())
+                writer.write(Response(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n").encoded())
             await writer.drain()
 
     async def serve_state(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,17 +112,17 @@ def guarded(
     return guard
 
 
-async def listen_http(status: Status, host: str, port: int) -> asyncio.Server:
+async def listen_http(endpoints: Endpoints, host: str, port: int) -> asyncio.Server:
     """Serve health and metrics."""
-    return await asyncio.start_server(guarded(status.serve_http), host or None, port, limit=HEAD_LIMIT)
+    return await asyncio.start_server(guarded(endpoints.serve_http), host or None, port, limit=HEAD_LIMIT)
 
 
-async def listen_socket(status: Status, path: Path) -> asyncio.Server:
+async def listen_socket(endpoints: Endpoints, path: Path) -> asyncio.Server:
     """Serve the state on a unix socket that only root and its group may use; a stale one is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     before = os.umask(0o117)
     try:
-        return await asyncio.start_unix_server(guarded(status.serve_state), path)
+        return await asyncio.start_unix_server(guarded(endpoints.serve_state), path)
     finally:
         os.umask(before)

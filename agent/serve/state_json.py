@@ -37,8 +37,10 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "sets": _sets(state),
         "ledger": ledger_to_dict(state.ledger),
         "pods": [_pod(pod) for pod in state.pods],
-        "refusals": [_refusal(one) for one in state.refusals],
-        "fights": [{"container": one.container, "rewrites": one.rewrites} for one in state.conflicts],
+        "refusals": [_refusal(refusal) for refusal in state.refusals],
+        "fights": [
+            {"container": conflict.container, "rewrites": conflict.rewrites} for conflict in state.conflicts
+        ],
         "failures": list(state.failures),
     }
 
@@ -67,23 +69,23 @@ def _pod(pod: PodState) -> dict[str, Any]:
         "name": pod.name,
         "known": pod.is_known,
         "refusal": pod.refusal and _refusal(pod.refusal),
-        "containers": [_container(one) for one in pod.containers],
+        "containers": [_container(container) for container in pod.containers],
     }
 
 
-def _container(one: ContainerState) -> dict[str, Any]:
+def _container(container: ContainerState) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "policy": one.policy and str(one.policy),
-        "smtPolicy": one.smt and str(one.smt),
-        "numaPolicy": one.numa and str(one.numa),
-        "cpus": str(one.cpus),
-        "idle": str(one.idle),
-        "numaNodes": list(one.numa_nodes),
-        "pinned": one.is_pinned,
-        "proof": one.proof and _proof(one.proof),
-        "refusal": one.refusal and _refusal(one.refusal),
-        "intruders": list(one.intruders),
+        "name": container.name,
+        "policy": container.policy and str(container.policy),
+        "smtPolicy": container.smt and str(container.smt),
+        "numaPolicy": container.numa and str(container.numa),
+        "cpus": str(container.cpus),
+        "idle": str(container.idle),
+        "numaNodes": list(container.numa_nodes),
+        "pinned": container.is_pinned,
+        "proof": container.proof and _proof(container.proof),
+        "refusal": container.refusal and _refusal(container.refusal),
+        "intruders": list(container.intruders),
     }
 
 
@@ -98,11 +100,11 @@ def _proof(proof: Proof) -> dict[str, Any]:
     }
 
 
-def _refusal(one: Refusal) -> dict[str, Any]:
+def _refusal(refusal: Refusal) -> dict[str, Any]:
     return {
-        "container": one.owner.container,
-        "name": one.name,
-        "reason": str(one.reason),
-        "message": one.message,
-        "blocksStart": one.blocks_start,
+        "container": refusal.owner.container,
+        "name": refusal.name,
+        "reason": str(refusal.reason),
+        "message": refusal.message,
+        "blocksStart": refusal.blocks_start,
     }

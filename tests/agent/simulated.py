@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agent.interfaces import Cgroups, Interfaces
 from agent.kernel import sysfs
 from agent.main import load
-from agent.process import Agent, Listeners, Parts, run_until_told
+from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
 from logs import formatter
@@ -115,7 +115,7 @@ async def serve(root: Path, folder: Path) -> None:
     cgroups = Cgroups(files, files)  # unwatched: nobody writes in these tests but the agent and its runtime
     interfaces = Interfaces(Runtime(machine), cgroups, FilePods(root / "pods.json"), cpus)
     parts = Parts(interfaces, Settings("node-1", DEFAULT), state_dir, load(state_dir, cpus))
-    await run_until_told(Agent(parts), Listeners(socket=root / SOCKET))
+    await run_until_signal(Agent(parts), Listeners(socket=root / SOCKET))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.node_state import NodeState
-from agent.serve.endpoints import Status, listen_http, listen_socket
+from agent.serve.endpoints import Endpoints, listen_http, listen_socket
 from agent.serve.state_json import to_dict
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import ledger_from_dict
@@ -25,7 +25,7 @@ def asked(state: NodeState | None, request: bytes, registry: CollectorRegistry |
     """Return what a real server answers over TCP."""
 
     async def talk() -> str:
-        server = await listen_http(Status(lambda: state, registry or CollectorRegistry()), "127.0.0.1", 0)
+        server = await listen_http(Endpoints(lambda: state, registry or CollectorRegistry()), "127.0.0.1", 0)
         async with server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
             writer.write(request)
@@ -60,7 +60,7 @@ def test_ready_when_everything_is_listed(node: FakeNode) -> None:
 
 
 def test_not_ready_while_the_runtime_is_down(node: FakeNode) -> None:
-    """A runtime that does not answer is told."""
+    """A runtime that does not answer is the reason."""
     node.run()
     node.runtime.down = True
     assert "the runtime does not answer" in get("/readyz", node.run())
@@ -118,7 +118,7 @@ def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
         path = tmp_path / "run/agent.sock"
         path.parent.mkdir()
         path.write_bytes(b"")  # left behind by an agent that was killed
-        async with await listen_socket(Status(lambda: state, CollectorRegistry()), path):
+        async with await listen_socket(Endpoints(lambda: state, CollectorRegistry()), path):
             assert path.stat().st_mode & 0o777 == 0o660
             reader, writer = await asyncio.open_unix_connection(path)
             answer = await reader.read()
@@ -126,9 +126,9 @@ def test_socket_gives_the_newest_state(node: FakeNode, tmp_path: Path) -> None:
             await writer.wait_closed()
         return answer
 
-    told = json.loads(asyncio.run(read()))
-    assert told == to_dict(state)
-    assert ledger_from_dict(told["ledger"]) == state.ledger
-    assert Topology.from_dict(told["topology"]) == state.topology
-    one = told["pods"][0]["containers"][0]
-    assert (one["cpus"], one["idle"], one["pinned"], one["smtPolicy"]) == ("1", "5", True, "isolate")
+    shown = json.loads(asyncio.run(read()))
+    assert shown == to_dict(state)
+    assert ledger_from_dict(shown["ledger"]) == state.ledger
+    assert Topology.from_dict(shown["topology"]) == state.topology
+    found = shown["pods"][0]["containers"][0]
+    assert (found["cpus"], found["idle"], found["pinned"], found["smtPolicy"]) == ("1", "5", True, "isolate")
