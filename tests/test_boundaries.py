@@ -110,7 +110,6 @@ LONG = {
     "tests/agent/containerd.py": 407,
     "tests/agent/cri/test_runtime.py": 421,
     "tests/agent/reconcile/test_reconciler.py": 616,
-    "tests/agent/report/test_reports_real.py": 474,
     "tests/agent/test_pod_watch.py": 420,
     "tests/manifests/test_policies.py": 419,
 }

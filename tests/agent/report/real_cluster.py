@@ -1,0 +1,106 @@
+"""One node of a real kube-apiserver, looked at with kubectl, and an agent's view of its pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from agent.node_state import NodeState
+from agent.pod_watch import PodWatch
+from apiserver.client import Access, Api
+from tests.agent.states import state_of
+from tests.servers.apiserver import ApiServer
+
+CORES = "cmk.intel.com/exclusive-cores"
+SECONDS = 60.0
+
+
+class Cluster:
+    """One node of the test's own, with kubectl."""
+
+    def __init__(self, server: ApiServer, namespace: str, node: str) -> None:
+        self.server = server
+        self.namespace = namespace
+        self.node = node
+
+    def api(self) -> Api:
+        """Return a client as the agent has one."""
+        token = self.server.directory / "admin.token"
+        token.write_text(self.server.admin_token)
+        return Api(Access(self.server.url, self.server.ca_file, token))
+
+    def get(self, *args: str) -> Any:
+        """Return what `kubectl get -o json` shows."""
+        return json.loads(self.server.kubectl("get", *args, "-o", "json").stdout)
+
+    def shown(self) -> Any:
+        """Return the node."""
+        return self.get("node", self.node)
+
+    def patch_status(self, **status: Any) -> None:
+        """Patch the node's status as the kubelet does."""
+        body = json.dumps({"status": status})
+        self.server.kubectl(
+            "patch", "node", self.node, "--subresource=status", "--type=strategic", "-p", body
+        )
+
+    def add_pod(
+        self,
+        name: str,
+        annotations: Mapping[str, str] | None = None,
+        *,
+        cpus: int | None = 2,
+        cores: int | None = None,
+    ) -> None:
+        """Create a pod on the node."""
+        limits: dict[str, Any] = {"cpu": cpus} if cpus else {}
+        if cores:
+            limits[CORES] = cores
+        container = {"name": "main", "image": "x", "resources": {"limits": limits, "requests": limits}}
+        metadata = {"name": name, "namespace": self.namespace, "annotations": dict(annotations or {})}
+        spec = {"nodeName": self.node, "containers": [container], "terminationGracePeriodSeconds": 0}
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        self.server.kubectl("create", "-f", "-", input=json.dumps(document))
+
+
+class Agent:
+    """The source of pods and a way to wait for it, as the agent has them."""
+
+    def __init__(self, cluster: Cluster, api: Api) -> None:
+        self.cluster = cluster
+        self.api = api
+        self.pods = PodWatch(api, cluster.node)
+        self.changed = asyncio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for pods that make a condition true."""
+        async with asyncio.timeout(SECONDS):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def count(self, number: int) -> None:
+        """Wait for a number of pods."""
+        await self.until(lambda: self.pods.complete and len(self.pods.pods()) == number)
+
+    def state(self, **more: Any) -> NodeState:
+        """Return the state of the node with the pods that are seen now, all applied."""
+        return state_of(*self.pods.pods().values(), node=self.cluster.node, **more)
+
+
+def run(cluster: Cluster, act: Callable[[Agent], Awaitable[None]]) -> None:
+    """Run a coroutine with an agent that watches the node's pods."""
+
+    async def main() -> None:
+        agent = Agent(cluster, cluster.api())
+        watching = asyncio.create_task(agent.pods.watch(agent.changed.set))
+        try:
+            await act(agent)
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+            await agent.api.close()
+
+    asyncio.run(main())

@@ -1,0 +1,127 @@
+"""The report of the node against a real kube-apiserver, read back with kubectl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.config import NodeOptions
+from agent.report.node import NodeReport
+from pinning.machine.topology import Topology
+from tests.agent.report.real_cluster import CORES, SECONDS, Agent, Cluster, run
+from tests.agent.states import MACHINE
+from tests.servers.catalog import NEWEST
+
+pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+OTHERS = ("cmk.intel.com/exclusive-non-isolcpus-cores", "corepin.io/isolated-cores")
+KUBEVIRT = ("cpumanager", "kubevirt.io/cpumanager")
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until what kubectl shows is right; each look is a process, so looks are rare by themselves."""
+    async with asyncio.timeout(SECONDS):
+        while not await asyncio.to_thread(holds):
+            pass
+
+
+def test_the_node_is_written_and_kept_so(cluster: Cluster) -> None:
+    """Annotations, labels, taints, condition and resources; what others wrote survives; the kubelet's zeroes are replaced."""
+    cluster.add_pod("cores", cpus=None, cores=2)
+    options = NodeOptions(frozenset({"CPUManager"}), cmk_taint=True)
+
+    async def act(agent: Agent) -> None:
+        await agent.count(1)
+        report = NodeReport(agent.api, cluster.node, agent.pods, options, interval_seconds=0.05)
+        await report.publish(agent.state(complete=False))
+        assert report.writes == 0
+        await report.publish(agent.state())
+        assert report.writes == 2
+        await report.publish(agent.state())
+        assert report.writes == 2
+        check_node(cluster.shown())
+        zeroes = dict.fromkeys((CORES, *OTHERS), "0")
+        await asyncio.to_thread(cluster.patch_status, capacity=zeroes, allocatable=zeroes)
+        await eventually(lambda: cluster.shown()["status"]["allocatable"].get(CORES) == "3")
+        check_node(cluster.shown())
+        assert report.writes == 3
+        label = "kubevirt.io/cpumanager"
+        await asyncio.to_thread(
+            cluster.server.kubectl, "label", "node", cluster.node, f"{label}=false", "--overwrite"
+        )
+        await eventually(lambda: cluster.shown()["metadata"]["labels"][label] == "true")
+        assert report.writes == 4
+        await report.reset()
+
+    run(cluster, act)
+    node = cluster.shown()
+    assert node["metadata"]["labels"] == {"other": "label"}
+    assert node["metadata"]["annotations"] == {"other": "annotation"}
+    assert taints(node) == [("others", "NoSchedule")]
+    assert node["status"]["capacity"] == {"cpu": "8"}
+    assert node["status"]["allocatable"] == {"cpu": "7"}
+    assert [condition["type"] for condition in node["status"]["conditions"]] == ["Ready"]
+
+
+def taints(node: Any) -> list[tuple[str, str]]:
+    """Return the taints of a node, without those that Kubernetes itself puts on nodes that are not ready."""
+    return sorted(
+        (taint["key"], taint["effect"])
+        for taint in node["spec"]["taints"]
+        if not taint["key"].startswith("node.kubernetes.io/")
+    )
+
+
+def check_node(node: Any) -> None:
+    """Hold a node with one pod that has two cores to what is said of it."""
+    labels, annotations = node["metadata"]["labels"], node["metadata"]["annotations"]
+    assert labels == {"other": "label", "cmk.intel.com/cmk-node": "true", **dict.fromkeys(KUBEVIRT, "true")}
+    assert annotations["other"] == "annotation"
+    assert Topology.from_dict(json.loads(annotations["status.corepin.io/topology"])) == MACHINE
+    pools = json.loads(annotations["status.corepin.io/pools"])
+    [(name, held)] = pools["owners"].items()
+    assert name.endswith("/cores/main")
+    assert (held["cpus"], pools["free"], pools["shared"]) == ("1-2,5-6", "3,7", "0,3-4,7")
+    assert taints(node) == [("cmk", "NoSchedule"), ("others", "NoSchedule")]
+    for amounts, cpu in ((node["status"]["capacity"], "8"), (node["status"]["allocatable"], "7")):
+        assert amounts == {"cpu": cpu, CORES: "3", OTHERS[0]: "1", OTHERS[1]: "1"}
+    conditions = {condition["type"]: condition for condition in node["status"]["conditions"]}
+    assert conditions["Ready"]["status"] == "True"
+    assert conditions["CorepinKubeletPolicy"]["status"] == "False"
+    assert conditions["CorepinSharedOvercommitted"]["status"] == "False"
+
+
+def test_labels_of_kubevirt_set_by_hand_stay_without_the_gate(cluster: Cluster) -> None:
+    """Without CPUManager among the feature gates these labels are never touched, not even by reset."""
+    cluster.server.kubectl("label", "node", cluster.node, "cpumanager=mine")
+
+    async def act(agent: Agent) -> None:
+        await agent.count(0)
+        report = NodeReport(agent.api, cluster.node, agent.pods, interval_seconds=0)
+        await report.publish(agent.state())
+        assert cluster.shown()["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"
+        await report.reset()
+
+    run(cluster, act)
+    assert cluster.shown()["metadata"]["labels"] == {"other": "label", "cpumanager": "mine"}
+
+
+def test_a_taint_that_comes_meanwhile_is_not_lost(cluster: Cluster) -> None:
+    """Somebody taints the node between our reading and our writing: the list is read again, both taints stay."""
+
+    async def act(agent: Agent) -> None:
+        await agent.count(0)
+        report = NodeReport(
+            agent.api, cluster.node, agent.pods, NodeOptions(cmk_taint=True), interval_seconds=0
+        )
+        report._answered = await report._newest()
+        cluster.server.kubectl("taint", "node", cluster.node, "late=1:NoExecute")
+        cluster.server.kubectl("taint", "node", cluster.node, "others-")
+        await report.publish(agent.state())
+        await report.publish(agent.state())
+
+    run(cluster, act)
+    assert taints(cluster.shown()) == [("cmk", "NoSchedule"), ("late", "NoExecute")]

@@ -1,0 +1,248 @@
+"""The reports about pods against a real kube-apiserver, read back with kubectl."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.clock import Clock
+from agent.report.cmk_config_map import PoolReport
+from agent.report.event_recorder import EventReport
+from agent.report.node import NodeReport
+from agent.report.pod_status import PodReport
+from agent.report.publisher import Later, Reporter
+from pinning.pods.types import Pod
+from tests.agent.report.real_cluster import Agent, Cluster, run
+from tests.agent.states import EXCLUSIVE, ISOLATE
+from tests.servers.catalog import NEWEST
+
+pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+
+
+def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None:
+    """One PATCH a change; annotations of others stay; what holds nothing any more loses the annotation."""
+    cluster.add_pod("a", {"note": "mine", **EXCLUSIVE})
+    cluster.add_pod("b")
+
+    async def act(agent: Agent) -> None:
+        await agent.count(2)
+        report = PodReport(agent.api, cluster.node, agent.pods)
+        before = agent.api.requests
+        for _ in range(3):
+            await report.publish(agent.state())
+        assert agent.api.requests - before == 1
+        annotations = cluster.get("pod", "a", "-n", cluster.namespace)["metadata"]["annotations"]
+        assert annotations["note"] == "mine"
+        main = json.loads(annotations["status.corepin.io/cpus"])["containers"]["main"]
+        assert (main["cpus"], main["pinned"], main["applied"]["cpus"]) == ("1,5", True, "1,5")
+        assert "annotations" not in cluster.get("pod", "b", "-n", cluster.namespace)["metadata"]
+        cluster.server.kubectl(
+            "annotate", "pod/a", "-n", cluster.namespace, "cpu-manager.corepin.io/pod=none", "--overwrite"
+        )
+        await agent.until(
+            lambda: any("none" in str(pod.get("metadata")) for pod in agent.pods.pods().values())
+        )
+        before = agent.api.requests
+        await report.publish(agent.state())
+        assert agent.api.requests - before == 1
+        assert cluster.get("pod", "a", "-n", cluster.namespace)["metadata"]["annotations"] == {
+            "note": "mine",
+            "cpu-manager.corepin.io/pod": "none",
+        }
+
+    run(cluster, act)
+
+
+def fill(cluster: Cluster, name: str) -> None:
+    """Create a pod whose annotations have all the bytes that they may have."""
+    cluster.add_pod(name, {**EXCLUSIVE, "note": "x" * (256 * 1024 - 100)}, cpus=64)
+
+
+def fill_to_the_brim(cluster: Cluster, name: str) -> None:
+    """Create a pod to which etcd would add no hundred bytes."""
+    resources = {"limits": {"cpu": "64"}, "requests": {"cpu": "64"}}
+    main = {"name": "main", "image": "x", "resources": resources}
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": EXCLUSIVE},
+    }
+    with cluster.server.client() as client:
+        for size in range(1_572_100, 1_570_000, -50):
+            pod["spec"] = {"nodeName": cluster.node, "containers": [{**main, "args": ["x" * size]}]}
+            if client.post(f"/api/v1/namespaces/{cluster.namespace}/pods", json=pod, timeout=60).is_success:
+                return
+    raise AssertionError("no size fits")
+
+
+def annotation(cluster: Cluster, name: str) -> Any:
+    """Return the status annotation of a pod, None when it has none."""
+    metadata = cluster.get("pod", name, "-n", cluster.namespace)["metadata"]
+    text = metadata.get("annotations", {}).get("status.corepin.io/cpus")
+    return text and json.loads(text)
+
+
+def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Full annotations, and no room in etcd: both are refused once, the pods after them are told, then they are, too."""
+    fill(cluster, "a-full")
+    fill_to_the_brim(cluster, "b-heavy")
+    cluster.add_pod("c", EXCLUSIVE, cpus=64)
+    now = [0.0]
+
+    async def act(agent: Agent) -> None:
+        await agent.count(3)
+        report = PodReport(agent.api, cluster.node, agent.pods, Clock(monotonic=lambda: now[0]))
+        for _ in range(3):
+            with pytest.raises(Later, match="refused: 2 pods"):
+                await report.publish(agent.state())
+        assert report.writes == 1
+        assert annotation(cluster, "c") is not None
+        cluster.server.kubectl("annotate", "pod/a-full", "-n", cluster.namespace, "note-")
+        newest = cluster.get("pod", "a-full", "-n", cluster.namespace)["metadata"]["resourceVersion"]
+        await agent.until(lambda: newest in {version(pod) for pod in agent.pods.pods().values()})
+        now[0] = 6.0
+        with pytest.raises(Later, match="refused: 1 pods"):
+            await report.publish(agent.state())
+        assert annotation(cluster, "a-full") is not None
+
+    run(cluster, act)
+    assert caplog.messages.count("pod status not written") == 2
+
+
+def version(pod: Pod) -> str:
+    """Return the version of a pod."""
+    return (pod["metadata"] or {})["resourceVersion"] or ""
+
+
+def test_pod_that_is_over_loses_its_annotation(cluster: Cluster) -> None:
+    """The watch shows it no more; it is still there, and says no longer that it holds CPUs."""
+    cluster.add_pod("a", EXCLUSIVE)
+    finished = json.dumps({"status": {"phase": "Succeeded"}})
+
+    async def act(agent: Agent) -> None:
+        await agent.count(1)
+        report = PodReport(agent.api, cluster.node, agent.pods)
+        await report.publish(agent.state())
+        assert annotation(cluster, "a") is not None
+        cluster.server.kubectl(
+            "patch", "pod/a", "-n", cluster.namespace, "--subresource=status", "--type=merge", "-p", finished
+        )
+        await agent.count(0)
+        await report.publish(agent.state())
+        await report.publish(agent.state())
+        assert (annotation(cluster, "a"), report.writes) == (None, 2)
+
+    run(cluster, act)
+
+
+def test_events_are_seen_by_kubectl(cluster: Cluster) -> None:
+    """Pinned and Unpinnable stand at their pods; told again by a new agent they are counted, not repeated."""
+    cluster.add_pod("a", EXCLUSIVE)
+    cluster.add_pod("b", EXCLUSIVE, cpus=64)
+
+    async def act(agent: Agent) -> None:
+        await agent.count(2)
+        for _ in range(2):
+            report = EventReport(agent.api, cluster.node, agent.pods)
+            await report.publish(agent.state())
+            await report.publish(agent.state())
+
+    run(cluster, act)
+    events = {
+        event["involvedObject"]["name"]: event
+        for event in cluster.get("events", "-n", cluster.namespace)["items"]
+    }
+    assert {name: (event["reason"], event["type"], event["count"]) for name, event in events.items()} == {
+        "a": ("Pinned", "Normal", 2),
+        "b": ("Unpinnable", "Warning", 2),
+    }
+    assert (
+        events["a"]["message"] == "container main runs on CPUs 1,5 (cpu exclusive, smt prefer, numa packed)"
+    )
+    assert "NotEnoughCPUs: wanted 64" in events["b"]["message"]
+    described = cluster.server.kubectl("describe", "pod", "b", "-n", cluster.namespace).stdout
+    assert "Unpinnable" in described
+
+
+def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
+    """The ConfigMap is made, changed with the pools, read by YAML, silent without change, and emptied by reset."""
+    cluster.add_pod("a", ISOLATE)
+    name = f"cmk-config-{cluster.node}"
+
+    def config() -> Any:
+        return cluster.get("configmap", name, "-n", cluster.namespace).get("data", {})
+
+    async def act(agent: Agent) -> None:
+        await agent.count(1)
+        report = PoolReport(agent.api, cluster.node, cluster.namespace, interval_seconds=0)
+        await report.publish(agent.state())
+        await report.publish(agent.state())
+        assert report.writes == 1
+        holder = f"{cluster.namespace}/a/main"
+        assert yaml.safe_load(config()["config"]) == {
+            "exclusive": {0: {"1,5": []}, 1: {"2,6": [holder], "3,7": [holder]}},
+            "exclusive-non-isolcpus": {0: {}, 1: {}},
+            "infra": {0: {"0,4,1,5": []}, 1: {}},
+            "shared": {0: {"0,4,1,5": []}, 1: {}},
+        }
+        again = PoolReport(agent.api, cluster.node, cluster.namespace, interval_seconds=0)
+        await again.reset()
+        assert config() == {}
+        await again.publish(agent.state())
+        assert "config" in config()
+
+    run(cluster, act)
+
+
+def test_a_static_pod_is_told_at_its_mirror(cluster: Cluster) -> None:
+    """The runtime knows it by a hash; annotation and event stand at the object of the API."""
+    mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123"}
+    cluster.add_pod("static", {**mirror, **EXCLUSIVE})
+
+    async def act(agent: Agent) -> None:
+        await agent.count(1)
+        state = agent.state()
+        assert [pod.uid for pod in state.pods] == ["abc123"]
+        await PodReport(agent.api, cluster.node, agent.pods).publish(state)
+        await EventReport(agent.api, cluster.node, agent.pods).publish(state)
+
+    run(cluster, act)
+    metadata = cluster.get("pod", "static", "-n", cluster.namespace)["metadata"]
+    assert "status.corepin.io/cpus" in metadata["annotations"]
+    [event] = cluster.get("events", "-n", cluster.namespace)["items"]
+    assert event["involvedObject"]["uid"] == metadata["uid"]
+
+
+def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
+    """One PATCH of the pod, one Event, one PATCH of the node; telling the same again costs nothing."""
+    cluster.add_pod("a", EXCLUSIVE)
+    cluster.add_pod("b", EXCLUSIVE)
+
+    async def act(agent: Agent) -> None:
+        await agent.count(2)
+        reports: tuple[Reporter, ...] = (
+            PodReport(agent.api, cluster.node, agent.pods),
+            EventReport(agent.api, cluster.node, agent.pods),
+            NodeReport(agent.api, cluster.node, agent.pods),
+        )
+        for report in reports:
+            await report.publish(agent.state())
+        cluster.server.kubectl(
+            "annotate", "pod/a", "-n", cluster.namespace, "smt-policy.corepin.io/pod=require"
+        )
+        await agent.until(lambda: any("require" in str(pod) for pod in agent.pods.pods().values()))
+        before, state = agent.api.requests, agent.state()
+        for _ in range(2):
+            for report in reports:
+                await report.publish(state)
+        assert agent.api.requests - before == 3
+        for report in reports:
+            await report.reset()
+
+    run(cluster, act)
+    for name in ("a", "b"):
+        pod = cluster.get("pod", name, "-n", cluster.namespace)
+        assert "status.corepin.io/cpus" not in pod["metadata"]["annotations"]
