@@ -1,4 +1,4 @@
-"""Calls to the container runtime over its unix socket (CRI v1, gRPC), and its errors in the agent's words."""
+"""Calls to the container runtime over its unix socket (CRI v1, gRPC), with its errors translated into the agent's."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ _OPTIONS: Final = (
     ("grpc.default_authority", "localhost"),  # Go refuses the path of a socket as an authority
     ("grpc.enable_http_proxy", 0),
 )
-
-
-class Unimplemented(Refused):
-    """The runtime is too old to know the call."""
 
 
 class Calls:
@@ -86,13 +82,11 @@ class Calls:
             self._opened = None
 
     def _translated(self, method: str, error: Any) -> AgentError:
-        """Return the agent's word for a gRPC status."""
-        code, told = error.code(), error.details() or ""
-        text = f"{self.socket}: {method}: {code.name}: {told}"
+        """Return the agent's error for a gRPC status."""
+        code, details = error.code(), error.details() or ""
+        text = f"{self.socket}: {method}: {code.name}: {details}"
         if code in _LATER:
             return Unavailable(text)
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return Unimplemented(text)
-        if code is grpc.StatusCode.NOT_FOUND or any(word in told for word in _ENDED):
+        if code is grpc.StatusCode.NOT_FOUND or any(words in details for words in _ENDED):
             return Gone(text)
         return Refused(text)

@@ -1,4 +1,4 @@
-"""What a runtime's answers say about a container: pure. containerd and CRI-O tell the same facts in other shapes."""
+"""What a runtime's answers say about a container: pure. containerd and CRI-O say the same in other shapes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Info(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ContainerInfo:
     """What does not change while a container is in one state, and costs a call to learn."""
 
     pid: int = 0
@@ -66,16 +66,16 @@ def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
     return next((socket for socket in SOCKETS if exists(socket)), None)
 
 
-def read_facts(info: Mapping[str, str]) -> Facts:
-    """Read the verbose part of a container's status; what is not told stays unknown."""
+def read_info(verbose: Mapping[str, str]) -> ContainerInfo:
+    """Read the verbose part of a container's status; what it does not say stays unknown."""
     try:
-        told = msgspec.json.decode(info.get("info", "{}"), type=_Info)
+        info = msgspec.json.decode(verbose.get("info", "{}"), type=_Info)
     except msgspec.DecodeError:
-        return Facts()
-    spec = told.spec or _Spec()
+        return ContainerInfo()
+    spec = info.spec or _Spec()
     cgroup = spec.linux.cgroup if spec.linux else ""
     annotated = any(name.startswith(_VM_ANNOTATIONS) for name in spec.annotations or ())
-    return Facts(told.pid, cgroup_path(cgroup), annotated or is_vm_handler(told.shim))
+    return ContainerInfo(info.pid, cgroup_path(cgroup), annotated or is_vm_handler(info.shim))
 
 
 def is_vm_handler(name: str) -> bool:
@@ -83,18 +83,18 @@ def is_vm_handler(name: str) -> bool:
     return any(word in name for word in _VM_WORDS)
 
 
-def cgroup_path(told: str) -> str | None:
+def cgroup_path(oci_path: str) -> str | None:
     """Return the path below the hierarchy of an OCI cgroupsPath.
 
-    The cgroupfs driver tells the path; the systemd driver "kubepods-podU.slice:cri-containerd:ID", which is
+    The cgroupfs driver gives the path; the systemd driver "kubepods-podU.slice:cri-containerd:ID", which is
     /kubepods.slice/kubepods-podU.slice/cri-containerd-ID.scope.
     """
-    parts = told.split(":")
-    if len(parts) == _SYSTEMD_PARTS and "/" not in told:
+    parts = oci_path.split(":")
+    if len(parts) == _SYSTEMD_PARTS and "/" not in oci_path:
         slice_name, prefix, name = parts
         scope = name if name.endswith(SLICE) else f"{prefix}-{name}.scope".removeprefix("-")
         return f"{slice_path(slice_name or 'system.slice')}/{scope}"
-    return f"/{told.strip('/')}" if told.strip("/") else None
+    return f"/{oci_path.strip('/')}" if oci_path.strip("/") else None
 
 
 def state_of(container: api_pb2.Container) -> State:
@@ -102,10 +102,12 @@ def state_of(container: api_pb2.Container) -> State:
     return _STATES.get(container.state, State.RUNNING)
 
 
-def describe(container: api_pb2.Container, sandbox: api_pb2.PodSandbox, facts: Facts) -> RuntimeContainer:
+def describe(
+    container: api_pb2.Container, sandbox: api_pb2.PodSandbox, info: ContainerInfo
+) -> RuntimeContainer:
     """Return a container of a pod as the agent sees it."""
     pod = sandbox.metadata
-    in_vm = facts.in_vm or is_vm_handler(sandbox.runtime_handler)
+    in_vm = info.in_vm or is_vm_handler(sandbox.runtime_handler)
     return RuntimeContainer(
         id=container.id,
         pod_uid=pod.uid,
@@ -113,8 +115,8 @@ def describe(container: api_pb2.Container, sandbox: api_pb2.PodSandbox, facts: F
         pod=pod.name,
         name=container.metadata.name,
         state=state_of(container),
-        pid=facts.pid,
-        cgroup=None if in_vm else facts.cgroup,  # the guest has it; on the host there is the sandbox's own
+        pid=info.pid,
+        cgroup=None if in_vm else info.cgroup,  # the guest has it; on the host there is the sandbox's own
         in_vm=in_vm,
-        started=facts.started,
+        started=info.started,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cri_api.v1 import api_pb2
 
 from agent.cri.calls import Calls
-from agent.cri.container_info import Facts, describe, is_vm_handler, read_facts, state_of
+from agent.cri.container_info import ContainerInfo, describe, is_vm_handler, read_info, state_of
 from agent.errors import AgentError, Gone, Refused
 from apiserver.backoff import Backoff
 from pinning.planning.observed import Owner, State
@@ -42,9 +42,9 @@ class CRI:
         self._poll_seconds = poll_seconds
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
         self._statuses = asyncio.Semaphore(_STATUSES_AT_ONCE)
-        self._facts: dict[str, Facts] = {}
+        self._infos: dict[str, ContainerInfo] = {}
         self._owners: dict[str, Owner] = {}  # of the containers that were listed last
-        self._told: dict[str, Owner] = {}  # of those that events told of since
+        self._in_events: dict[str, Owner] = {}  # of those that events named since
         self._sandboxes: Collection[str] = ()
         self._seen: frozenset[tuple[str, int]] = frozenset()
 
@@ -56,36 +56,38 @@ class CRI:
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
-        self._told = {}
+        self._in_events = {}
         listed = await self._list()
         sandboxes = await self._list_sandboxes()  # afterwards: the sandbox of every listed container is in it
-        known = [one for one in listed if one.pod_sandbox_id in sandboxes]
+        known = [container for container in listed if container.pod_sandbox_id in sandboxes]
         self._owners = {
-            one.id: _owner(one, sandbox)
-            for one in known
-            if not is_vm_handler((sandbox := sandboxes[one.pod_sandbox_id]).runtime_handler)
+            container.id: _owner(container, sandbox)
+            for container in known
+            if not is_vm_handler((sandbox := sandboxes[container.pod_sandbox_id]).runtime_handler)
         }
         self._sandboxes = sandboxes.keys()
-        facts = await asyncio.gather(*(self._facts_of(one) for one in known))
-        found = [(one, fact) for one, fact in zip(known, facts, strict=True) if fact]
-        self._facts = {one.id: fact for one, fact in found}
+        infos = await asyncio.gather(*(self._info_of(container) for container in known))
+        found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
+        self._infos = {container.id: info for container, info in found}
         self._seen = _states(listed)
-        return tuple(describe(one, sandboxes[one.pod_sandbox_id], fact) for one, fact in found)
+        return tuple(
+            describe(container, sandboxes[container.pod_sandbox_id], info) for container, info in found
+        )
 
     async def owner(self, container_id: str) -> Owner:
         """Return whose container this is; raise Gone for anything else, Unavailable, Refused.
 
         A sandbox is no container, nor is what runs in a VM: its cgroup, if it has one, is the runtime's. Asks only
-        about what neither the last listing nor an event told.
+        about what neither the last listing nor an event named.
         """
-        known = self._told.get(container_id) or self._owners.get(container_id)
+        known = self._in_events.get(container_id) or self._owners.get(container_id)
         if known:
             return known
         if container_id not in self._sandboxes:
-            for one in await self._list(api_pb2.ContainerFilter(id=container_id)):
-                sandbox = (await self._list_sandboxes()).get(one.pod_sandbox_id)
+            for container in await self._list(api_pb2.ContainerFilter(id=container_id)):
+                sandbox = (await self._list_sandboxes()).get(container.pod_sandbox_id)
                 if sandbox and not is_vm_handler(sandbox.runtime_handler):
-                    return _owner(one, sandbox)
+                    return _owner(container, sandbox)
         raise Gone(f"{container_id} is no container")
 
     async def _list(self, which: api_pb2.ContainerFilter | None = None) -> list[api_pb2.Container]:
@@ -98,18 +100,18 @@ class CRI:
         answer = await self._calls.ask("ListPodSandbox", request, api_pb2.ListPodSandboxResponse)
         return {sandbox.id: sandbox for sandbox in answer.items}
 
-    async def _facts_of(self, container: api_pb2.Container) -> Facts | None:
-        """Return what a listing does not tell, asked once when a container is created and once when it runs."""
-        known, state = self._facts.get(container.id), state_of(container)
+    async def _info_of(self, container: api_pb2.Container) -> ContainerInfo | None:
+        """Return what a listing does not say, asked once when a container is created and once when it runs."""
+        known, state = self._infos.get(container.id), state_of(container)
         if state is State.EXITED:
-            return replace(known or Facts(), pid=0)
+            return replace(known or ContainerInfo(), pid=0)
         if known and (known.pid or state is State.CREATED):
             return known
         async with self._statuses:
-            return await self._ask_facts(container.id)
+            return await self._ask_info(container.id)
 
-    async def _ask_facts(self, container_id: str) -> Facts | None:
-        """Ask for a container's status; None when it is gone, nothing known when the runtime cannot tell."""
+    async def _ask_info(self, container_id: str) -> ContainerInfo | None:
+        """Ask for a container's status; None when it is gone, nothing known when the runtime cannot say."""
         request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         try:
             answer = await self._calls.ask("ContainerStatus", request, api_pb2.ContainerStatusResponse)
@@ -118,8 +120,8 @@ class CRI:
         except Refused as refused:
             facts = {"container": container_id, "reason": str(refused)}
             logger.warning("container status refused", extra={"facts": facts})
-            return Facts()
-        return replace(read_facts(answer.info), started=answer.status.started_at / NANOSECONDS)
+            return ContainerInfo()
+        return replace(read_info(answer.info), started=answer.status.started_at / NANOSECONDS)
 
     async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
@@ -179,7 +181,7 @@ class CRI:
     async def _follow_events(self, changed: Callable[[], None]) -> None:
         """Call `changed` at every event; return when the runtime has none for us, raise Unavailable when it ends.
 
-        On connecting old events are told again, so that one is a hint and no more.
+        On connecting the runtime sends old events again, so an event is a hint and no more.
         """
         if self.name.startswith(_SHARED_EVENTS):
             return
@@ -187,7 +189,7 @@ class CRI:
             async for event in self._calls.stream(
                 "GetContainerEvents", api_pb2.GetEventsRequest(), api_pb2.ContainerEventResponse
             ):
-                self._told |= _owners(event)
+                self._in_events |= _owners(event)
                 changed()
         except Refused as refused:
             logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
@@ -202,12 +204,12 @@ def _owner(container: api_pb2.Container, sandbox: api_pb2.PodSandbox) -> Owner:
 
 
 def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
-    """Return whose the containers are that an event tells of: those of one pod."""
+    """Return whose containers an event is about: those of one pod."""
     if is_vm_handler(event.pod_sandbox_status.runtime_handler):
         return {}
     uid = event.pod_sandbox_status.metadata.uid
-    return {one.id: Owner(uid, one.metadata.name) for one in event.containers_statuses}
+    return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
 
 
 def _states(containers: Iterable[api_pb2.Container]) -> frozenset[tuple[str, int]]:
-    return frozenset((one.id, one.state) for one in containers)
+    return frozenset((container.id, container.state) for container in containers)

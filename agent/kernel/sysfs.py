@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
 _PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
-_LAST_LEVEL: Final = 3  # an L2 belongs to its core; where no L3 is told the package is the cache domain
+_LAST_LEVEL: Final = 3  # an L2 belongs to its core; where there is no L3 the package is the cache domain
 _CORE_TYPES: Final = {"cpu_core": PERFORMANCE, "cpu_atom": EFFICIENCY, "cpu_lowpower": EFFICIENCY}
 
 

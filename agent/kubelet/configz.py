@@ -1,8 +1,8 @@
 """What the node's kubelet runs with, from its own `/configz`: its CPU policy, and the CPUs that it keeps for itself.
 
-Asked once, at start, and only where the operator wants it. It is the kubelet of this node that is asked, with the
-right `nodes/configz` alone: `nodes/proxy` would give every container of the node away. Who does not answer changes
-nothing.
+The agent asks once, at start, and only where the operator wants it. It asks the kubelet of this node, with the right
+`nodes/configz` alone: `nodes/proxy` would give every container of the node away. A kubelet that does not answer
+changes nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _policy(config: _Config) -> KubeletPolicy:
 
 
 def _reserved(config: _Config, topology: Topology) -> CPUSet:
-    """Return the CPUs that are named, else whole cores for the amounts, the lowest CPUs first (design section 3)."""
+    """Return the CPUs that are named, else whole cores for the amounts, the lowest CPUs first."""
     if config.reserved_system_cpus:
         return CPUSet.parse(config.reserved_system_cpus)
     amounts = (config.kube_reserved or {}, config.system_reserved or {})
@@ -115,16 +115,16 @@ async def ask_kubelet(
     transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> KubeletCPUConfig | None:
-    """Return what the kubelet at `access` says; None, told in the log with the remedy, when it says nothing."""
+    """Return what the kubelet at `access` says; None, with the remedy in the log, when it says nothing."""
     try:
         api = Api(access, transport)
     except OSError as error:  # no CA
-        _tell_silence(f"{access.ca_file}: {error.strerror}")
+        _log_silence(f"{access.ca_file}: {error.strerror}")
         return None
     try:
         return read_configz(await _fetch(api, sleep), topology)
     except (AgentError, APIError) as error:
-        _tell_silence(str(error))
+        _log_silence(str(error))
         return None
     finally:
         await api.close()
@@ -138,11 +138,11 @@ async def _fetch(api: Api, sleep: Callable[[float], Awaitable[None]]) -> bytes:
         except Unavailable as error:
             wait = backoff.next()
             facts = {"reason": str(error), "retry_seconds": round(wait, 1)}
-            logger.info("kubelet does not tell yet", extra={"facts": facts})
+            logger.info("the kubelet does not answer yet", extra={"facts": facts})
             await sleep(wait)
     return await api.get(CONFIGZ)
 
 
-def _tell_silence(reason: str) -> None:
+def _log_silence(reason: str) -> None:
     facts = {"reason": reason, "remedy": REMEDY}
     logger.warning("the kubelet's configuration is not known, defaults stay", extra={"facts": facts})

@@ -1,4 +1,4 @@
-"""Read pods from the text of a manifest file: pure. What cannot be a pod is told with its remedy."""
+"""Read pods from the text of a manifest file: pure. What cannot be a pod is refused with its remedy."""
 
 from __future__ import annotations
 

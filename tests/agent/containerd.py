@@ -7,7 +7,6 @@ Whatever was started is stopped by its process id, and unmounted.
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -16,7 +15,6 @@ import tarfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +23,7 @@ from unittest import SkipTest
 import grpc
 from cri_api.v1 import api_pb2
 
+from tests.agent.image_archive import add_link, write_archive
 from tests.servers.build import cache_folder, find
 from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
 from tests.servers.daemon import Daemon, running
@@ -327,33 +326,6 @@ def write_image(path: Path) -> None:
         for name in ("sh", "sleep", "taskset", "cat", "true"):
             add_link(files, f"bin/{name}", "busybox")
     write_archive(path, IMAGE, layer.getvalue(), {"Cmd": list(FOREVER), "Env": ["PATH=/bin"]})
-
-
-def add_link(files: tarfile.TarFile, name: str, target: str) -> None:
-    """Add a symbolic link to a layer."""
-    link = tarfile.TarInfo(name)
-    link.type, link.linkname = tarfile.SYMTYPE, target
-    files.addfile(link)
-
-
-def write_archive(path: Path, image: str, layer: bytes, settings: Mapping[str, Any]) -> None:
-    """Write a Docker archive of one layer; `settings` are the image's own, e.g. its command."""
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": dict(settings),
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(layer).hexdigest()}"]},
-    }
-    manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]
-    with tarfile.open(path, "w") as archive:
-        for name, content in (
-            ("config.json", json.dumps(config).encode()),
-            ("layer.tar", layer),
-            ("manifest.json", json.dumps(manifest).encode()),
-        ):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
 
 
 def _config(containerd: Containerd) -> str:

@@ -14,7 +14,7 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.agent.containerd import add_link, write_archive
+from tests.agent.image_archive import add_link, write_archive
 from tests.smt.guest import CHECKOUT
 
 if TYPE_CHECKING:

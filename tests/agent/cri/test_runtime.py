@@ -11,13 +11,12 @@ import grpc
 import pytest
 from cri_api.v1 import api_pb2
 
-from agent.cri.container_info import SOCKETS, Facts, cgroup_path, find_socket, is_vm_handler, read_facts
 from agent.cri.runtime import CRI
 from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.interfaces import RuntimeContainer
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
-from tests.agent.fake_cri import FakeRuntime
+from tests.agent.cri.fake_cri import FakeRuntime
 
 ONE = CPUSet.parse("1")
 INFO = {
@@ -60,65 +59,6 @@ async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.mark.parametrize(
-    ("told", "path"),
-    [
-        ("/kubepods/burstable/pod1/ab12", "/kubepods/burstable/pod1/ab12"),
-        ("kubepods/pod1/ab12", "/kubepods/pod1/ab12"),
-        (
-            "kubepods-burstable-pod1_2.slice:cri-containerd:ab12",
-            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-ab12.scope",
-        ),
-        ("kubepods-pod1.slice:crio:ab12", "/kubepods.slice/kubepods-pod1.slice/crio-ab12.scope"),
-        ("kubepods-pod1.slice::ab12", "/kubepods.slice/kubepods-pod1.slice/ab12.scope"),
-        (":docker:ab12", "/system.slice/docker-ab12.scope"),
-        ("-.slice:docker:ab12", "/docker-ab12.scope"),
-        ("kubepods.slice:x:kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice"),
-        ("/odd:path:here/ab12", "/odd:path:here/ab12"),
-        ("", None),
-        ("/", None),
-    ],
-)
-def test_cgroup_path_of_both_drivers(told: str, path: str | None) -> None:
-    """What the runtime tells is translated into the path below the hierarchy."""
-    assert cgroup_path(told) == path
-
-
-@pytest.mark.parametrize(
-    ("info", "facts"),
-    [
-        pytest.param('{"pid":7,"runtimeType":"io.containerd.runc.v2"}', Facts(7), id="containerd-created"),
-        pytest.param('{"runtimeSpec":{"linux":null,"annotations":null}}', Facts(), id="nothing-told"),
-        pytest.param('{"runtimeType":"io.containerd.kata.v2"}', Facts(in_vm=True), id="kata-shim"),
-        pytest.param(
-            '{"runtimeSpec":{"annotations":{"io.katacontainers.pkg.oci.container_type":"pod_container"}}}',
-            Facts(in_vm=True),
-            id="kata-annotation",
-        ),
-        pytest.param('{"pid":"many"}', Facts(), id="another-shape"),
-        pytest.param("no JSON", Facts(), id="no-json"),
-    ],
-)
-def test_facts_of_every_shape(info: str, facts: Facts) -> None:
-    """The verbose status is read where it says something, and is otherwise unknown."""
-    assert read_facts({"info": info}) == facts
-    assert read_facts({}) == Facts()
-
-
-def test_usual_sockets_are_found_in_order() -> None:
-    """The first socket that is there is taken; none is no error."""
-    assert find_socket(lambda path: path in SOCKETS[1:3]) == SOCKETS[1]
-    assert find_socket(lambda _: False) is None
-
-
-@pytest.mark.parametrize(
-    ("handler", "in_vm"), [("kata-qemu", True), ("kata", True), ("", False), ("runc", False)]
-)
-def test_vm_handlers(handler: str, in_vm: bool) -> None:
-    """A handler that starts virtual machines is known by its name."""
-    assert is_vm_handler(handler) is in_vm
 
 
 def test_cri_o_listing(tmp_path: Path) -> None:

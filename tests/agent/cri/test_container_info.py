@@ -1,0 +1,75 @@
+"""What containerd and CRI-O say about a container, in all the shapes in which they say it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.cri.container_info import (
+    SOCKETS,
+    ContainerInfo,
+    cgroup_path,
+    find_socket,
+    is_vm_handler,
+    read_info,
+)
+
+
+@pytest.mark.parametrize(
+    ("oci_path", "path"),
+    [
+        ("/kubepods/burstable/pod1/ab12", "/kubepods/burstable/pod1/ab12"),
+        ("kubepods/pod1/ab12", "/kubepods/pod1/ab12"),
+        (
+            "kubepods-burstable-pod1_2.slice:cri-containerd:ab12",
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-ab12.scope",
+        ),
+        ("kubepods-pod1.slice:crio:ab12", "/kubepods.slice/kubepods-pod1.slice/crio-ab12.scope"),
+        ("kubepods-pod1.slice::ab12", "/kubepods.slice/kubepods-pod1.slice/ab12.scope"),
+        (":docker:ab12", "/system.slice/docker-ab12.scope"),
+        ("-.slice:docker:ab12", "/docker-ab12.scope"),
+        ("kubepods.slice:x:kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice"),
+        ("/odd:path:here/ab12", "/odd:path:here/ab12"),
+        ("", None),
+        ("/", None),
+    ],
+)
+def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
+    """What the runtime says is translated into the path below the hierarchy."""
+    assert cgroup_path(oci_path) == path
+
+
+@pytest.mark.parametrize(
+    ("verbose", "info"),
+    [
+        pytest.param(
+            '{"pid":7,"runtimeType":"io.containerd.runc.v2"}', ContainerInfo(7), id="containerd-created"
+        ),
+        pytest.param('{"runtimeSpec":{"linux":null,"annotations":null}}', ContainerInfo(), id="nothing-told"),
+        pytest.param('{"runtimeType":"io.containerd.kata.v2"}', ContainerInfo(in_vm=True), id="kata-shim"),
+        pytest.param(
+            '{"runtimeSpec":{"annotations":{"io.katacontainers.pkg.oci.container_type":"pod_container"}}}',
+            ContainerInfo(in_vm=True),
+            id="kata-annotation",
+        ),
+        pytest.param('{"pid":"many"}', ContainerInfo(), id="another-shape"),
+        pytest.param("no JSON", ContainerInfo(), id="no-json"),
+    ],
+)
+def test_status_of_every_shape(verbose: str, info: ContainerInfo) -> None:
+    """The verbose status is read where it says something, and is otherwise unknown."""
+    assert read_info({"info": verbose}) == info
+    assert read_info({}) == ContainerInfo()
+
+
+def test_usual_sockets_are_found_in_order() -> None:
+    """The first socket that is there is taken; none is no error."""
+    assert find_socket(lambda path: path in SOCKETS[1:3]) == SOCKETS[1]
+    assert find_socket(lambda _: False) is None
+
+
+@pytest.mark.parametrize(
+    ("handler", "in_vm"), [("kata-qemu", True), ("kata", True), ("", False), ("runc", False)]
+)
+def test_vm_handlers(handler: str, in_vm: bool) -> None:
+    """A handler that starts virtual machines is known by its name."""
+    assert is_vm_handler(handler) is in_vm
