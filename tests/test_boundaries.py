@@ -106,7 +106,6 @@ ROOMS = {
 }
 # What is wrong still. These lists only get shorter: what is mended leaves them.
 LONG = {
-    "Reconciler": 304,
     "tests/agent/reconcile/test_reconciler.py": 616,
     "tests/agent/test_pod_watch.py": 420,
     "tests/manifests/test_policies.py": 419,

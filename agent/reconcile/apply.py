@@ -8,12 +8,13 @@ before anything that waits for it begins; what waits for a failure is not done.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused
 from agent.node_state import Path
 from agent.reconcile.created_updates import CreatedUpdates
+from agent.reconcile.exposure import note_right
 from agent.reconcile.runtime_sync import CALL_SECONDS
 from pinning.planning.observed import State
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.interfaces import Interfaces
+    from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.runtime_sync import RuntimeSync
     from pinning.machine.cpuset import CPUSet
@@ -30,17 +32,22 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 64  # cgroups written before others get their turn: about 2 ms
 CALLS: Final = 8  # of the runtime at a time: more are not faster
 
+logger = logging.getLogger(__name__)
+
 Result = bool | asyncio.Task[bool]
 
 
 class Applier:
     """Does the actions of one plan after the other."""
 
-    def __init__(self, interfaces: Interfaces, runtime_sync: RuntimeSync, clock: Clock) -> None:
+    def __init__(
+        self, interfaces: Interfaces, runtime_sync: RuntimeSync, clock: Clock, metrics: Metrics
+    ) -> None:
         self._runtime = interfaces.runtime
         self._cgroups = interfaces.cgroups
         self._runtime_sync = runtime_sync
         self._clock = clock
+        self._metrics = metrics
         self._calls = asyncio.Semaphore(CALLS)
         self._writable = False
         self.created_updates = CreatedUpdates(self._send)
@@ -52,6 +59,15 @@ class Applier:
 
         What is sent to a created container counts as done, unless another action waits for it.
         """
+        done = await self._do(actions, records, left_alone)
+        self._metrics.writes.labels("done").inc(sum(done))
+        self._metrics.writes.labels("not done").inc(len(done) - sum(done))
+        _log(actions, done, records)
+        return done
+
+    async def _do(
+        self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
+    ) -> tuple[bool, ...]:
         self._writable = self._cgroups.cpusets.writable
         awaited = {at for action in actions for at in action.waits_for}
         results: list[Result] = []
@@ -61,14 +77,14 @@ class Applier:
                 waits = [results[at] for at in action.waits_for]
                 if action.container_id in left_alone or any(wait is False for wait in waits):
                     results.append(False)
-                elif _is_birth(record) and not waits and number not in awaited:
+                elif _is_created(record) and not waits and number not in awaited:
                     self.created_updates.begin(record, action.cpus)
                     results.append(True)
                 else:
                     results.append(self._begin(action, record, waits, group))
                 if number % AT_ONCE == AT_ONCE - 1:
                     await asyncio.sleep(0)
-        return tuple(one if isinstance(one, bool) else one.result() for one in results)
+        return tuple(result if isinstance(result, bool) else result.result() for result in results)
 
     def _begin(
         self, action: Action, record: ContainerRecord, waits: list[Result], group: asyncio.TaskGroup
@@ -114,14 +130,14 @@ class Applier:
                 await self._runtime.update_cpus(record.seen.id, cpus)
         except (AgentError, TimeoutError) as error:
             return self._failed(record, error)
-        record.sent = cpus
+        record.was_sent(cpus)
         return self._read_back(record, cpus, Path.RUNTIME)
 
     def _read_back(self, record: ContainerRecord, cpus: CPUSet, path: Path) -> bool:
         """Look whether the kernel has it; where it cannot be asked the runtime's word stands until it can."""
         if record.cgroup is None:
             record.wrote(cpus, self._clock.text(), path)
-            record.was_right(cpus, self._seconds_in_vm(record))
+            note_right(record, cpus, self._cgroups.tasks, self._clock)
             record.succeeded()
             return True
         try:
@@ -134,22 +150,11 @@ class Applier:
         record.wrote(found, self._clock.text(), path)
         if found == cpus:
             record.succeeded()
-            if record.is_awaited:
-                self._date(record, record.cgroup, cpus)
+            note_right(record, cpus, self._cgroups.tasks, self._clock)
         else:
-            told = f"{cpus} was written by {path}, and the kernel lets it use {found}"
-            record.failed(told, self._clock.monotonic())
+            reason = f"{cpus} was written by {path}, and the kernel lets it use {found}"
+            record.failed(reason, self._clock.monotonic())
         return found <= cpus
-
-    def _date(self, record: ContainerRecord, cgroup: str, cpus: CPUSet) -> None:
-        """Note for how long a container that is right now may have run elsewhere."""
-        with suppress(AgentError):
-            start = self._cgroups.tasks.start_state(cgroup)
-            record.was_right(cpus, start.seconds or 0.0 if record.is_running or start.has_begun else 0.0)
-
-    def _seconds_in_vm(self, record: ContainerRecord) -> float:
-        started = record.seen.started
-        return max(0.0, self._clock.wall().timestamp() - started) if started else 0.0
 
     def _failed(self, record: ContainerRecord, error: Exception) -> bool:
         """Note why; a container that is not there any more needs nothing and is in nobody's way."""
@@ -159,5 +164,19 @@ class Applier:
         return False
 
 
-def _is_birth(record: ContainerRecord) -> bool:
+def _is_created(record: ContainerRecord) -> bool:
     return record.seen.state is State.CREATED and record.cgroup is not None
+
+
+def _log(actions: Sequence[Action], done: Sequence[bool], records: Mapping[str, ContainerRecord]) -> None:
+    logs_all = logger.isEnabledFor(logging.DEBUG)
+    for action, is_done in zip(actions, done, strict=True):
+        if is_done and not logs_all:
+            continue
+        record = records[action.container_id]
+        facts = {"container": record.name, "kind": str(action.kind), "cpus": str(action.cpus)}
+        if is_done:
+            logger.debug("cpuset written", extra={"facts": facts})
+            continue
+        reason = record.failure or "it is left alone, or another write has to come first"
+        logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})

@@ -1,4 +1,7 @@
-"""What the agent remembers of each container of the runtime, from its first sight until it is gone."""
+"""What the agent remembers of each container of the runtime, from its first sight until it is gone.
+
+Whoever learns something of a container says so with one of its verbs; nobody else assigns its fields.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,15 @@ class ContainerRecord:
 
     seen: RuntimeContainer
     is_awaited: bool  # how long it ran elsewhere is still to be told; never of what is older than the agent
+    is_new: bool = False  # its tasks were not looked at since this agent saw it come
+    is_assured: bool = False  # this agent told the runtime where it runs
+    wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
     right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
     sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
     not_before: float = 0.0  # of the next try
-    is_newborn: bool = False  # its tasks were not looked at since this agent saw it come
-    is_assured: bool = False  # the runtime was told by this agent
     failure: str = ""  # why the last write failed; empty when it did not
 
     @property
@@ -53,6 +57,21 @@ class ContainerRecord:
         """Say whether it runs."""
         return self.seen.state is State.RUNNING
 
+    @property
+    def is_right(self) -> bool:
+        """Say whether it is where the last plan wants it, as far as anybody can know."""
+        return (self.applied or self.sent) == self.wanted
+
+    def listed(self, container: RuntimeContainer) -> None:
+        """Take over what the runtime says; what a start makes of its cpuset is nobody's rewrite."""
+        if self.seen.state is not container.state:
+            self.applied = EMPTY
+        self.seen = container
+
+    def planned(self, cpus: CPUSet) -> None:
+        """Take over where it is to run from now on."""
+        self.wanted = cpus
+
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it."""
         self.applied = cpus
@@ -62,6 +81,29 @@ class ContainerRecord:
         """Take over what was read from the kernel after a write of ours."""
         self.applied = cpus
         self._prove(cpus, when, path)
+
+    def wrote_beside(self) -> None:
+        """Forget what was read before: it was written beside the passes, which is nobody's rewrite."""
+        self.applied = EMPTY
+
+    def was_sent(self, cpus: CPUSet) -> None:
+        """Note what the runtime took for it."""
+        self.sent = cpus
+
+    def assured(self) -> None:
+        """Note that the runtime knows from this agent where it runs."""
+        self.is_assured = True
+
+    def looked_at(self) -> None:
+        """Note that its tasks are its own business from now on."""
+        self.is_new = False
+
+    def compared(self, outside: int, narrowed: int) -> bool:
+        """Note how many of its tasks keep to other CPUs than it; say whether that is news."""
+        if self.proof is None or (outside, narrowed) == (self.proof.outside, self.proof.narrowed):
+            return False
+        self.proof = replace(self.proof, outside=outside, narrowed=narrowed)
+        return True
 
     def succeeded(self) -> None:
         """Forget what went wrong before."""

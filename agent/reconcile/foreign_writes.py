@@ -1,26 +1,34 @@
 """Other writers of cpusets: a rewrite is repaired at once, the third within ten minutes is a conflict, and is left alone.
 
-Pure: time comes in with every call. After ten minutes without a rewrite the agent repairs again (design rule 7).
+After ten minutes without a rewrite the agent repairs again (design rule 7).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from agent.node_state import Conflict
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.clock import Clock
+    from agent.metrics import Metrics
+    from agent.reconcile.container_record import ContainerRecord
     from pinning.planning.observed import Owner
 
 WINDOW_SECONDS: Final = 600.0
 REWRITES: Final = 3
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ForeignWrites:
-    """When somebody else rewrote the cpuset of which container, as far as it still matters."""
+    """When somebody else rewrote the cpuset of which container, as far as it still matters. Pure: time comes in with every call."""
 
     rewrites: Mapping[Owner, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -52,4 +60,50 @@ class ForeignWrites:
         times = self.rewrites.get(owner, ())
         if self.is_conflict(owner):  # while it goes on, only ten quiet minutes end it
             return times
-        return tuple(one for one in times if now - one < WINDOW_SECONDS)
+        return tuple(time for time in times if now - time < WINDOW_SECONDS)
+
+
+class ForeignWriteLog:
+    """Keeps count of the foreign writes on this node, and says who is left alone for them."""
+
+    def __init__(self, clock: Clock, metrics: Metrics) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._writes = ForeignWrites()
+
+    def count(self, rewritten: Iterable[ContainerRecord]) -> None:
+        """Count the rewrites that a pass found."""
+        for record in rewritten:
+            self._metrics.rewrites.inc()
+            self.saw(record.owner)
+            facts = {"container": record.name, "cpus": str(record.applied)}
+            logger.warning("cpuset rewritten by another", extra={"facts": facts})
+
+    def saw(self, owner: Owner) -> None:
+        """Count one rewrite."""
+        self._writes = self._writes.saw(owner, self._clock.monotonic())
+
+    def is_conflict(self, owner: Owner) -> bool:
+        """Say whether a container is left alone."""
+        return self._writes.is_conflict(owner)
+
+    def left_alone(self, records: Iterable[ContainerRecord]) -> frozenset[str]:
+        """Return the containers that are not touched now: in conflict, or failed a moment ago."""
+        now = self._clock.monotonic()
+        self._writes = self._writes.at(now)
+        return frozenset(
+            record.seen.id
+            for record in records
+            if record.not_before > now or self._writes.is_conflict(record.owner)
+        )
+
+    def conflicts(self, names: Mapping[Owner, str]) -> tuple[Conflict, ...]:
+        """Return the containers that are left alone for the writes of others, by the names that people know."""
+        return tuple(
+            Conflict(names.get(owner, owner.container), owner, len(self._writes.rewrites[owner]))
+            for owner in self._writes.conflicts
+        )
+
+    def ends(self) -> float | None:
+        """Return the seconds until the next conflict is over, None when there is none."""
+        return self._writes.ends(self._clock.monotonic())

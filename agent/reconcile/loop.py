@@ -82,9 +82,13 @@ class Loop:
             group.create_task(self._interfaces.pods.watch(self._trigger.request_pass))
             group.create_task(self._interfaces.runtime.watch(self._trigger.request_pass))
             if self._interfaces.cgroups.watch:
-                group.create_task(self._interfaces.cgroups.watch.watch(self._reconciler.foreign_write))
+                group.create_task(
+                    self._interfaces.cgroups.watch.watch(self._reconciler.between_passes.foreign_write)
+                )
             if self._interfaces.container_watch:
-                group.create_task(self._interfaces.container_watch.watch(self._reconciler.container_created))
+                group.create_task(
+                    self._interfaces.container_watch.watch(self._reconciler.between_passes.container_created)
+                )
             group.create_task(self._poll_machine(self._trigger.request_pass))
             group.create_task(self._reconciler.runtime_sync.run())
             group.create_task(self._reconciler.observer.missing_pods.run())

@@ -45,10 +45,10 @@ class Observer:
         """Know CPUs that were there before and may be offline now."""
         self._topology = topology
 
-    def leave_newborn(self) -> None:
+    def leave_new(self) -> None:
         """Widen nobody: the agent only observes."""
         for record in self.records.values():
-            record.is_newborn = False
+            record.looked_at()
 
     async def observe(self) -> Observed:
         """Return the node as it is now."""
@@ -69,9 +69,9 @@ class Observer:
         return observed
 
     def _look_up_unknown(self, observed: Observed) -> None:
-        """Let the pods of live containers be asked for by name where they were not shown (design rule 3)."""
+        """Let the pods of live containers be asked for by name where they were not shown."""
         known = {pod.uid for pod in observed.pods}
-        listed = {one.seen.pod_uid: one.seen for one in self.records.values()}
+        listed = {record.seen.pod_uid: record.seen for record in self.records.values()}
         live = observed.live_uids - known
         self.missing_pods.want({uid: (listed[uid].namespace, listed[uid].pod) for uid in live}, listed.keys())
 
@@ -89,23 +89,17 @@ class Observer:
         except Unavailable as error:
             logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
             return False
-        self.records = {one.id: self._record(one) for one in listed}
+        self.records = {container.id: self._record(container) for container in listed}
         self._has_listed = True
         return True
 
-    def _record(self, one: RuntimeContainer) -> ContainerRecord:
-        record = self.records.get(one.id)
+    def _record(self, container: RuntimeContainer) -> ContainerRecord:
+        record = self.records.get(container.id)
         if record is None:
-            is_newborn = self._has_listed or one.state is State.CREATED
-            return ContainerRecord(one, is_awaited=self._has_listed, is_newborn=is_newborn)
-        self._take(record, one)
+            is_new = self._has_listed or container.state is State.CREATED
+            return ContainerRecord(container, is_awaited=self._has_listed, is_new=is_new)
+        record.listed(container)
         return record
-
-    @staticmethod
-    def _take(record: ContainerRecord, one: RuntimeContainer) -> None:
-        if record.seen.state is not one.state:
-            record.applied = EMPTY  # what its birth makes of its cpuset is nobody's rewrite
-        record.seen = one
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
         self.rewritten = []
@@ -132,7 +126,7 @@ class Observer:
             return state, EMPTY
         if state is State.CREATED and self._has_begun(record.cgroup):
             state = State.RUNNING
-            self._take(record, replace(record.seen, state=state))
+            record.listed(replace(record.seen, state=state))
         self._compare(record, cpus, moved=moved)
         return state, cpus
 
@@ -152,7 +146,8 @@ class Observer:
 
     def _read_pods(self, pods: Mapping[str, Pod]) -> tuple[SeenPod, ...]:
         """Read the pods that are new or other objects than before."""
-        names = {one.seen.pod_uid: (one.seen.namespace, one.seen.pod) for one in self.records.values()}
+        seen = (record.seen for record in self.records.values())
+        names = {container.pod_uid: (container.namespace, container.pod) for container in seen}
         known = self._pods
         self._pods = {}
         for uid, pod in by_runtime_uid(pods.values(), names).items():

@@ -1,4 +1,4 @@
-"""Put newborn containers on their CPUs before their first instruction, where only their cgroups can tell of them.
+"""Put new containers on their CPUs before their first instruction, where only their cgroups can tell of them.
 
 From the moment its cgroup is made until its command runs, a container's cpuset is free to be written: the runtime
 fills an empty one (cgroup v1) before it puts its own process in, and does not look at it again. So it is written at
@@ -37,43 +37,43 @@ class Right(NamedTuple):
 
 
 class PreStartPinner:
-    """Tends newborn containers. `cpus_of` says where one shall run, None that it is not to be touched."""
+    """Pins new containers. `cpus_of` says where one is to run, None that it is not to be touched."""
 
     def __init__(
         self,
         cgroups: Cgroups,
         clock: Clock,
         cpus_of: Callable[[Owner], CPUSet | None],
-        told: Callable[[NewContainer], None],
+        touched: Callable[[NewContainer], None],
     ) -> None:
         self._cgroups = cgroups
         self._clock = clock
         self._cpus_of = cpus_of
-        self._told = told  # called after every write, and when a container is left to the passes
-        self._tending: dict[str, asyncio.Task[None]] = {}
+        self._touched = touched  # called after every write, and when a container is left to the passes
+        self._pinning: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
 
-    def take(self, newborn: NewContainer) -> None:
-        """Tend a container from now on; once is enough."""
+    def pin(self, container: NewContainer) -> None:
+        """Keep a container on its CPUs until its command runs; once is enough."""
         now = self._clock.monotonic()
-        self._right = {key: one for key, one in self._right.items() if now - one.at < KEPT_SECONDS}
-        if newborn.id not in self._tending and newborn.id not in self._right:
-            self._tending[newborn.id] = asyncio.create_task(self._tend(newborn))
+        self._right = {key: right for key, right in self._right.items() if now - right.at < KEPT_SECONDS}
+        if container.id not in self._pinning and container.id not in self._right:
+            self._pinning[container.id] = asyncio.create_task(self._keep(container))
 
-    def is_tending(self, container_id: str) -> bool:
+    def is_pinning(self, container_id: str) -> bool:
         """Say whether it is still to be found out how a container began."""
-        return container_id in self._tending
+        return container_id in self._pinning
 
     def window(self, container_id: str, cpus: CPUSet) -> float | None:
         """Return for how long a container may have run elsewhere before it had these CPUs; None if not known here."""
         right = self._right.pop(container_id, None)
         return right.seconds if right and right.cpus == cpus else None
 
-    async def _tend(self, newborn: NewContainer) -> None:
+    async def _keep(self, container: NewContainer) -> None:
         pause = FIRST_PAUSE
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
-                while not self._look(newborn):
+                while not self._look(container):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
         except (
@@ -82,25 +82,25 @@ class PreStartPinner:
         ):  # it is gone, or cannot be written: a pass says so where it matters
             pass
         finally:
-            del self._tending[newborn.id]
-            self._told(newborn)
+            del self._pinning[container.id]
+            self._touched(container)
 
-    def _look(self, newborn: NewContainer) -> bool:
+    def _look(self, container: NewContainer) -> bool:
         """Write where nothing runs yet; say whether there is nothing left to do here."""
-        cpus = self._cpus_of(newborn.owner)
+        cpus = self._cpus_of(container.owner)
         if cpus is None:
             return True
-        start = self._cgroups.tasks.start_state(newborn.cgroup)
-        if self._cgroups.cpusets.read(newborn.cgroup) != cpus:
+        start = self._cgroups.tasks.start_state(container.cgroup)
+        if self._cgroups.cpusets.read(container.cgroup) != cpus:
             if start.has_begun:
                 return True
-            self._cgroups.cpusets.write(newborn.cgroup, cpus)
-            self._told(newborn)
-            start = self._cgroups.tasks.start_state(newborn.cgroup)
-            if self._cgroups.cpusets.read(newborn.cgroup) != cpus:
+            self._cgroups.cpusets.write(container.cgroup, cpus)
+            self._touched(container)
+            start = self._cgroups.tasks.start_state(container.cgroup)
+            if self._cgroups.cpusets.read(container.cgroup) != cpus:
                 return False
         if start.seconds is None:
             return False
         window = start.seconds if start.has_begun else 0.0
-        self._right[newborn.id] = Right(cpus, window, self._clock.monotonic())
+        self._right[container.id] = Right(cpus, window, self._clock.monotonic())
         return True

@@ -1,4 +1,4 @@
-"""Take the CFS quota from containers that own their CPUs, where the operator wants it (`quota: unset`).
+"""Take the CFS quota from containers that own their CPUs where the operator wants it (`quota: unset`), and count its stops.
 
 A container with CPU limit 1 on 4 CPUs is stopped for three quarters of its time. The quota of the pod counts too,
 and goes when every container of the pod is exclusive. A kubelet that resizes the pod sets both again: so each pass
@@ -32,6 +32,22 @@ def unset_quotas(
     for record in records:
         for cgroup in _unlimited(record, ledger, whole):
             _unset(cgroup, record, quotas)
+
+
+def times_throttled(
+    records: Iterable[ContainerRecord], ledger: Ledger, quotas: Quotas
+) -> dict[tuple[str, str, str], int]:
+    """Return how often quotas stopped each exclusive container that runs: by namespace, pod and container."""
+    counts = {}
+    for record in records:
+        assignment = ledger.of(record.owner)
+        if assignment and assignment.is_exclusive and record.cgroup and record.is_running:
+            try:
+                times = quotas.times_throttled(record.cgroup)
+            except AgentError:
+                continue
+            counts[assignment.namespace, assignment.pod, assignment.owner.container] = times
+    return counts
 
 
 def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bool:

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from agent.node_state import Conflict, ContainerState, NodeState, PodState
+from agent.node_state import ContainerState, NodeState, PodState
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
-    from agent.node_state import Proof
+    from agent.node_state import Conflict, Proof
     from agent.reconcile.container_record import ContainerRecord
+    from agent.reconcile.foreign_writes import ForeignWriteLog
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Assignment
     from pinning.planning.observed import Observed, SeenPod
@@ -73,9 +74,9 @@ def pass_result(
     observed: Observed,
     plan: Plan,
     records: Mapping[str, ContainerRecord],
-    conflicts: Iterable[tuple[Owner, int]],
+    foreign_writes: ForeignWriteLog,
 ) -> PassResult:
-    """Return what a pass came to; `conflicts` are those containers that are left alone, with their rewrites."""
+    """Return what a pass came to."""
     names = {record.owner: record.name for record in records.values()}
     return PassResult(
         observed=observed,
@@ -83,9 +84,7 @@ def pass_result(
         # a created container runs nothing yet: its CPUs prove nothing, and it is nobody's intruder
         proofs={key: record.proof for key, record in records.items() if record.proof and record.is_running},
         names=names,
-        conflicts=tuple(
-            Conflict(names.get(owner, owner.container), owner, rewrites) for owner, rewrites in conflicts
-        ),
+        conflicts=foreign_writes.conflicts(names),
         failures=tuple(sorted(record.name for record in records.values() if record.failure)),
     )
 

@@ -15,9 +15,10 @@ from agent.errors import Gone, Refused, Unavailable
 from apiserver.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from agent.interfaces import Runtime
+    from agent.reconcile.container_record import ContainerRecord
     from pinning.machine.cpuset import CPUSet
 
 IN_FLIGHT: Final = 2
@@ -29,9 +30,11 @@ logger = logging.getLogger(__name__)
 class RuntimeSync:
     """Calls the runtime, two at a time."""
 
-    def __init__(self, runtime: Runtime, told: Callable[[str], None], backoff: Backoff | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, wrote: Callable[[str], None], backoff: Backoff | None = None
+    ) -> None:
         self._runtime = runtime
-        self._told = told  # called with the id of every container that the runtime has written
+        self._wrote = wrote  # called with the id of every container that the runtime has written
         self._backoff = backoff or Backoff(0.2, 10.0)
         self._wanted: dict[str, CPUSet] = {}
         self._queue: asyncio.Queue[str] = asyncio.Queue()
@@ -42,14 +45,22 @@ class RuntimeSync:
         self._free.set()
 
     def want(self, container_id: str, cpus: CPUSet) -> None:
-        """Let the runtime know of `cpus` some time soon; a later wish replaces an earlier one."""
+        """Let the runtime know of `cpus` some time soon; a later set replaces an earlier one."""
         if container_id not in self._wanted:
             self._queue.put_nowait(container_id)
         self._wanted[container_id] = cpus
         self._idle.clear()
 
+    def assure(self, records: Iterable[ContainerRecord]) -> None:
+        """Let the runtime know once what is right already: an agent may have died before it could."""
+        for record in records:
+            if not record.is_assured and record.is_running and record.cgroup:
+                record.assured()
+                if record.applied == record.wanted != record.sent:
+                    self.want(record.seen.id, record.applied)
+
     def forget(self, container_id: str) -> None:
-        """Drop a wish that the runtime is told by another way."""
+        """Drop a set that the runtime gets by another way."""
         self._wanted.pop(container_id, None)
 
     def hold(self) -> None:
@@ -70,7 +81,7 @@ class RuntimeSync:
             await asyncio.wait([self._flying[container_id]])
 
     async def drained(self) -> None:
-        """Wait until every wish is done."""
+        """Wait until the runtime has every set."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -100,7 +111,7 @@ class RuntimeSync:
         finally:
             del self._flying[container_id]
             flying.set_result(None)
-        self._told(container_id)
+        self._wrote(container_id)
         if answered:
             self._backoff.reset()
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
     from agent.interfaces import Tasks
     from agent.reconcile.container_record import ContainerRecord
-    from pinning.machine.cpuset import CPUSet
 
 AT_ONCE: Final = 8  # containers before others get their turn
 
@@ -29,17 +27,15 @@ class Sweep(NamedTuple):
 
 
 async def prove_tasks(
-    records: Iterable[tuple[ContainerRecord, CPUSet]],
-    tasks: Tasks,
-    is_wanted_elsewhere: Callable[[], bool],
+    records: Iterable[ContainerRecord], tasks: Tasks, is_wanted_elsewhere: Callable[[], bool]
 ) -> Sweep:
     """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done.
 
-    A first process that was born narrower is widened, once: what it does to itself later is its own choice.
+    A first process that started narrower is widened, once: what it does to itself later is its own choice.
     """
     is_news = False
-    for number, (record, cpus) in enumerate(records, 1):
-        is_news |= _prove(record, cpus, tasks)
+    for number, record in enumerate(records, 1):
+        is_news |= _prove(record, tasks)
         if number % AT_ONCE == 0:
             await asyncio.sleep(0)
             if is_wanted_elsewhere():
@@ -47,24 +43,20 @@ async def prove_tasks(
     return Sweep(is_whole=True, is_news=is_news)
 
 
-def _prove(record: ContainerRecord, cpus: CPUSet, tasks: Tasks) -> bool:
+def _prove(record: ContainerRecord, tasks: Tasks) -> bool:
     if record.proof is None or record.cgroup is None or not record.is_running:
         return False
     try:
-        if record.is_newborn and record.seen.pid and record.proof.cpus <= cpus:
+        if record.is_new and record.seen.pid and record.proof.cpus <= record.wanted:
             _widen(record, record.cgroup, tasks)
-        stray = tasks.stray_tasks(record.cgroup, cpus)
+        stray = tasks.stray_tasks(record.cgroup, record.wanted)
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
-    outside, narrowed = len(stray.outside), len(stray.narrowed)
-    if (outside, narrowed) == (record.proof.outside, record.proof.narrowed):
-        return False
-    record.proof = replace(record.proof, outside=outside, narrowed=narrowed)
-    return True
+    return record.compared(len(stray.outside), len(stray.narrowed))
 
 
 def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:
-    record.is_newborn = False
+    record.looked_at()
     count = tasks.widen_tasks(cgroup, record.seen.pid)
     if count:
         logger.info("born narrower, widened", extra={"facts": {"container": record.name, "tasks": count}})

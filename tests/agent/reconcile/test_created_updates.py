@@ -45,7 +45,9 @@ def test_newborn_container_is_written_without_a_pass(node: FakeNode) -> None:
     async def be_born() -> None:
         for number, owner, _ in born:
             node.cpusets[node.cgroup(number)] = node.topology.online
-            node.agent.reconciler.container_created(NewContainer(number, owner, node.cgroup(number)))
+            node.agent.reconciler.between_passes.container_created(
+                NewContainer(number, owner, node.cgroup(number))
+            )
         await asyncio.sleep(0)
 
     node.runner.run(be_born())
@@ -65,7 +67,9 @@ def test_newborn_container_is_left_to_the_kubelet_where_the_agent_observes(
     node.cpusets[node.cgroup(number)] = node.topology.online
 
     async def be_born() -> None:
-        node.agent.reconciler.container_created(NewContainer(number, Owner("b", "c0"), node.cgroup(number)))
+        node.agent.reconciler.between_passes.container_created(
+            NewContainer(number, Owner("b", "c0"), node.cgroup(number))
+        )
         await asyncio.sleep(0)
 
     node.runner.run(be_born())

@@ -1,4 +1,4 @@
-"""A newborn container is written until the runtime's process is in its cgroup, and never once its command runs."""
+"""A new container is written until the runtime's process is in its cgroup, and never once its command runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
 
 ALL, OWN = CPUSet.parse("0-3"), CPUSet.parse("1")
-NEWBORN = NewContainer("one", Owner("uid", "main"), "/kubepods/pod1/one")
+NEW = NewContainer("one", Owner("uid", "main"), "/kubepods/pod1/one")
 NOBODY, HELD, RUNNING = (
     StartState(None, has_begun=False),
     StartState(0.02, has_begun=False),
@@ -48,36 +48,36 @@ class Cgroup:
             self.cpus = cpus
 
 
-def tended(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[PreStartPinner, list[NewContainer]]:
-    """Let a container be born, and return who tended it and what was told meanwhile."""
-    told: list[NewContainer] = []
+def pinned(cgroup: Cgroup, cpus: CPUSet | None = OWN) -> tuple[PreStartPinner, list[NewContainer]]:
+    """Let a container be made, and return who pinned it and which containers it touched meanwhile."""
+    touched: list[NewContainer] = []
 
     async def run() -> PreStartPinner:
-        pinner = PreStartPinner(Cgroups(cgroup, cgroup), Clock(), lambda _: cpus, told.append)  # type: ignore[arg-type]
-        pinner.take(NEWBORN)
-        pinner.take(NEWBORN)
-        assert pinner.is_tending("one")
-        while pinner.is_tending("one"):
+        pinner = PreStartPinner(Cgroups(cgroup, cgroup), Clock(), lambda _: cpus, touched.append)  # type: ignore[arg-type]
+        pinner.pin(NEW)
+        pinner.pin(NEW)
+        assert pinner.is_pinning("one")
+        while pinner.is_pinning("one"):
             await asyncio.sleep(0.001)
         return pinner
 
-    return asyncio.run(run()), told
+    return asyncio.run(run()), touched
 
 
 def test_right_before_the_command_runs() -> None:
     """Written once while nobody is in it, and seen right with the runtime's process in it: there was no window."""
     cgroup = Cgroup([NOBODY, NOBODY, NOBODY, HELD])
-    pinner, told = tended(cgroup)
+    pinner, touched = pinned(cgroup)
     assert cgroup.writes == [OWN]
     assert pinner.window("one", OWN) == 0.0
     assert pinner.window("one", OWN) is None
-    assert set(told) == {NEWBORN}
+    assert set(touched) == {NEW}
 
 
 def test_overwritten_set_is_written_again() -> None:
     """A runtime that fills the cpuset between is followed until its process is there."""
     cgroup = Cgroup([NOBODY] * 6 + [HELD], overwrites=2)
-    pinner, _ = tended(cgroup)
+    pinner, _ = pinned(cgroup)
     assert cgroup.writes == [OWN] * 3
     assert pinner.window("one", OWN) == 0.0
 
@@ -85,28 +85,28 @@ def test_overwritten_set_is_written_again() -> None:
 def test_command_that_runs_already_is_left_to_a_pass() -> None:
     """What runs on other CPUs is not written here, and nothing is claimed of it."""
     cgroup = Cgroup([RUNNING])
-    pinner, told = tended(cgroup)
+    pinner, touched = pinned(cgroup)
     assert cgroup.writes == []
     assert pinner.window("one", OWN) is None
-    assert told == [NEWBORN]
+    assert touched == [NEW]
 
 
 def test_command_that_ran_before_the_look_has_a_window() -> None:
     """Whether it was right at its first instruction is not known, so the age of its process is told."""
     cgroup = Cgroup([NOBODY, RUNNING])
-    pinner, _ = tended(cgroup)
+    pinner, _ = pinned(cgroup)
     assert pinner.window("one", OWN) == 0.03
 
 
 def test_window_is_of_one_set() -> None:
     """A container that shall run elsewhere by now was not seen there."""
-    pinner, _ = tended(Cgroup([HELD]))
+    pinner, _ = pinned(Cgroup([HELD]))
     assert pinner.window("one", ALL) is None
 
 
 def test_gone_and_untouchable_containers_are_left() -> None:
     """A cgroup that went away, and a container that nobody may touch, end the care."""
-    assert tended(Cgroup([]))[1] == [NEWBORN]
+    assert pinned(Cgroup([]))[1] == [NEW]
     untouched = Cgroup([NOBODY], cpus=EMPTY)
-    tended(untouched, cpus=None)
+    pinned(untouched, cpus=None)
     assert untouched.writes == []

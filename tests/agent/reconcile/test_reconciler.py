@@ -395,7 +395,7 @@ def test_writes_in_a_conflict_make_it_longer_without_a_pass(node: FakeNode) -> N
         node.run()
     node.agent.trigger.clear()
     node.time.now += 500
-    node.agent.reconciler.foreign_write(node.cgroup(other))
+    node.agent.reconciler.between_passes.foreign_write(node.cgroup(other))
     assert not node.agent.trigger.is_set
 
     node.time.now += 200

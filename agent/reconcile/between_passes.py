@@ -1,0 +1,122 @@
+"""What is watched between the passes, and what is done when something happens there."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from agent.errors import AgentError, Refused
+from agent.reconcile.prestart import PreStartPinner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.clock import Clock
+    from agent.interfaces import Interfaces, NewContainer
+    from agent.reconcile.foreign_writes import ForeignWriteLog
+    from agent.reconcile.observe import Observer
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.observed import Owner
+
+logger = logging.getLogger(__name__)
+
+
+class WatchedCgroups:
+    """Says to the kernel which cgroups the agent wants to hear of: those of the containers that it knows."""
+
+    def __init__(self, interfaces: Interfaces, observer: Observer) -> None:
+        self._cpusets = interfaces.cgroups.watch
+        self._containers = interfaces.container_watch
+        self._observer = observer
+        self._followed: frozenset[str] = frozenset()  # cgroups of what runs
+
+    def hold(self) -> None:
+        """Report no write during a pass."""
+        if self._cpusets:
+            self._cpusets.hold()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        if self._cpusets:
+            self._cpusets.release()
+
+    def follow(self) -> None:
+        """Watch where containers will be made, and the cgroups of what runs when these are others than before."""
+        if self._containers:
+            records = self._observer.records.values()
+            _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
+        if self._running() != self._followed:
+            self.follow_anew()
+
+    def follow_anew(self) -> None:
+        """Watch every cgroup of what runs: another may have taken its place. That takes as long as reading them."""
+        self._followed = self._running()
+        if self._cpusets:
+            _watch(self._cpusets.follow, self._followed)
+
+    def _running(self) -> frozenset[str]:
+        records = self._observer.records.values()
+        return frozenset(record.cgroup for record in records if record.cgroup and record.is_running)
+
+
+def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> None:
+    try:
+        follow(cgroups)
+    except Refused as error:
+        logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
+
+
+class BetweenPasses:
+    """Answers what happens between passes; `request_pass` is called when a pass has to look at it.
+
+    `cpus_of` says where a container that is made now is to run, None that it is not to be touched.
+    """
+
+    def __init__(
+        self,
+        interfaces: Interfaces,
+        observer: Observer,
+        clock: Clock,
+        foreign_writes: ForeignWriteLog,
+        cpus_of: Callable[[Owner], CPUSet | None],
+        request_pass: Callable[[], None],
+    ) -> None:
+        self.prestart = PreStartPinner(interfaces.cgroups, clock, cpus_of, self._container_written)
+        self._cpusets = interfaces.cgroups.cpusets
+        self._observer = observer
+        self._foreign_writes = foreign_writes
+        self._request_pass = request_pass
+
+    def container_created(self, container: NewContainer) -> None:
+        """Put a container whose cgroup was just made on its CPUs, without waiting for a pass."""
+        record = self._observer.records.get(container.id)
+        if not (record and record.is_running) and self._cpusets.writable:
+            self.prestart.pin(container)
+
+    def _container_written(self, container: NewContainer) -> None:
+        """Let a pass look at what was written before the container started."""
+        record = self._observer.records.get(container.id)
+        if record:
+            record.wrote_beside()
+        self._request_pass()
+
+    def foreign_write(self, cgroup: str) -> None:
+        """Take note of a write by somebody else; in a conflict it only makes the conflict longer."""
+        records = self._observer.records.values()
+        record = next((record for record in records if record.cgroup == cgroup), None)
+        if record and self._foreign_writes.is_conflict(record.owner):
+            self._foreign_writes.saw(record.owner)
+            return
+        self._request_pass()
+
+    def runtime_wrote(self, container_id: str) -> None:
+        """Look at a cgroup again after the runtime had it in its hands."""
+        record = self._observer.records.get(container_id)
+        if record is None or record.cgroup is None or not record.is_running:
+            return
+        try:
+            found = self._cpusets.read(record.cgroup)
+        except AgentError:
+            return
+        if found != record.wanted:
+            self._request_pass()

@@ -1,0 +1,39 @@
+"""Give every container all CPUs back and forget everything: the last thing that an agent does on a node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.errors import AgentError
+from pinning.planning.actions import Action, Kind
+from pinning.planning.observed import State
+
+if TYPE_CHECKING:
+    from agent.reconcile.apply import Applier
+    from agent.reconcile.checkpoint import Checkpoint
+    from agent.reconcile.observe import Observer
+    from agent.reconcile.runtime_sync import RuntimeSync
+    from pinning.planning.observed import Observed
+
+
+async def give_back(
+    observer: Observer, applier: Applier, runtime_sync: RuntimeSync, checkpoint: Checkpoint
+) -> None:
+    """Widen every container, in the kernel and in the runtime; raise AgentError when one was not."""
+    observed = await observer.observe()
+    if not observed.containers_complete:
+        raise AgentError("the runtime does not list its containers: start it, then reset again")
+    done = await applier.apply(_widening(observed), observer.records, frozenset())
+    has_sent = await applier.created_updates.drained()
+    await runtime_sync.drained()
+    checkpoint.remove()
+    if not (all(done) and has_sent):
+        raise AgentError("not every container got all CPUs back: see the log, then reset again")
+
+
+def _widening(observed: Observed) -> tuple[Action, ...]:
+    return tuple(
+        Action(Kind.WIDEN, container.id, container.owner, observed.universe)
+        for container in observed.live
+        if container.cpus != observed.universe or container.state is State.CREATED
+    )

@@ -1,0 +1,28 @@
+"""What the agent remembers of a container changes by the record's own verbs."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import agent.reconcile
+from agent.reconcile.container_record import ContainerRecord
+
+MODULES = sorted(Path(agent.reconcile.__path__[0]).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_nobody_else_assigns_a_field_of_a_record(path: Path) -> None:
+    """Each transition has a verb, so that its reason stands in one place."""
+    names = {field.name for field in fields(ContainerRecord)}
+    assigned = {
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in names
+        if ast.unparse(node.value) != "self"
+    }
+
+    assert assigned == set()
