@@ -34,6 +34,6 @@ def few(items: Iterable[Item]) -> tuple[Item, ...]:
 def listed(names: Iterable[str]) -> str:
     """Return the first names in their order, and how many more there are."""
     ordered = sorted(names)
-    told = ", ".join(cut(name, NAME) for name in ordered[:NAMES_LISTED])
+    text = ", ".join(cut(name, NAME) for name in ordered[:NAMES_LISTED])
     left = len(ordered) - NAMES_LISTED
-    return f"{told} and {left} more" if left > 0 else told
+    return f"{text} and {left} more" if left > 0 else text

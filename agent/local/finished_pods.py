@@ -6,7 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Final
 
-from pinning.planning.observed import FINAL_PHASES
+from pinning.pods.phase import FINAL_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ from agent.local.cgroups import ROOT, KernelContainerCgroups
 from agent.local.manifest import BadManifest, name_of
 from agent.local.pod import LocalPod
 from agent.local.spec import read_run
-from pinning.planning.requests import is_final
+from pinning.pods.phase import is_final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

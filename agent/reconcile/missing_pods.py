@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Unavailable
 from apiserver.backoff import Backoff
-from pinning.planning.requests import is_final
 from pinning.pods.identity import runtime_uid
+from pinning.pods.phase import is_final
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping

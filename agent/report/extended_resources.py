@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
 from pinning.machine.cpuset import union
-from pinning.planning.requests import fulfilled, is_final, requested
+from pinning.planning.requests import fulfilled, requested
 from pinning.pods.identity import by_runtime_uid
+from pinning.pods.phase import is_final
 from pinning.pods.resources import members
 
 if TYPE_CHECKING:

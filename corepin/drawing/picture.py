@@ -93,7 +93,7 @@ def draw(picture: Picture, width: int, *, colour: bool) -> str:
     width = max(width, NARROWEST)
     owners, signs = _owners(picture), _signs(picture)
     cells = _cells(owners, signs)
-    seen = [replace(key, cpus=told) for key in signs if (told := _told(cells, key, picture.shared))]
+    seen = [replace(key, cpus=cpus) for key in signs if (cpus := _cpus_shown(cells, key, picture.shared))]
     lines = [*wrapped(_headline(picture.topology), width), ()]
     lines += [*floorplan(picture.topology, cells, width), ()]
     lines += _legend([*owners, *seen], width)
@@ -146,7 +146,7 @@ def _cells(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, Span]:
     return cells
 
 
-def _told(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
+def _cpus_shown(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
     """Return the CPUs of a sign in the legend: those that show it, and every shared one."""
     if key.meaning == _SHARED:
         return shared & CPUSet(cells)

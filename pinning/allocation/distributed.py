@@ -69,9 +69,11 @@ class _Problem:
         able = self._able(width)
         if not any(self.strange):
             return able
-        found = [(_union(self.strange[node] for node in one[0]).bit_count(), one) for one in able]
+        found = [
+            (_union(self.strange[node] for node in candidate[0]).bit_count(), candidate) for candidate in able
+        ]
         least = min((added for added, _ in found), default=0)
-        return [one for added, one in found if added == least]
+        return [candidate for added, candidate in found if added == least]
 
     def _able(self, width: int) -> Iterator[tuple[Nodes, _Level, Nodes]]:
         """Yield sets of nodes with enough whole groups, and what of each node may be used for single ones."""

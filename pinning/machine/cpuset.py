@@ -38,9 +38,9 @@ class CPUSet:
     @classmethod
     def of_mask(cls, mask: int) -> CPUSet:
         """Return the set whose bit N says that CPU N is in it."""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "mask", mask)
-        return made
+        cpus = cls.__new__(cls)
+        object.__setattr__(cpus, "mask", mask)
+        return cpus
 
     @classmethod
     def parse(cls, text: str) -> CPUSet:

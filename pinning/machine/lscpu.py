@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
-_CACHE_COLUMN = re.compile(
-    r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*"
-)  # "l1d:l1i:l2:l3"; which, the machine decides
+_CACHE_COLUMN = re.compile(r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*")  # "l1d:l1i:l2:l3", as the machine has
 _NUMBER = re.compile(r"[0-9]{1,10}")  # firmware numbers sockets as it likes, in 32 bits
 _BARE_DASH = re.compile(r"(:\s*)-(?=\s*[,}])")
 _ABSENT: Final = (None, "", "-")
 _ONLINE: Final = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
-_LAST_LEVEL: Final = 3  # an L2 belongs to its core; where no L3 is told the package is the cache domain
+_LAST_LEVEL: Final = 3  # an L2 belongs to its core; without an L3 the package is the cache domain
 
 Row = dict[str, Any]
 

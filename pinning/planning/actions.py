@@ -56,7 +56,7 @@ def plan_actions(observed: Observed, before: Ledger, after: Ledger, sets: NodeSe
     """Return what brings every live container to what the ledger says, in an order that is safe."""
     shared = sets.shared(after)
     unpinned = shared - after.share
-    occupied = union(one.cpus & _cpus_of(one, before) for one in observed.live)
+    occupied = union(container.cpus & _cpus_of(container, before) for container in observed.live)
     writes: list[_Write] = []
     for seen in observed.live:
         current = seen.cpus or sets.universe  # what cannot be read may be anything
@@ -71,25 +71,25 @@ def _of_owner(
     seen: SeenContainer, current: CPUSet, before: Ledger, after: Ledger, unpinned: CPUSet
 ) -> Iterator[_Write]:
     """Yield the writes of a container that holds CPUs: off those of others, then to its own."""
-    one = after.of(seen.owner)
-    if one is None or one.cpus == current:
+    own = after.of(seen.owner)
+    if own is None or own.cpus == current:
         return
     charged = _charged(seen, current, before)
     if seen.state is State.CREATED:  # it must not wait: it may start at any moment, with all it has
-        left = (charged - one.footprint).mask
-        yield _Write(Kind.GRANT, seen, one.cpus, left, (one.cpus - current).mask)
+        left = (charged - own.footprint).mask
+        yield _Write(Kind.GRANT, seen, own.cpus, left, (own.cpus - current).mask)
         return
-    if one.cpus <= current and one.cpus <= _cpus_of(seen, before):
-        yield _Write(Kind.SHRINK, seen, one.cpus, (charged - one.footprint).mask)
+    if own.cpus <= current and own.cpus <= _cpus_of(seen, before):
+        yield _Write(Kind.SHRINK, seen, own.cpus, (charged - own.footprint).mask)
         return
-    stays = current & (unpinned | one.cpus)
+    stays = current & (unpinned | own.cpus)
     if stays and stays != current:
-        still = charged & (unpinned | one.footprint)
+        still = charged & (unpinned | own.footprint)
         yield _Write(Kind.SHRINK, seen, stays, (charged - still).mask)
         charged = still
         current = stays
-    if current != one.cpus:
-        yield _Write(Kind.GRANT, seen, one.cpus, (charged - one.footprint).mask, one.footprint.mask)
+    if current != own.cpus:
+        yield _Write(Kind.GRANT, seen, own.cpus, (charged - own.footprint).mask, own.footprint.mask)
 
 
 def _of_sharer(
@@ -107,14 +107,14 @@ def _of_sharer(
 
 
 def _cpus_of(seen: SeenContainer, ledger: Ledger) -> CPUSet:
-    one = ledger.of(seen.owner)
-    return one.cpus if one else EMPTY
+    assignment = ledger.of(seen.owner)
+    return assignment.cpus if assignment else EMPTY
 
 
 def _charged(seen: SeenContainer, current: CPUSet, before: Ledger) -> CPUSet:
     """Return the CPUs that others keep off as long as the container is where it is."""
-    one = before.of(seen.owner)
-    return current | one.idle if one else current
+    assignment = before.of(seen.owner)
+    return current | assignment.idle if assignment else current
 
 
 def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:

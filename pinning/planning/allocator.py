@@ -58,18 +58,28 @@ class Allocator:
         return self._first(claim, policies, free, claim.count, reusable=reusable & self.sets.source(claim))
 
     def resized(
-        self, one: Assignment, policies: EffectivePolicies, free: CPUSet, before: Placement | None = None
+        self,
+        assignment: Assignment,
+        policies: EffectivePolicies,
+        free: CPUSet,
+        before: Placement | None = None,
     ) -> Placement:
         """Return what a container shall hold for its claim's count, from what it has; raise NotEnoughCPUs.
 
         `before` is what it had while all of its CPUs ran: replacements are taken near the lost ones.
         """
-        return self._first(one.claim, policies, free, one.claim.count, keep=before or _placement(one))
+        return self._first(
+            assignment.claim, policies, free, assignment.claim.count, keep=before or _placement(assignment)
+        )
 
-    def moved(self, one: Assignment, policies: EffectivePolicies, free: CPUSet) -> Placement:
+    def moved(self, assignment: Assignment, policies: EffectivePolicies, free: CPUSet) -> Placement:
         """Return as many CPUs as it has under other policies, keeping what these allow; raise NotEnoughCPUs."""
-        count = core_count(self.sets, one) if one.claim.origin is Origin.CMK else len(one.cpus)
-        return self._first(one.claim, policies, free, count, held=_placement(one))
+        count = (
+            core_count(self.sets, assignment)
+            if assignment.claim.origin is Origin.CMK
+            else len(assignment.cpus)
+        )
+        return self._first(assignment.claim, policies, free, count, held=_placement(assignment))
 
     def _first(
         self,
@@ -152,7 +162,7 @@ class Allocator:
                     )
                 )
             except NotEnoughCPUs as problem:
-                refused = max(refused, problem, key=lambda one: one.found)
+                refused = max(refused, problem, key=lambda refusal: refusal.found)
         raise refused
 
     def _whole(self, owned: CPUSet, free: CPUSet) -> CPUSet:
@@ -177,23 +187,23 @@ class Allocator:
         return "packed" if self.config.pools else self.config.sort
 
 
-def _placement(one: Assignment) -> Placement:
-    return Placement(one.cpus, one.idle)
+def _placement(assignment: Assignment) -> Placement:
+    return Placement(assignment.cpus, assignment.idle)
 
 
-def core_count(sets: NodeSets, one: Assignment) -> int:
+def core_count(sets: NodeSets, assignment: Assignment) -> int:
     """Return on how many cores a container runs."""
-    return len({sets.topology.core_of(cpu).id for cpu in one.cpus})
+    return len({sets.topology.core_of(cpu).id for cpu in assignment.cpus})
 
 
-def shortage(sets: NodeSets, one: Assignment) -> int:
+def shortage(sets: NodeSets, assignment: Assignment) -> int:
     """Return how much of what its claim promises a container lacks; below 0 it has more.
 
     A CMK claim counts cores and means all of their CPUs, so a sibling that came back and idles is lacking too.
     """
-    if one.claim.origin is not Origin.CMK:
-        return one.claim.count - len(one.cpus)
-    cores = one.claim.count - core_count(sets, one)
-    if cores == 0 and one.smt is SMTPolicy.REQUIRE:
-        return len(one.idle)
+    if assignment.claim.origin is not Origin.CMK:
+        return assignment.claim.count - len(assignment.cpus)
+    cores = assignment.claim.count - core_count(sets, assignment)
+    if cores == 0 and assignment.smt is SMTPolicy.REQUIRE:
+        return len(assignment.idle)
     return cores

@@ -79,7 +79,7 @@ class Assignment:
         """Say whether the two containers can run at the same time."""
         if self.owner.pod_uid != other.owner.pod_uid:
             return True
-        earlier = min(self, other, key=lambda one: one.start_index)
+        earlier = min(self, other, key=lambda assignment: assignment.start_index)
         return not earlier._ends_first  # noqa: SLF001  of the same class
 
 
@@ -101,9 +101,9 @@ class Ledger:
 
     def of(self, owner: Owner) -> Assignment | None:
         """Return what a container holds."""
-        for one in self.pods.get(owner.pod_uid, ()):
-            if one.owner == owner:
-                return one
+        for assignment in self.pods.get(owner.pod_uid, ()):
+            if assignment.owner == owner:
+                return assignment
         return None
 
     def cpus_of(self, owner: Owner, shared: CPUSet) -> CPUSet:
@@ -122,9 +122,9 @@ class Ledger:
         if not mates:
             return self.held
         beside = [
-            one
-            for one in mates
-            if one.start_index != start_index and _overlap_in_time(one, start_index, role)
+            assignment
+            for assignment in mates
+            if assignment.start_index != start_index and _overlap_in_time(assignment, start_index, role)
         ]
         return (self.held - _footprints(mates)) | _footprints(beside)
 
@@ -145,16 +145,19 @@ class Ledger:
         if not self.of(owner):
             raise IllegalTransition(f"container {owner.container} of pod {owner.pod_uid} holds no CPUs")
         return self._with_pod(
-            owner.pod_uid, tuple(one for one in self.pods[owner.pod_uid] if one.owner != owner)
+            owner.pod_uid,
+            tuple(assignment for assignment in self.pods[owner.pod_uid] if assignment.owner != owner),
         )
 
     def _with(self, new: Assignment) -> Ledger:
         taken = new.footprint & self.held_against(new.owner.pod_uid, new.start_index, new.claim.role)
         if new.flaw or taken:
             raise IllegalTransition(f"{new.name}: {new.flaw or f'CPUs {taken} are held by others'}")
-        mates = (one for one in self.pods.get(new.owner.pod_uid, ()) if one.owner != new.owner)
+        mates = (
+            assignment for assignment in self.pods.get(new.owner.pod_uid, ()) if assignment.owner != new.owner
+        )
         return self._with_pod(
-            new.owner.pod_uid, tuple(sorted((*mates, new), key=lambda one: one.start_index))
+            new.owner.pod_uid, tuple(sorted((*mates, new), key=lambda assignment: assignment.start_index))
         )
 
     def _with_pod(self, uid: str, mates: tuple[Assignment, ...]) -> Ledger:
@@ -175,12 +178,12 @@ def _overlap_in_time(other: Assignment, start_index: int, role: Role) -> bool:
 
 
 def _footprints(assignments: Iterable[Assignment]) -> CPUSet:
-    return union(one.footprint for one in assignments)
+    return union(assignment.footprint for assignment in assignments)
 
 
 def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:
-    return union(one.footprint for one in mates if one.is_exclusive)
+    return union(assignment.footprint for assignment in mates if assignment.is_exclusive)
 
 
 def _share(mates: tuple[Assignment, ...]) -> CPUSet:
-    return union(one.cpus for one in mates if not one.is_exclusive)
+    return union(assignment.cpus for assignment in mates if not assignment.is_exclusive)

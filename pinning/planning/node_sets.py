@@ -34,7 +34,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class NodeSets:
-    """The sets of design section 3 that do not depend on who holds what."""
+    """The sets of a node that do not depend on who holds what."""
 
     topology: Topology  # what is outside the universe counts as offline
     universe: CPUSet
@@ -96,20 +96,20 @@ def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> N
         named["pools.exclusive_non_isolcpus"] = config.pools.exclusive_non_isolcpus
     for key, cpus in named.items():
         if not cpus <= topology.cpus:
-            told = f"{key}: CPUs {cpus - topology.cpus} do not exist: this machine has {topology.cpus}"
-            raise BadContract(f"{told}: name CPUs of these")
+            problem = f"{key}: CPUs {cpus - topology.cpus} do not exist"
+            raise BadContract(f"{problem}; name CPUs of this machine, which has {topology.cpus}")
     sets = node_sets(topology, universe, config)
     if not sets.allocatable:
         raise BadContract(_nothing_to_give(sets))
 
 
 def _nothing_to_give(sets: NodeSets) -> str:
-    """Say why no CPU can be given out; where one core is all there is, reserving fewer is no way out."""
+    """Say why no CPU is left for containers; where one core is all there is, reserving fewer is no way out."""
     usable = sets.universe
     if usable <= sets.topology.siblings_of(CPUSet([usable.lowest()])):
-        told = f"only one core can be used here (CPUs: {usable}), and it stays reserved for the system"
-        return f"{told}: use a machine with two cores or more"
-    return f"reserved: {sets.reserved} leaves no CPU of {usable} to give out; reserve fewer cores"
+        problem = f"only one core can be used here (CPUs {usable}), and it stays reserved for the system"
+        return f"{problem}: use a machine with two cores or more"
+    return f"reserved: {sets.reserved} leaves no CPU of {usable} for containers; reserve fewer cores"
 
 
 def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> CPUSet:
@@ -137,15 +137,15 @@ def _refuse_listed(listed: CPUSet, cpus: CPUSet, isolated: CPUSet) -> None:
         (listed & isolated, "are in isolcpus"),
     ):
         if wrong:
-            told = f"pools.exclusive_non_isolcpus: the cores of CPUs {wrong} {why}"
-            raise BadContract(f"{told}; list cores outside of both")
+            problem = f"pools.exclusive_non_isolcpus: the cores of CPUs {wrong} {why}"
+            raise BadContract(f"{problem}; list cores outside of both")
 
 
 def _take(key: str, cores: list[Core], count: int, mode: Sort) -> list[Core]:
     """Take cores as CMK does: packed goes through the sockets in order, spread goes round them."""
     if len(cores) < count:
-        told = f"pools.{key}: {count} cores are wanted, {len(cores)} are left (isolcpus cores only, where there are any)"
-        raise BadContract(f"{told}; write {len(cores)} or fewer")
+        problem = f"pools.{key}: {count} cores are wanted, {len(cores)} are left (isolcpus cores only, where there are any)"
+        raise BadContract(f"{problem}; write {len(cores)} or fewer")
     packed = sorted(cores, key=lambda core: (core.package, core.id))
     return (_in_turns(packed) if mode == "spread" else packed)[:count]
 

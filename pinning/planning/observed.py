@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
-from pinning.pods.identity import runtime_uid
+from pinning.pods.identity import name_of, runtime_uid
+from pinning.pods.phase import is_final
 from pinning.pods.resources import members
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from pinning.pods.claims import Claim
     from pinning.pods.types import Pod
-
-FINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
 class Owner(NamedTuple):
@@ -48,9 +47,7 @@ class SeenPod:
     name: str
     created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
     claims: tuple[Claim, ...]
-    start_order: tuple[
-        str, ...
-    ]  # the names of its containers in the order in which they start; () of too many
+    start_order: tuple[str, ...]  # names of its containers as they start one after the other; () of too many
     is_final: bool = False  # its phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
     causes: tuple[Cause, ...] = ()
@@ -60,18 +57,19 @@ class SeenPod:
     def of(cls, pod: Pod, uid: str | None = None) -> SeenPod:
         """Read a pod of the API; without a uid it is believed whose mirror it says to be."""
         metadata = pod.get("metadata") or {}
-        reading, is_crowd = read_pod(pod), count_containers(pod) > MOST_CONTAINERS
+        (namespace, name), asked = name_of(pod), read_pod(pod)
+        is_crowd = count_containers(pod) > MOST_CONTAINERS
         return cls(
             uid=runtime_uid(pod) if uid is None else uid,
-            namespace=metadata.get("namespace") or "default",
-            name=metadata.get("name") or "",
+            namespace=namespace,
+            name=name,
             created=metadata.get("creationTimestamp") or "",
-            claims=reading.claims,
+            claims=asked.claims,
             start_order=() if is_crowd else tuple(member.name for member in members(pod)),
-            is_final=((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES,
+            is_final=is_final(pod),
             is_vm=is_launcher(pod),
-            causes=reading.causes,
-            warnings=reading.warnings,
+            causes=asked.causes,
+            warnings=asked.warnings,
         )
 
     @property
@@ -109,19 +107,18 @@ class Observed:
     @cached_property
     def live(self) -> tuple[SeenContainer, ...]:
         """Containers that run or may start, in a total order."""
-        return tuple(
-            sorted((one for one in self.containers if one.is_live), key=lambda one: (*one.owner, one.id))
-        )
+        live = (container for container in self.containers if container.is_live)
+        return tuple(sorted(live, key=lambda container: (*container.owner, container.id)))
 
     @cached_property
     def live_uids(self) -> frozenset[str]:
         """The pods that have a live container."""
-        return frozenset(one.owner.pod_uid for one in self.live)
+        return frozenset(container.owner.pod_uid for container in self.live)
 
     @cached_property
     def running(self) -> frozenset[Owner]:
         """The containers that run."""
-        return frozenset(one.owner for one in self.live if one.state is State.RUNNING)
+        return frozenset(container.owner for container in self.live if container.state is State.RUNNING)
 
     @cached_property
     def by_age(self) -> tuple[SeenPod, ...]:
@@ -135,6 +132,6 @@ class Observed:
         return frozenset(pod.uid for pod in self.by_age)
 
     def is_gone(self, pod_uid: str) -> bool:
-        """Say whether nothing of a pod is left: not in the API or over, and nothing of it runs (design rule 3)."""
+        """Say whether nothing of a pod is left: not in the API or over, and nothing of it runs."""
         complete = self.pods_complete and self.containers_complete
         return complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids

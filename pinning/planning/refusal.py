@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Reason(StrEnum):
     """Why, in one word; metrics count by it."""
 
-    INVALID = "Invalid"  # the pod's own words cannot be read
+    INVALID = "Invalid"  # its annotations or resources cannot be read
     NOT_ENOUGH = "NotEnoughCPUs"
     SHARED_EMPTY = "SharedSetWouldBeEmpty"
     KEEPS_FEWER = "KeepsFewerCPUs"  # it has CPUs, not as many as it asks for
@@ -31,7 +31,7 @@ class Refusal:
     pod: str
     reason: Reason
     message: str
-    blocks_start: bool = False  # the container may not start unpinned (design rule 6)
+    blocks_start: bool = False  # the container may not start unpinned
 
     @property
     def name(self) -> str:

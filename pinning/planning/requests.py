@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import SIDECAR_CPU, SIDECAR_MEMORY
-from pinning.planning.observed import FINAL_PHASES
 from pinning.pods.identity import by_runtime_uid
+from pinning.pods.phase import is_final
 from pinning.pods.quantity import millicores, parse_quantity, rounded_up
 from pinning.pods.resources import Member, Role, is_quantity, members
 
@@ -46,11 +46,6 @@ class Sidecars(NamedTuple):
     bytes: int
 
 
-def is_final(pod: Pod) -> bool:
-    """Say whether a pod is over."""
-    return ((pod.get("status") or {}).get("phase") or "") in FINAL_PHASES
-
-
 def requested(listed: Iterable[Member], resource: str) -> int:
     """Return how much of an extended resource the containers of a pod take from its node."""
     return rounded_up_fraction(_sum(listed, resource))
@@ -59,14 +54,14 @@ def requested(listed: Iterable[Member], resource: str) -> int:
 def totals(pod: Pod) -> dict[str, str]:
     """Return what the containers of a pod request together of everything that is counted, as exactly as the API can."""
     listed = members(pod)
-    named = sorted({name for one in listed for name in one.requests})
+    named = sorted({name for member in listed for name in member.requests})
     return {name: f"{rounded_up_fraction(_sum(listed, name) * 10**9)}n" for name in named}
 
 
 def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
     """Return how much of what they request the containers hold; what one holds beyond its request counts for nobody."""
     return rounded_up_fraction(
-        _together(listed, lambda one: min(_amount(one, resource), Fraction(held.get(one.name, 0))))
+        _together(listed, lambda member: min(_amount(member, resource), Fraction(held.get(member.name, 0))))
     )
 
 
@@ -84,12 +79,12 @@ def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Si
     Nothing in a pod tells who gave a container its resources: exactly this amount is what gives it away.
     """
     wanted = {"cpu": parse_quantity(amount[0]), "memory": parse_quantity(amount[1])}
-    served = {one.uid: one for one in seen if one.claims and not one.is_final}
-    names = {uid: (one.namespace, one.name) for uid, one in served.items()}
+    served = {seen_pod.uid: seen_pod for seen_pod in seen if seen_pod.claims and not seen_pod.is_final}
+    names = {uid: (seen_pod.namespace, seen_pod.name) for uid, seen_pod in served.items()}
     count = 0
     for uid, pod in by_runtime_uid(pods, names).items():
-        if one := served.get(uid):
-            claiming = {claim.container for claim in one.claims}
+        if seen_pod := served.get(uid):
+            claiming = {claim.container for claim in seen_pod.claims}
             count += sum(member.name not in claiming and _has(member, wanted) for member in members(pod))
     return Sidecars(count, count * millicores(amount[0]), count * rounded_up(amount[1]))
 
@@ -100,42 +95,42 @@ def rounded_up_fraction(amount: Fraction) -> int:
 
 
 def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
-    owners = {one.owner.container for one in ledger.pods.get(uid, ()) if one.is_exclusive}
+    owners = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
     listed = members(pod)
-    told = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
-    whole = told.get("cpu")  # of the pod: what its owners of CPUs leave is shared
+    pod_level = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
+    whole = pod_level.get("cpu")  # of the pod: what its owners of CPUs leave is shared
     if whole is not None and is_quantity(whole):
-        owned = _together([one for one in listed if one.name in owners], _cpu)
+        owned = _together([member for member in listed if member.name in owners], _cpu)
         return max(Fraction(0), parse_quantity(whole) - owned)
-    return _together([one for one in listed if one.name not in owners], _cpu)
+    return _together([member for member in listed if member.name not in owners], _cpu)
 
 
 def _together(listed: Iterable[Member], amount: Callable[[Member], Fraction]) -> Fraction:
     """Return the most that containers take at one time."""
     running = most = Fraction(0)
-    for one in listed:
-        if one.role is Role.INIT:
-            most = max(most, running + amount(one))
+    for member in listed:
+        if member.role is Role.INIT:
+            most = max(most, running + amount(member))
         else:
-            running += amount(one)
+            running += amount(member)
     return max(most, running)
 
 
 def _sum(listed: Iterable[Member], resource: str) -> Fraction:
-    return _together(listed, lambda one: _amount(one, resource))
+    return _together(listed, lambda member: _amount(member, resource))
 
 
-def _cpu(one: Member) -> Fraction:
-    return _amount(one, "cpu")
+def _cpu(member: Member) -> Fraction:
+    return _amount(member, "cpu")
 
 
-def _amount(one: Member, resource: str) -> Fraction:
-    return parse_quantity(one.requests.get(resource, 0))
+def _amount(member: Member, resource: str) -> Fraction:
+    return parse_quantity(member.requests.get(resource, 0))
 
 
-def _has(one: Member, wanted: dict[str, Fraction]) -> bool:
+def _has(member: Member, wanted: dict[str, Fraction]) -> bool:
     return all(
         name in given and parse_quantity(given[name]) == amount
         for name, amount in wanted.items()
-        for given in (one.requests, one.limits)
+        for given in (member.requests, member.limits)
     )

@@ -90,8 +90,8 @@ class PolicyAnnotations:
         """What is overruled."""
         crane, pod = _annotation(CRANE_CPU_MANAGER, CPUPolicy, self.annotations), self.cpu.pod
         if crane and pod and crane.value is not pod.value:
-            told = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
-            yield Cause(crane.field, told, flaw=("overruled", crane.value, pod.value))
+            message = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
+            yield Cause(crane.field, message, flaw=("overruled", crane.value, pod.value))
 
     def _flaws(self, key: str, value: str) -> Iterator[Cause]:
         family = _family_of(key)
@@ -102,21 +102,23 @@ class PolicyAnnotations:
             yield from self._misplaced(key, family)
         words = POLICY_FAMILIES.get(family, CPUPolicy)
         if _word(words, value) is None:
-            told = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
-            yield _unsupported(key, value, told)
+            message = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
+            yield _unsupported(key, value, message)
 
     def _misplaced(self, key: str, family: str) -> Iterator[Cause]:
         where, container = annotation_field(key), _container_of(key, family)
         if container is None:
             scope = cut(key[len(family) + 1 : KEY], NAME)
-            told = f"scope {scope!r} is unknown: write {family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
-            yield Cause(where, told, flaw=("scope", key))
+            message = (
+                f"scope {scope!r} is unknown: write {family}/{POD_SCOPE} or {family}/{CONTAINER_SCOPE}NAME"
+            )
+            yield Cause(where, message, flaw=("scope", key))
         elif self.containers is not None and container not in self.containers:
             known = self._known or "none"
-            told = (
+            message = (
                 f"container {cut(container, NAME)!r} does not exist in this pod; its containers are: {known}"
             )
-            yield Cause(where, told, "FieldValueNotFound", ("container", key))
+            yield Cause(where, message, "FieldValueNotFound", ("container", key))
 
     @lazy
     def _known(self: Any) -> str:
@@ -196,11 +198,11 @@ def _word(words: type[Word], given: str) -> Word | None:
 
 def _sidecar_limits_cause(key: str, value: str) -> Iterator[Cause]:
     if key != SIDECAR_LIMITS_POD:
-        told = f"the annotation is unknown: write {SIDECAR_LIMITS_POD}"
-        yield Cause(annotation_field(key), told, flaw=("unknown", key))
+        message = f"the annotation is unknown: write {SIDECAR_LIMITS_POD}"
+        yield Cause(annotation_field(key), message, flaw=("unknown", key))
     elif value not in {"true", "false"}:
         yield _unsupported(key, value, f"{value[:60]!r} is neither true nor false: write one of them")
 
 
-def _unsupported(key: str, value: str, told: str) -> Cause:
-    return Cause(annotation_field(key), told, "FieldValueNotSupported", ("word", key, value))
+def _unsupported(key: str, value: str, message: str) -> Cause:
+    return Cause(annotation_field(key), message, "FieldValueNotSupported", ("word", key, value))

@@ -75,7 +75,10 @@ class Claim:
 
     @property
     def must_fit(self) -> bool:
-        """Say whether the container may not start unpinned when its CPUs are not there (design rule 6)."""
+        """Say whether the container may not start unpinned when its CPUs are not there.
+
+        Whoever asked for whole cores, and a virtual machine, counts on them.
+        """
         return self.origin is not Origin.ANNOTATION or self.smt in OWN_CORES
 
 
@@ -163,8 +166,8 @@ def crowded(pod: Pod) -> tuple[Cause, ...]:
     """Refuse a pod that asks for CPUs, in any way, and has too many containers."""
     if count_containers(pod) <= MOST_CONTAINERS or not _asks(pod):
         return ()
-    told = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
-    return (Cause("spec.containers", told),)
+    message = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
+    return (Cause("spec.containers", message),)
 
 
 def _asks(pod: Pod) -> bool:
@@ -172,7 +175,7 @@ def _asks(pod: Pod) -> bool:
     return (
         any(map(is_policy_key, annotations))
         or is_dedicated_launcher(pod)
-        or any(not CORE_RESOURCES.isdisjoint(one.requests) for one in members(pod))
+        or any(not CORE_RESOURCES.isdisjoint(member.requests) for member in members(pod))
     )
 
 
@@ -203,8 +206,11 @@ def _as_allocated(pod: Pod) -> tuple[Member, ...]:
     if not status:
         return members(pod)
     given = {
-        one.get("name"): (one.get("allocatedResources") or {}).get("cpu")
-        for one in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+        container_status.get("name"): (container_status.get("allocatedResources") or {}).get("cpu")
+        for container_status in (
+            *(status.get("containerStatuses") or ()),
+            *(status.get("initContainerStatuses") or ()),
+        )
     }
     return tuple(_with_cpu(member, given.get(member.name)) for member in members(pod))
 
@@ -246,8 +252,8 @@ def _causes(member: Member, policies: PolicyAnnotations) -> Iterator[Cause]:
     policy, field = _policy_of(member.name, policies)
     is_named = policies.cpu.is_named(member.name) or policies.smt.is_named(member.name)
     if field and is_named and policy is not CPUPolicy.NONE and whole_cpus(member) is None:
-        told = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
-        yield Cause(field, told, flaw=("ineligible", field, member.name, str(policy)))
+        message = f"container {member.called} ({stated(member)}) cannot own CPUs: it needs {ELIGIBLE}{_advice(member)}"
+        yield Cause(field, message, flaw=("ineligible", field, member.name, str(policy)))
 
 
 def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
@@ -255,10 +261,10 @@ def _beyond_any_machine(member: Member, claim: Claim) -> Cause:
     resource, what = (claim.resource, "cores") if claim.resource else ("cpu", "CPUs")
     request, limit = member.requests[resource], member.limits.get(resource)
     part, given = ("requests", request) if claim.resource and request != limit else ("limits", limit)
-    told = f"{shown(given)} {what} are more than any machine has"
+    problem = f"{shown(given)} {what} are more than any machine has"
     field = f"{member.path}.resources.{part}[{resource}]"
     flaw = ("beyond", member.path, resource)
-    return Cause(field, f"{told}: write a whole number from 1 to {MOST_CPUS}", flaw=flaw)
+    return Cause(field, f"{problem}: write a whole number from 1 to {MOST_CPUS}", flaw=flaw)
 
 
 def _policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy | None, str | None]:
@@ -306,8 +312,8 @@ def _cmk_claim(member: Member, policies: PolicyAnnotations) -> Claim | None:
 
 def _uncounted(member: Member) -> Iterator[Cause]:
     for other in member.cores[1:]:
-        told = f"is not counted beside {member.cores[0]}; remove one of the two"
-        yield Cause(f"{member.path}.resources.requests[{other}]", told)
+        message = f"is not counted beside {member.cores[0]}; remove one of the two"
+        yield Cause(f"{member.path}.resources.requests[{other}]", message)
 
 
 def _bad_count(member: Member) -> Iterator[Cause]:
@@ -316,14 +322,14 @@ def _bad_count(member: Member) -> Iterator[Cause]:
     count = whole(request)
     if count is None or count < 1:
         where = "limits" if request == limit else "requests"
-        told = f"{shown(request)} is not a number of cores: write a whole number of 1 or more"
+        message = f"{shown(request)} is not a number of cores: write a whole number of 1 or more"
         yield Cause(
-            f"{member.path}.resources.{where}[{resource}]", told, flaw=("count", member.path, resource)
+            f"{member.path}.resources.{where}[{resource}]", message, flaw=("count", member.path, resource)
         )
     elif count <= MOST_CPUS and (limit is None or whole(limit) != count):
-        told = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
+        message = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
         yield Cause(
-            f"{member.path}.resources.limits[{resource}]", told, flaw=("unequal", member.path, resource)
+            f"{member.path}.resources.limits[{resource}]", message, flaw=("unequal", member.path, resource)
         )
 
 
@@ -353,11 +359,11 @@ def _nobody_eligible(
     alone = smt if smt and smt.value in OWN_CORES and not policy else None
     field = annotation.field if annotation else alone.field if alone else None
     excepted = policies.cpu.containers or (alone and policies.smt.containers)
-    if field and not excepted and not any(whole_cpus(one) for one in listed) and not (alone and claims):
+    if field and not excepted and not any(whole_cpus(member) for member in listed) and not (alone and claims):
         names = "; ".join(f"{member.called} has {stated(member)}" for member in listed[:3])
         word = annotation.value if annotation else alone.value if alone else ""
-        told = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
-        yield Cause(field, told + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
+        message = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
+        yield Cause(field, message + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
 
 
 def _neighbours(
@@ -370,8 +376,8 @@ def _neighbours(
         return
     for member in listed:
         if member.name not in claiming and not policies.cpu.is_named(member.name):
-            told = f"container {member.called} ({stated(member)}) runs in the shared set"
-            yield Cause(annotation.field, told, flaw=("shared", annotation.key, member.name))
+            message = f"container {member.called} ({stated(member)}) runs in the shared set"
+            yield Cause(annotation.field, message, flaw=("shared", annotation.key, member.name))
 
 
 def _idle_words(policies: PolicyAnnotations, claims: tuple[Claim, ...]) -> Iterator[Cause]:

@@ -93,12 +93,12 @@ def members(pod: Pod) -> tuple[Member, ...]:
     """Return init containers and containers in the order in which they start; ephemeral ones never count."""
     spec = pod.get("spec") or {}
     first = [
-        Member(one.get("name") or "", _init_role(one), "initContainers", at, one)
-        for at, one in enumerate(spec.get("initContainers") or ())
+        Member(container.get("name") or "", _init_role(container), "initContainers", at, container)
+        for at, container in enumerate(spec.get("initContainers") or ())
     ]
     main = [
-        Member(one.get("name") or "", Role.MAIN, "containers", at, one)
-        for at, one in enumerate(spec.get("containers") or ())
+        Member(container.get("name") or "", Role.MAIN, "containers", at, container)
+        for at, container in enumerate(spec.get("containers") or ())
     ]
     return (*first, *main)
 
@@ -183,7 +183,7 @@ def qos_class(pod: Pod) -> QoSClass:
     pod_level = (pod.get("spec") or {}).get("resources")
     if pod_level and has_any(pod_level):
         return _qos([_with_defaults(pod_level)])
-    return _qos([(one.requests, one.limits) for one in members(pod)])
+    return _qos([(member.requests, member.limits) for member in members(pod)])
 
 
 def has_any(resources: ResourceRequirements) -> bool:

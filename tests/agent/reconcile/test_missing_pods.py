@@ -10,7 +10,7 @@ import pytest
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.reconcile.missing_pods import PAUSE_SECONDS, MissingPodLookup
-from pinning.planning.requests import is_final
+from pinning.pods.phase import is_final
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish, pod_document
 

@@ -15,7 +15,8 @@ from agent.report.extended_resources import RESOURCES, node_resources
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
-from pinning.planning.requests import is_final, requested
+from pinning.planning.requests import requested
+from pinning.pods.phase import is_final
 from pinning.pods.resources import members
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of

@@ -91,7 +91,7 @@ def test_reserved_must_exist_and_leave_something() -> None:
     """Reserved CPUs that do not exist, or that are all there are, are refused."""
     topology = smt_machine(2)
     for reserved, told in (
-        ("9", "reserved: CPUs 9 do not exist: this machine has 0-3"),
+        ("9", "reserved: CPUs 9 do not exist; name CPUs of this machine, which has 0-3"),
         ("0-1", "leaves no CPU"),
     ):
         with pytest.raises(BadContract, match=told):
@@ -99,7 +99,7 @@ def test_reserved_must_exist_and_leave_something() -> None:
     check_machine(topology, topology.online, DEFAULT)
 
 
-@pytest.mark.parametrize(("cores", "universe", "told"), [(1, "0-1", "CPUs: 0-1"), (4, "2", "CPUs: 2")])
+@pytest.mark.parametrize(("cores", "universe", "told"), [(1, "0-1", "CPUs 0-1"), (4, "2", "CPUs 2")])
 def test_one_core_is_not_told_to_reserve_fewer(cores: int, universe: str, told: str) -> None:
     """Where one core is all that can be used, the remedy is a larger machine, whatever is reserved."""
     topology = smt_machine(cores)
