@@ -46,14 +46,14 @@ class Pods:
 
 def source(*pods: Pod) -> Pods:
     """Return a source of pods."""
-    return Pods({(one["metadata"] or {})["uid"] or "": one for one in pods})
+    return Pods({(shown["metadata"] or {})["uid"] or "": shown for shown in pods})
 
 
 def bound(name: str, *containers: Any, annotations: Mapping[str, str] | None = None, **metadata: Any) -> Pod:
     """Return a pod as the API shows it on the node."""
-    made = pod(*containers or (container("main", 2),), annotations=annotations)
-    given = {**(made["metadata"] or {}), "name": name, "uid": name, "creationTimestamp": WHEN, **metadata}
-    return {**made, "metadata": given, "status": {"phase": "Running"}}  # type: ignore[typeddict-item]
+    document = pod(*containers or (container("main", 2),), annotations=annotations)
+    given = {**(document["metadata"] or {}), "name": name, "uid": name, "creationTimestamp": WHEN, **metadata}
+    return {**document, "metadata": given, "status": {"phase": "Running"}}  # type: ignore[typeddict-item]
 
 
 def state_of(
@@ -72,25 +72,25 @@ def state_of(
     """Return the state after a pass in which all pods run and every cpuset was applied."""
     shown = tuple(SeenPod.of(pod, uid) for uid, pod in by_runtime_uid(pods).items())
     observed = Observed(machine, machine.online, shown, pods_complete=complete)
-    made = plan(observed, ledger or Ledger(), config)
+    planned = plan(observed, ledger or Ledger(), config)
     live, read = [], {}
     for seen in observed.by_age:
         for name in seen.start_order:
             owner = Owner(seen.uid, name)
-            cpus = made.ledger.cpus_of(owner, made.shared)
+            cpus = planned.ledger.cpus_of(owner, planned.shared)
             live.append(SeenContainer(f"{seen.uid}/{name}", owner, State.RUNNING, cpus))
             read[f"{seen.uid}/{name}"] = (proofs or {}).get(owner) or Proof(cpus, when, path)
     result = PassResult(
         replace(observed, containers=tuple(live)),
-        made,
+        planned,
         read if proven else {},
-        {one.owner: f"{one.owner.pod_uid}/{one.owner.container}" for one in live},
+        {container.owner: f"{container.owner.pod_uid}/{container.owner.container}" for container in live},
         conflicts,
     )
     policy = KubeletPolicy.STATIC if config.observe else KubeletPolicy.NONE
     return node_state_of(result, node, "containerd 2.4.2", policy, observes=config.observe)
 
 
-def owner(one: Pod, name: str = "main") -> Owner:
+def owner(document: Pod, name: str = "main") -> Owner:
     """Return who a container of a pod is."""
-    return Owner(runtime_uid(one), name)
+    return Owner(runtime_uid(document), name)

@@ -34,16 +34,16 @@ def test_other_listen_addresses_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "runtime", "told"),
+    ("node", "runtime", "message"),
     [
         pytest.param("", "cri", "--node", id="no node"),
         pytest.param("n", "docker", "--runtime: 'docker'", id="unknown runtime"),
         pytest.param("n", "local", "--pods-dir", id="local without pods"),
     ],
 )
-def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str, told: str) -> None:
+def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str, message: str) -> None:
     """The flag to mend is named."""
-    with pytest.raises(BadContract, match=told):
+    with pytest.raises(BadContract, match=message):
         AgentConfig(node, tmp_path, runtime)
 
 

@@ -75,9 +75,9 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
 )
 def test_pools(pods: list[Pod], config: NodeConfig, pools: dict[str, Any]) -> None:
     """Pool, socket, CPU list, holders; and a YAML reader gets exactly that, sockets as numbers."""
-    made = cmk_pools(state_of(*pods, config=config))
-    assert made == pools
-    assert yaml.safe_load(cmk_yaml(made)) == pools
+    shown = cmk_pools(state_of(*pods, config=config))
+    assert shown == pools
+    assert yaml.safe_load(cmk_yaml(shown)) == pools
 
 
 def test_every_cpu_list_is_quoted() -> None:

@@ -72,7 +72,7 @@ DRIFTING = {owner(ONE): Proof(CPUSet([1, 5]), WHEN, outside=3)}
 )
 def test_events_are_what_changed(before: NodeState | None, after: NodeState, reasons: list[str]) -> None:
     """Each change is told once; what stays is not told again."""
-    assert [one.reason for one in events_between(before, after)] == reasons
+    assert [event.reason for event in events_between(before, after)] == reasons
 
 
 def test_an_intruder_is_named() -> None:
@@ -88,10 +88,10 @@ def test_an_intruder_is_named() -> None:
 def test_an_event_names_its_container() -> None:
     """`kubectl describe` shows it at the pod; the message is cut where the API server would refuse it."""
     [event] = events_between(None, state_of(ONE))
-    made = event_document(replace(event, message="x" * 5000), ONE, "node-1", WHEN)
-    assert made["involvedObject"]["fieldPath"] == "spec.containers{main}"
-    assert len(made["message"]) == 1024
-    assert made["metadata"]["name"].startswith("a.")
+    document = event_document(replace(event, message="x" * 5000), ONE, "node-1", WHEN)
+    assert document["involvedObject"]["fieldPath"] == "spec.containers{main}"
+    assert len(document["message"]) == 1024
+    assert document["metadata"]["name"].startswith("a.")
 
 
 @pytest.mark.parametrize("letter", ["-", "."])
@@ -100,8 +100,8 @@ def test_name_of_an_event_is_one(letter: str) -> None:
     name = f"{'a' * (LONGEST_NAME - 1)}{letter}{'b' * 50}"
     pod = bound(name, annotations=EXCLUSIVE)
     [event] = events_between(None, state_of(pod))
-    made = event_document(event, pod, "node-1", WHEN)["metadata"]["name"]
-    assert re.fullmatch(r"a{199}\.[0-9a-f]{16}", made)
+    document_name = event_document(event, pod, "node-1", WHEN)["metadata"]["name"]
+    assert re.fullmatch(r"a{199}\.[0-9a-f]{16}", document_name)
 
 
 def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
@@ -116,7 +116,7 @@ def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
         assert report.writes == 3
 
     run(server, act)
-    assert sorted((one["reason"], one["count"]) for one in server.kept.values()) == [
+    assert sorted((event["reason"], event["count"]) for event in server.kept.values()) == [
         ("Pinned", 1),
         ("Unpinnable", 2),
     ]
@@ -134,7 +134,7 @@ def test_an_event_that_the_server_forgot_is_told_anew() -> None:
             await report.publish(state)
 
     run(server, act)
-    assert {one["reason"] for one in server.kept.values()} == {Reason.PINNED, Reason.UNPINNABLE}
+    assert {event["reason"] for event in server.kept.values()} == {Reason.PINNED, Reason.UNPINNABLE}
 
 
 def test_a_pod_that_changes_all_the_time_is_told_a_few_times() -> None:
@@ -174,7 +174,7 @@ def test_events_wait_for_the_server() -> None:
         await report.publish(state_of(REFUSED))
 
     run(server, act)
-    assert [one["reason"] for one in server.kept.values()] == ["Pinned"]
+    assert [event["reason"] for event in server.kept.values()] == ["Pinned"]
     assert len(server.requests) == 4
     assert PENDING >= 250
 
@@ -224,7 +224,7 @@ def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
         await report.publish(state_of(*pods))
 
     run(server, act)
-    assert sorted(one["involvedObject"]["name"] for one in server.kept.values()) == [
+    assert sorted(event["involvedObject"]["name"] for event in server.kept.values()) == [
         "00",
         "01",
         "02",
@@ -276,7 +276,7 @@ def test_event_of_a_pod_that_is_shown_late_waits() -> None:
         for _ in range(2):
             with pytest.raises(Later):
                 await report.publish(state)
-        assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b"]
+        assert [event["involvedObject"]["name"] for event in server.kept.values()] == ["b"]
         pods.shown = source(ONE, other).shown
         server.failures = [503]
         with pytest.raises(Unavailable):
@@ -284,4 +284,4 @@ def test_event_of_a_pod_that_is_shown_late_waits() -> None:
         await report.publish(state)
 
     run(server, act)
-    assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["b", "a"]
+    assert [event["involvedObject"]["name"] for event in server.kept.values()] == ["b", "a"]

@@ -45,7 +45,7 @@ def isolated(name: str, *cpus: int, charged: int = 2, **more: Any) -> Pod:
 
 def claimed(pods: list[Pod], resource: str) -> int:
     """Return what the scheduler counts for the pods."""
-    return sum(requested(members(one), resource) for one in pods if not is_final(one))
+    return sum(requested(members(pod), resource) for pod in pods if not is_final(pod))
 
 
 def free_cores(state: NodeState, resource: str) -> int:
@@ -90,9 +90,9 @@ def test_resized_isolated_pods(before: list[int], after: list[int], numbers: tup
 
 def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
     """An init container and a main one hold the same two cores, which the scheduler counts once."""
-    one = bound("a", container("main", {CORES: 2}))
-    spec = {**(one["spec"] or {}), "initContainers": [container("init", {CORES: 2})]}
-    pods: list[Pod] = [{**one, "spec": spec}]  # type: ignore[typeddict-item]
+    pod = bound("a", container("main", {CORES: 2}))
+    spec = {**(pod["spec"] or {}), "initContainers": [container("init", {CORES: 2})]}
+    pods: list[Pod] = [{**pod, "spec": spec}]  # type: ignore[typeddict-item]
     state = state_of(*pods, machine=SMALL)
     assert node_resources(state, pods) == {CORES: 3, OTHER_CORES: 1, ISOLATED: 1}
 
@@ -132,16 +132,16 @@ class Cluster(RuleBasedStateMachine):
             *self.pods.values(), machine=self.machine, config=self.config, ledger=self.state.ledger
         )
 
-    def add(self, made: Pod) -> None:
+    def add(self, pod: Pod) -> None:
         """Bind a pod: before the agent saw it, no more is offered than what it will leave."""
         before = offered(self.state, [*self.pods.values()])
-        self.pods[(made["metadata"] or {})["name"] or ""] = made
+        self.pods[(pod["metadata"] or {})["name"] or ""] = pod
         pods = [*self.pods.values()]
         for name, rest in offered(self.state, pods).items():
-            assert rest <= max(0, before[name] - requested(members(made), name))
+            assert rest <= max(0, before[name] - requested(members(pod), name))
         self.settle()
 
-    def one(self, at: int) -> list[str]:
+    def picked(self, at: int) -> list[str]:
         """Return the name of one of the pods, if there is any."""
         names = sorted(self.pods)
         return [names[at % len(names)]] if names else []
@@ -154,17 +154,22 @@ class Cluster(RuleBasedStateMachine):
     @rule(counts=COUNTS, resource=st.sampled_from(RESOURCES), init=st.booleans(), scheduled=st.booleans())
     def create(self, counts: list[int], resource: str, init: bool, scheduled: bool) -> None:
         """Create a pod of whole cores; one that the scheduler placed gets all of them."""
-        amounts = [{"cpu": one, resource: one} if resource == ISOLATED else {resource: one} for one in counts]
-        listed = [container(f"c{at}", one) for at, one in enumerate(amounts)]
-        made = bound(self.name(), *listed[init and len(listed) > 1 :], annotations=ISOLATE)
-        spec = {**(made["spec"] or {}), "initContainers": listed[: init and len(listed) > 1]}
-        made = {**made, "spec": spec}  # type: ignore[typeddict-item]
-        fits = requested(members(made), resource) <= offered(self.state, [*self.pods.values()])[resource]
+        amounts = [
+            {"cpu": number, resource: number} if resource == ISOLATED else {resource: number}
+            for number in counts
+        ]
+        listed = [container(f"c{at}", amount) for at, amount in enumerate(amounts)]
+        pod = bound(self.name(), *listed[init and len(listed) > 1 :], annotations=ISOLATE)
+        spec = {**(pod["spec"] or {}), "initContainers": listed[: init and len(listed) > 1]}
+        pod = {**pod, "spec": spec}  # type: ignore[typeddict-item]
+        fits = requested(members(pod), resource) <= offered(self.state, [*self.pods.values()])[resource]
         if scheduled and not fits:
             return
-        self.add(made)
+        self.add(pod)
         if fits:
-            assert not [one for one in self.state.refusals if one.owner.pod_uid == f"p{self.count:03}"]
+            assert not [
+                refusal for refusal in self.state.refusals if refusal.owner.pod_uid == f"p{self.count:03}"
+            ]
 
     @rule(cpus=st.integers(1, 5))
     def create_uncounted(self, cpus: int) -> None:
@@ -174,23 +179,23 @@ class Cluster(RuleBasedStateMachine):
     @rule(at=st.integers(0, 9), cpus=st.integers(1, 6), word=st.sampled_from(WORDS))
     def change(self, at: int, cpus: int, word: str) -> None:
         """Resize all containers of a pod, and edit its policy."""
-        for name in self.one(at):
-            one: Any = self.pods[name]
+        for name in self.picked(at):
+            pod: Any = self.pods[name]
             listed = [
-                {**each, "resources": {"limits": {**each["resources"]["limits"], "cpu": cpus}}}
-                for each in one["spec"]["containers"]
+                {**declared, "resources": {"limits": {**declared["resources"]["limits"], "cpu": cpus}}}
+                for declared in pod["spec"]["containers"]
             ]
             words = {"cpu-manager.corepin.io/pod": "exclusive"} if cpus % 2 and word == "prefer" else {}
-            metadata = {**one["metadata"], "annotations": {"smt-policy.corepin.io/pod": word, **words}}
-            spec = {**one["spec"], "containers": listed}
-            changed: Any = {**one, "metadata": metadata, "spec": spec}
+            metadata = {**pod["metadata"], "annotations": {"smt-policy.corepin.io/pod": word, **words}}
+            spec = {**pod["spec"], "containers": listed}
+            changed: Any = {**pod, "metadata": metadata, "spec": spec}
             self.pods[name] = changed
         self.settle()
 
     @rule(at=st.integers(0, 9), phase=st.sampled_from(["", "Succeeded"]))
     def end(self, at: int, phase: str) -> None:
         """Delete a pod, or let it end."""
-        for name in self.one(at):
+        for name in self.picked(at):
             if phase:
                 self.pods[name] = {**self.pods[name], "status": {"phase": phase}}
             else:

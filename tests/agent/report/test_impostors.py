@@ -34,7 +34,7 @@ ORDERS = pytest.mark.parametrize("pods", [(VICTIM, fake("victim")), (fake("victi
 @ORDERS
 def test_the_victim_keeps_its_claims(pods: tuple[Pod, Pod]) -> None:
     """Both are seen, each with its own uid and name."""
-    assert {one.uid: one.name for one in state_of(*pods).pods} == {"victim": "victim", "fake": "fake"}
+    assert {pod.uid: pod.name for pod in state_of(*pods).pods} == {"victim": "victim", "fake": "fake"}
 
 
 @ORDERS
@@ -46,7 +46,7 @@ def test_what_happened_to_the_victim_is_told_of_the_victim(pods: tuple[Pod, Pod]
         await EventReport(api, "node-1", source(*pods)).publish(state_of(VICTIM))
 
     events.run(server, act)
-    assert [one["involvedObject"]["name"] for one in server.kept.values()] == ["victim"]
+    assert [event["involvedObject"]["name"] for event in server.kept.values()] == ["victim"]
 
 
 @ORDERS

@@ -58,8 +58,8 @@ def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         await report.reset()
 
     asyncio.run(main())
-    told = [(record.levelno, record.__dict__["facts"]) for record in caplog.records]
-    assert [facts["reason"] for _, facts in told] == ["Invalid", "NotEnoughCPUs", "Invalid"]
-    assert {level for level, _ in told} == {logging.WARNING}
-    assert "'exlusive' is not a policy: write one of none, exclusive, share" in told[0][1]["message"]
-    assert told[1][1]["claim"].endswith("/b/main")
+    entries = [(record.levelno, record.__dict__["facts"]) for record in caplog.records]
+    assert [facts["reason"] for _, facts in entries] == ["Invalid", "NotEnoughCPUs", "Invalid"]
+    assert {level for level, _ in entries} == {logging.WARNING}
+    assert "'exlusive' is not a policy: write one of none, exclusive, share" in entries[0][1]["message"]
+    assert entries[1][1]["claim"].endswith("/b/main")

@@ -71,18 +71,20 @@ class Server:
             self.change(spec={"taints": [{"key": f"late-{self.conflicts}", "effect": "NoSchedule"}]})
             return httpx.Response(409, json={"message": "changed"})
         body.get("metadata", {}).pop("resourceVersion", None)
-        if told := body.get("status", {}).get("conditions"):
-            body["status"]["conditions"] = self._conditions(told)
+        if conditions := body.get("status", {}).get("conditions"):
+            body["status"]["conditions"] = self._conditions(conditions)
         self.change(**body)
         self.patched.append(path)
         self.written.set()
         return httpx.Response(200, json=self.node)
 
-    def _conditions(self, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _conditions(self, patched: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Merge conditions by type, as a strategic merge patch does."""
-        there = {one["type"]: one for one in self.node.get("status", {}).get("conditions", [])}
-        there |= {one["type"]: one for one in told}
-        return [one for one in there.values() if "$patch" not in one]
+        there = {
+            condition["type"]: condition for condition in self.node.get("status", {}).get("conditions", [])
+        }
+        there |= {condition["type"]: condition for condition in patched}
+        return [condition for condition in there.values() if "$patch" not in condition]
 
     def change(self, **parts: dict[str, Any]) -> None:
         """Merge parts into the node, and give it a new version."""
@@ -120,9 +122,9 @@ def test_a_node_that_changed_meanwhile_is_read_again() -> None:
         server.conflicts = 2
         report = report_of(api)
         await report.publish(state_of())
-        assert [one["key"] for one in server.node["spec"]["taints"]] == ["late-0", "cmk"]
+        assert [taint["key"] for taint in server.node["spec"]["taints"]] == ["late-0", "cmk"]
         await report.reset()
-        assert [one["key"] for one in server.node["spec"]["taints"]] == ["late-0"]
+        assert [taint["key"] for taint in server.node["spec"]["taints"]] == ["late-0"]
 
     run(act)
 

@@ -25,7 +25,7 @@ from tests.pods import container
 LATER = "2026-11-20T11:00:00Z"
 
 
-def told(state: NodeState, name: str = "a", before: str | None = None) -> Any:
+def written(state: NodeState, name: str = "a", before: str | None = None) -> Any:
     """Return the annotation of a pod, read."""
     text = pod_status(of(state, name), before)
     return text and json.loads(text)
@@ -33,13 +33,13 @@ def told(state: NodeState, name: str = "a", before: str | None = None) -> Any:
 
 def of(state: NodeState, name: str) -> PodState:
     """Return what the state says of a pod."""
-    return next(one for one in state.pods if one.name == name)
+    return next(pod for pod in state.pods if pod.name == name)
 
 
 def test_a_pinned_container_is_told_with_its_proof() -> None:
     """Policies, CPUs, idle siblings, NUMA nodes, and what the kernel was read to have, when and by which path."""
-    one = bound("a", container("main", 1), container("side"), annotations=ISOLATE)
-    assert told(state_of(one)) == {
+    pod = bound("a", container("main", 1), container("side"), annotations=ISOLATE)
+    assert written(state_of(pod)) == {
         "version": 1,
         "containers": {
             "main": {
@@ -58,7 +58,7 @@ def test_a_pinned_container_is_told_with_its_proof() -> None:
 
 def test_a_refused_container_is_told_as_not_pinned() -> None:
     """The reason and the remedy are told, and never CPUs that it does not hold."""
-    main = told(state_of(bound("a", container("main", 99), annotations=EXCLUSIVE)))["containers"]["main"]
+    main = written(state_of(bound("a", container("main", 99), annotations=EXCLUSIVE)))["containers"]["main"]
     assert main["pinned"] is False
     assert main["refusal"]["reason"] == "NotEnoughCPUs"
     assert "wanted 99" in main["refusal"]["message"]
@@ -67,45 +67,47 @@ def test_a_refused_container_is_told_as_not_pinned() -> None:
 
 def test_what_cannot_be_read_is_told_of_the_pod() -> None:
     """A pod whose own words are wrong learns why."""
-    one = bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})
-    assert told(state_of(one))["refusal"]["reason"] == "Invalid"
+    pod = bound("a", annotations={"cpu-manager.corepin.io/pod": "banana"})
+    assert written(state_of(pod))["refusal"]["reason"] == "Invalid"
 
 
 def test_a_pod_without_claims_is_told_nothing() -> None:
     """No annotation is put on pods that never asked."""
-    assert told(state_of(bound("a"))) is None
+    assert written(state_of(bound("a"))) is None
 
 
 def test_what_is_not_yet_proven_is_not_called_pinned() -> None:
     """Without a reading of the kernel there is no `applied`, whatever was told before."""
-    main = told(state_of(bound("a", annotations=EXCLUSIVE), proven=False), before="{}")["containers"]["main"]
+    main = written(state_of(bound("a", annotations=EXCLUSIVE), proven=False), before="{}")["containers"][
+        "main"
+    ]
     assert main["pinned"] is False
     assert "applied" not in main
 
 
-def test_nothing_is_told_before_a_container_runs() -> None:
+def test_nothing_is_old_a_container_runs() -> None:
     """What is held by containers that do not run yet is told with the first that does; a refusal is told at once."""
-    assert told(state_of(bound("a", annotations=EXCLUSIVE), proven=False)) is None
+    assert written(state_of(bound("a", annotations=EXCLUSIVE), proven=False)) is None
     two = bound("a", container("main", 2), container("big", 99), annotations=EXCLUSIVE)
-    assert told(state_of(two, proven=False))["containers"].keys() == {"main", "big"}
+    assert written(state_of(two, proven=False))["containers"].keys() == {"main", "big"}
 
 
 def test_drift_and_the_window_are_told() -> None:
     """Tasks outside, and how long the container may have run elsewhere, are part of the report."""
-    one = bound("a", annotations=EXCLUSIVE)
+    pod = bound("a", annotations=EXCLUSIVE)
     proof = Proof(CPUSet([1, 5]), WHEN, Path.RUNTIME, outside=2, window_seconds=0.004)
-    main = told(state_of(one, proofs={owner(one): proof}))["containers"]["main"]
+    main = written(state_of(pod, proofs={owner(pod): proof}))["containers"]["main"]
     assert main["drift"] is True
     assert main["applied"]["windowSeconds"] == 0.004
 
 
 def test_window_that_is_known_later_is_told_later() -> None:
     """It is added to what was told of the same CPUs, and is what it was from then on."""
-    one = bound("a", annotations=EXCLUSIVE)
-    text = pod_status(of(state_of(one), "a"), None)
+    pod = bound("a", annotations=EXCLUSIVE)
+    text = pod_status(of(state_of(pod), "a"), None)
     for seconds in (0.004, 9.0):
-        proofs = {owner(one): Proof(CPUSet([1, 5]), LATER, Path.FOUND, window_seconds=seconds)}
-        text = pod_status(of(state_of(one, proofs=proofs), "a"), text)
+        proofs = {owner(pod): Proof(CPUSet([1, 5]), LATER, Path.FOUND, window_seconds=seconds)}
+        text = pod_status(of(state_of(pod, proofs=proofs), "a"), text)
     applied = json.loads(text or "")["containers"]["main"]["applied"]
     assert applied == {"cpus": "1,5", "time": WHEN, "path": "cgroup", "windowSeconds": 0.004}
 
@@ -121,12 +123,12 @@ def test_a_damaged_annotation_is_replaced(before: str | None) -> None:
 
 def test_times_change_only_with_content() -> None:
     """The same CPUs found later by another path are the same report; other CPUs bring their own time."""
-    one = bound("a", annotations=EXCLUSIVE)
-    first = pod_status(of(state_of(one), "a"), None)
-    same = state_of(one, when=LATER, path=Path.FOUND)
+    pod = bound("a", annotations=EXCLUSIVE)
+    first = pod_status(of(state_of(pod), "a"), None)
+    same = state_of(pod, when=LATER, path=Path.FOUND)
     assert pod_status(of(same, "a"), first) == first
     grown = bound("a", container("main", 4), annotations=EXCLUSIVE)
-    moved = told(state_of(grown, when=LATER), before=first)
+    moved = written(state_of(grown, when=LATER), before=first)
     assert moved["containers"]["main"]["applied"]["time"] == LATER
 
 
@@ -136,18 +138,18 @@ def test_what_is_free_beside_a_refused_claim_is_not_told_again() -> None:
     first = pod_status(of(state_of(waiting), "a"), None)
     assert pod_status(of(state_of(bound("b", annotations=EXCLUSIVE), waiting), "a"), first) == first
     less = bound("a", container("main", 98), annotations=EXCLUSIVE)
-    assert "wanted 98" in told(state_of(less), before=first)["containers"]["main"]["refusal"]["message"]
+    assert "wanted 98" in written(state_of(less), before=first)["containers"]["main"]["refusal"]["message"]
 
 
 def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
     """The same state told again, and the watch being late, cost no request; the uid is a precondition."""
-    one = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
+    pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = Server()
 
     async def act(api: Api) -> None:
-        report = PodReport(api, "node-1", source(one, bound("b")))
+        report = PodReport(api, "node-1", source(pod, bound("b")))
         for _ in range(3):
-            await report.publish(state_of(one, bound("b")))
+            await report.publish(state_of(pod, bound("b")))
         assert report.writes == api.requests == 1
 
     run(act, server)
@@ -159,15 +161,15 @@ def test_a_change_is_one_patch_and_the_rest_is_silence() -> None:
 
 def test_the_watch_wins_over_what_was_written() -> None:
     """When the pod of the API is newer than our write, what it shows counts: an annotation taken away comes back."""
-    one = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
+    pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = Server()
 
     async def act(api: Api) -> None:
-        pods = source(one)
+        pods = source(pod)
         report = PodReport(api, "node-1", pods)
-        await report.publish(state_of(one))
+        await report.publish(state_of(pod))
         pods.shown = source(bound("a", annotations=EXCLUSIVE, resourceVersion="900")).shown
-        await report.publish(state_of(one))
+        await report.publish(state_of(pod))
         assert report.writes == 2
 
     run(act, server)
@@ -175,10 +177,10 @@ def test_the_watch_wins_over_what_was_written() -> None:
 
 def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
     """It is removed with the policy, and from pods that are over; a pod younger than the state is left alone."""
-    told_before = {STATUS_CPUS: "{}"}
-    plain, over = bound("a", annotations=told_before), bound("b", annotations=told_before)
+    old = {STATUS_CPUS: "{}"}
+    plain, over = bound("a", annotations=old), bound("b", annotations=told_before)
     over["status"] = {"phase": "Succeeded"}
-    young = bound("c", annotations=told_before)
+    young = bound("c", annotations=old)
     server = Server()
 
     async def act(api: Api) -> None:
@@ -194,11 +196,11 @@ def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
 def test_a_static_pod_is_told_at_its_mirror() -> None:
     """The runtime knows it by the hash of its manifest, the API by a uid of its own."""
     mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123", **EXCLUSIVE}
-    one = bound("a", annotations=mirror, uid="api-uid")
+    pod = bound("a", annotations=mirror, uid="api-uid")
     server = Server()
 
     async def act(api: Api) -> None:
-        await PodReport(api, "node-1", source(one)).publish(state_of(one))
+        await PodReport(api, "node-1", source(pod)).publish(state_of(pod))
 
     run(act, server)
     assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
@@ -287,22 +289,22 @@ def test_refused_pod_that_changed_is_tried_soon() -> None:
     """Its user took something away: the next try comes after seconds, though it had waited for minutes."""
     server, now = Bad(422, "a"), [0.0]
 
-    def one(version: str) -> Pod:
+    def pod_of_version(version: str) -> Pod:
         return bound("a", annotations=EXCLUSIVE, resourceVersion=version)
 
     async def act(api: Api) -> None:
-        pods = source(one("7"))
+        pods = source(pod_of_version("7"))
         report = PodReport(api, "node-1", pods, Clock(monotonic=lambda: now[0]))
         for minute in range(30):
             now[0] = 60.0 * minute
-            await tell(report, state_of(one("7")))
+            await tell(report, state_of(pod_of_version("7")))
         tried, server.names = len(server.patches), set()
         assert tried < 15
         now[0] += 6
-        await tell(report, state_of(one("7")))
+        await tell(report, state_of(pod_of_version("7")))
         assert len(server.patches) == tried
-        pods.shown = source(one("8")).shown
-        await report.publish(state_of(one("8")))
+        pods.shown = source(pod_of_version("8")).shown
+        await report.publish(state_of(pod_of_version("8")))
         assert report.writes == 1
 
     run(act, server)
@@ -329,8 +331,8 @@ def test_after_a_failure_of_all_requests_everybody_is_told_at_once() -> None:
 
 def test_pod_that_is_over_loses_the_annotation() -> None:
     """The source shows it no more, the API may; one that is being deleted takes it along, and failing costs nobody."""
-    told = {STATUS_CPUS: "{}", **EXCLUSIVE}
-    pods = {name: bound(name, container("main", 1), annotations=told) for name in "abc"}
+    annotations = {STATUS_CPUS: "{}", **EXCLUSIVE}
+    pods = {name: bound(name, container("main", 1), annotations=annotations) for name in "abc"}
     plain = bound("d")
     (pods["c"]["metadata"] or {})["deletionTimestamp"] = WHEN
     server = Bad(500, "b")

@@ -89,15 +89,15 @@ def test_what_only_comes_late_is_no_failure(failure: Exception, count: float | N
 
 
 class Picky:
-    """Refuses something of every state, and keeps what it was told."""
+    """Refuses something of every state, and keeps what it was given."""
 
     def __init__(self) -> None:
-        self.told: list[NodeState] = []
+        self.published: list[NodeState] = []
         self.taken = asyncio.Event()
 
     async def publish(self, state: NodeState) -> None:
         """Take a state, and put a part of it off."""
-        self.told.append(state)
+        self.published.append(state)
         self.taken.set()
         raise Later("one pod is refused", 300.0, refused=1)
 
@@ -125,7 +125,7 @@ def test_news_need_not_wait_for_what_is_refused() -> None:
         await asyncio.wait([running])
 
     asyncio.run(main())
-    assert reporter.told == [STATE, other]
+    assert reporter.published == [STATE, other]
     gauge = metrics.registry.get_sample_value("corepin_agent_reports_refused", {"reporter": "Picky"})
     assert gauge == 1
 

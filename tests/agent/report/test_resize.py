@@ -36,10 +36,10 @@ def resize(node: FakeNode, uid: str, cpu: str, allocated: str | None) -> None:
     node.documents[uid] = {**document, "status": {"phase": "Running", "containerStatuses": [given]}}
 
 
-def told(state: NodeState, uid: str) -> Any:
+def status(state: NodeState, uid: str) -> Any:
     """Return the annotation of a container."""
-    one = next(pod for pod in state.pods if pod.uid == uid)
-    return json.loads(pod_status(one, None) or "{}")["containers"]["c0"]
+    shown = next(pod for pod in state.pods if pod.uid == uid)
+    return json.loads(pod_status(shown, None) or "{}")["containers"]["c0"]
 
 
 def published(node: FakeNode, state: NodeState) -> int:
@@ -50,9 +50,9 @@ def published(node: FakeNode, state: NodeState) -> int:
 def numbers(node: FakeNode, state: NodeState) -> Mapping[str, int]:
     """Return what is published."""
     pods: Any = node.documents.values()
-    made = node_resources(state, pods)
-    assert made
-    return made
+    resources = node_resources(state, pods)
+    assert resources
+    return resources
 
 
 def alone(node: FakeNode) -> tuple[str, NodeState]:
@@ -70,7 +70,7 @@ def test_a_resized_isolated_pod_gets_the_free_core(node: FakeNode) -> None:
     resize(node, "a", "2", allocated="2")
     after = node.run()
     assert node.cpus(number) == "1-2"
-    assert (told(after, "a")["cpus"], told(after, "a")["idle"]) == ("1-2", "5-6")
+    assert (status(after, "a")["cpus"], status(after, "a")["idle"]) == ("1-2", "5-6")
     [event] = events_between(before, after)
     assert event.reason is Reason.PINNED
     assert "runs on CPUs 1-2, siblings 5-6 idle" in event.message
@@ -85,8 +85,8 @@ def test_a_resized_isolated_pod_without_room_is_told_so_and_gets_the_core_later(
     before = node.run()
     resize(node, "a", "2", allocated="2")
     after = node.run()
-    assert (node.cpus(number), told(after, "a")["pinned"], published(node, after)) == ("1", True, 0)
-    assert told(after, "a")["refusal"]["reason"] == "KeepsFewerCPUs"
+    assert (node.cpus(number), status(after, "a")["pinned"], published(node, after)) == ("1", True, 0)
+    assert status(after, "a")["refusal"]["reason"] == "KeepsFewerCPUs"
     missing = "wanted 2 wholly free cores, found 1"
     assert [event for event in events_between(before, after) if missing in event.message] == [
         Event(after.refusals[0].owner, Reason.UNPINNABLE, f"KeepsFewerCPUs: {after.refusals[0].message}")
