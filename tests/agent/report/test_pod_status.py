@@ -178,7 +178,7 @@ def test_the_watch_wins_over_what_was_written() -> None:
 def test_who_holds_nothing_any_more_loses_the_annotation() -> None:
     """It is removed with the policy, and from pods that are over; a pod younger than the state is left alone."""
     old = {STATUS_CPUS: "{}"}
-    plain, over = bound("a", annotations=old), bound("b", annotations=told_before)
+    plain, over = bound("a", annotations=old), bound("b", annotations=old)
     over["status"] = {"phase": "Succeeded"}
     young = bound("c", annotations=old)
     server = Server()
