@@ -51,12 +51,12 @@ CASES = (
 def bodies() -> Iterator[tuple[str, bytes]]:
     """Yield a name and a review for each case: an object that is created, and two that differ in all that they have."""
     for kind, place, form in CASES:
-        yield f"{kind[1]} {place} {form[:20]} created", review(kind, made(kind, place, form, 1))
-        old, new = made(kind, place, form, 2), made(kind, place, form, 2, "z")
+        yield f"{kind[1]} {place} {form[:20]} created", review(kind, filled(kind, place, form, 1))
+        old, new = filled(kind, place, form, 2), filled(kind, place, form, 2, "z")
         yield f"{kind[1]} {place} {form[:20]} updated", review(kind, new, old)
 
 
-def made(kind: tuple[str, str], place: str, form: str, share: int, mark: str = "") -> str:
+def filled(kind: tuple[str, str], place: str, form: str, share: int, mark: str = "") -> str:
     """Return an object that fills its share of a body."""
     objects = form.count("{{")
     most = MOST_COMMAS // (1 + form.count(","))

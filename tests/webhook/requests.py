@@ -100,7 +100,7 @@ body = st.fixed_dictionaries(
     {"containers": st.lists(one_container, min_size=1, max_size=8)},
     optional={
         "initContainers": st.none() | st.lists(one_container, max_size=3),
-        "volumes": st.none() | st.lists(volume, max_size=3, unique_by=lambda one: one["name"]),
+        "volumes": st.none() | st.lists(volume, max_size=3, unique_by=lambda entry: entry["name"]),
         "tolerations": st.none() | st.lists(toleration, max_size=3),
         "serviceAccountName": st.sampled_from([None, "", "default", "own"]),
         "nodeSelector": st.none() | st.just({"cpumanager": "true"}),

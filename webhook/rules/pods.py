@@ -115,7 +115,7 @@ def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[C
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
-    """Refuse a CMK_NUM_CORES of the user's that is more than the container claims (R10: it is kept)."""
+    """Refuse a CMK_NUM_CORES of the user's that is more than the container claims."""
     if claim is None or claim.origin is not Origin.CMK:
         return
     for at, variable in enumerate(member.container.get("env") or ()):

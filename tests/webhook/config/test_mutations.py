@@ -63,7 +63,7 @@ def test_the_name_of_a_service_account_beats_its_alias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (b"", "it is empty: write `mutations:`"),
         (b"mutation: {}", "mutation"),
@@ -94,11 +94,11 @@ def test_the_name_of_a_service_account_beats_its_alias() -> None:
         (b"mutations: [", "line 1"),
     ],
 )
-def test_a_wrong_file_is_refused_saying_where(document: bytes, told: str) -> None:
+def test_a_wrong_file_is_refused_saying_where(document: bytes, message: str) -> None:
     """Whatever could break pods later is refused when the file is loaded."""
     with pytest.raises(BadContract) as refused:
         load_mutations(document)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_one_volume_may_be_mounted_twice() -> None:

@@ -28,9 +28,9 @@ class Known:
         self.registry = CollectorRegistry()
         self.shapes = NodeShapes(NodeMeter(self.registry))
 
-    def take(self, told: dict[str, str | None]) -> None:
+    def take(self, texts: dict[str, str | None]) -> None:
         """Take over what all nodes tell."""
-        self.shapes.replace({name: self.shapes.machine_of(name, text) for name, text in told.items()})
+        self.shapes.replace({name: self.shapes.machine_of(name, text) for name, text in texts.items()})
 
     @property
     def kinds(self) -> list[tuple[str, int, int]]:
@@ -146,7 +146,7 @@ def test_no_kind_that_is_left_out_could_hold_more(machines: dict[str, Machine], 
         return -(-cpus // threads) <= cores - 1
 
     assert any(fits(it.cores, it.threads_per_core) for it in kinds(machines)) == any(
-        fits(one.cores, one.threads) for one in machines.values()
+        fits(machine.cores, machine.threads) for machine in machines.values()
     )
 
 

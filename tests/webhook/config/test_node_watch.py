@@ -184,8 +184,8 @@ def test_what_is_known_stays_while_the_watch_fails(answer: Answer, caplog: pytes
         scene = Scene(HERE, answer, listed(node("b", SMALL))).play()
     assert scene.seen == [[], ["node a"], ["node a"], ["node b"]]
     assert scene.metric("watch_failures_total") == 1
-    told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.message for record in told] == ["watch of the nodes interrupted, what is known stays"]
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.message for record in warnings] == ["watch of the nodes interrupted, what is known stays"]
     assert "traceback" not in caplog.text.lower()
 
 

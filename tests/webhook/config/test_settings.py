@@ -46,7 +46,7 @@ kubevirt:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (b"sidecarLimit: off", "sidecarLimit: the key is unknown (value False): did you mean sidecarLimits?"),
         (b"bogus: 1", "bogus: the key is unknown (value 1): known keys are feature-gates, sidecarLimits"),
@@ -85,11 +85,11 @@ kubevirt:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_saying_where(document: bytes, told: str) -> None:
+def test_a_wrong_file_is_refused_saying_where(document: bytes, message: str) -> None:
     """The message names the key or the line, and the value or what is expected."""
     with pytest.raises(BadContract) as refused:
         load_settings(document)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

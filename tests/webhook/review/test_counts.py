@@ -67,8 +67,8 @@ def answer_of(document: Any) -> Allowed | Denied:
 
     judged = review.judge(RULES, item(document))
     causes = [(cause.field, cause.message) for cause in getattr(answer, "causes", ())]
-    told = [(cause["field"], cause["message"].removeprefix("corepin: ")) for cause in judged.causes]
-    assert (judged.allowed, told) == (isinstance(answer, Allowed), causes)
+    causes_told = [(cause["field"], cause["message"].removeprefix("corepin: ")) for cause in judged.causes]
+    assert (judged.allowed, causes_told) == (isinstance(answer, Allowed), causes)
     return answer
 
 

@@ -60,12 +60,12 @@ def fill(document: Any) -> None:
 def sibling(number: int) -> Any:
     """Return one of the pods of a ReplicaSet: its own name, uid and token volume."""
     token = f"kube-api-access-{number}"
-    made: Any = pod(
+    document: Any = pod(
         container("main", {CORES: "2"}, volumeMounts=[{"name": token, "mountPath": "/var/run/secrets"}]),
         volumes=[{"name": token, "projected": {"sources": []}}],
     )
-    made["metadata"].update(name=f"web-{number}", uid=str(number))
-    return made
+    document["metadata"].update(name=f"web-{number}", uid=str(number))
+    return document
 
 
 def test_pods_of_one_controller_are_decided_once() -> None:
@@ -83,9 +83,9 @@ def test_numbered_pods_are_decided_once() -> None:
     rules = Decider(Settings(), BUILT_IN)
 
     def numbered(number: int, **labels: str) -> Any:
-        made = sibling(number)
-        made["metadata"]["labels"] = {"statefulset.kubernetes.io/pod-name": f"web-{number}", **labels}
-        return made
+        document = sibling(number)
+        document["metadata"]["labels"] = {"statefulset.kubernetes.io/pod-name": f"web-{number}", **labels}
+        return document
 
     first = rules.mutate(request(numbered(1)))
     assert rules.mutate(request(numbered(2))) is first
@@ -97,10 +97,10 @@ def test_pods_with_variables_of_their_own_are_decided_once() -> None:
     rules = Decider(Settings(), NAMING)
 
     def own(*variables: str, value: str = "1", **annotations: str) -> Any:
-        made = sibling(1)
-        made["spec"]["containers"][0]["env"] = [{"name": name, "value": value} for name in variables]
-        made["metadata"]["annotations"] = annotations
-        return made
+        document = sibling(1)
+        document["spec"]["containers"][0]["env"] = [{"name": name, "value": value} for name in variables]
+        document["metadata"]["annotations"] = annotations
+        return document
 
     first = rules.mutate(request(own("EXECUTOR", value="1", task="1")))
     assert rules.mutate(request(own("EXECUTOR", value="2", task="2"))) is first
@@ -117,9 +117,9 @@ def test_labels_of_the_file_are_looked_at() -> None:
     assert len(answered(rules, without).operations) == len(answered(rules, having).operations) + 1
 
 
-def answered(rules: Decider, one: Any) -> Patched:
+def answered(rules: Decider, document: Any) -> Patched:
     """Return the answer to a pod that is changed."""
-    answer = rules.mutate(request(one))
+    answer = rules.mutate(request(document))
     assert isinstance(answer, Patched)
     return answer
 
@@ -211,4 +211,4 @@ def taken(value: Any, seen: set[int]) -> int:
     elif dataclasses.is_dataclass(value):
         held = [getattr(value, name.name) for name in dataclasses.fields(value)]
         held += [vars(value)] if hasattr(value, "__dict__") else []
-    return sys.getsizeof(value) + sum(taken(one, seen) for one in held)
+    return sys.getsizeof(value) + sum(taken(part, seen) for part in held)

@@ -55,8 +55,8 @@ def test_what_is_not_ours_is_admitted_untouched(asked: wire.Request) -> None:
     assert RULES.validate(asked) == Allowed()
 
 
-def test_t2_an_answer_is_a_v1_review_without_the_request() -> None:
-    """T2: the uid is echoed, the request is not, and the patch is base64 text beside its type."""
+def test_an_answer_is_a_v1_review_without_the_request() -> None:
+    """The uid is echoed, the request is not, and the patch is base64 text beside its type."""
     asked = request(pod(container("main", {CORES: "2"})))
     review = json.loads(encode(asked.uid, RULES.mutate(asked)))
     assert set(review) == {"apiVersion", "kind", "response"}
@@ -300,7 +300,7 @@ def contained(small: Any, large: Any) -> bool:
         )
     if isinstance(small, list):
         return len(small) <= len(large) and all(
-            contained(one, other) for one, other in zip(small, large, strict=False)
+            contained(item, other) for item, other in zip(small, large, strict=False)
         )
     return bool(small == large)
 
@@ -349,9 +349,9 @@ NUMBERS = [
 def test_a_number_out_of_range_is_told(number: str, why: str, old: str) -> None:
     """Wherever it stands in the spec of a running machine: the caller's mistake, with its place, and no bug."""
     spec = f'{{"a":{{"b":[{number}]}}}}'
-    with pytest.raises(Malformed, match=r"^\$\.request\.object\.spec") as told:
+    with pytest.raises(Malformed, match=r"^\$\.request\.object\.spec") as refused:
         RULES.validate(running(spec, old))
-    assert told.value.why == why
+    assert refused.value.why == why
     with pytest.raises(Malformed, match=r"^\$\.request\.oldObject\.spec"):
         RULES.validate(running(old, spec))
 
@@ -372,9 +372,10 @@ def running(new: str, old: str, user: str = "jane") -> wire.Request:
         operation="UPDATE",
         user=user,
     )
-    objects = [bytes(one) for one in (asked.object, asked.oldObject)]
+    objects = [bytes(document) for document in (asked.object, asked.oldObject)]
     new_raw, old_raw = (
-        msgspec.Raw(one.replace(b'"NEW"', new.encode()).replace(b'"OLD"', old.encode())) for one in objects
+        msgspec.Raw(document.replace(b'"NEW"', new.encode()).replace(b'"OLD"', old.encode()))
+        for document in objects
     )
     return msgspec.structs.replace(asked, object=new_raw, oldObject=old_raw)
 
@@ -384,9 +385,9 @@ def test_status_that_a_user_writes_decides_nothing() -> None:
     rules = Decider(
         Settings(), load_mutations(b"mutations:\n  perPod: {spec: {dnsPolicy: Default}}\n  perContainer: {}")
     )
-    told = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
+    status = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
     wrong: Any = pod(container("main", "1500m", "1500m"), annotations={CPU_MANAGER: "exclusive"}) | {
-        "status": told
+        "status": status
     }
     assert denied(rules.validate(request(wrong))) == [NO_POLICY]
     wrong["metadata"]["annotations"] = {CPU_MANAGER: "exclusive", SMT: "isolate"}

@@ -33,7 +33,10 @@ def ghosts(*numbers: int, containers: int = 1) -> Any:
 
 def featured(*policies: str) -> Any:
     """Return a VirtualMachine with CPU features of these policies."""
-    cpu = {"cores": 1, "features": [{"name": f"f{at}", "policy": one} for at, one in enumerate(policies)]}
+    cpu = {
+        "cores": 1,
+        "features": [{"name": f"f{at}", "policy": policy} for at, policy in enumerate(policies)],
+    }
     spec = {"template": {"spec": {"domain": {"cpu": cpu, "memory": {"guest": "1Gi"}}}}}
     return {"metadata": {"name": "vm"}, "spec": spec}
 
@@ -100,9 +103,9 @@ def test_what_is_not_told_is_not_counted() -> None:
     few, many = (RULES.validate(request(ghosts(*range(count)))) for count in (40, 400))
     assert isinstance(few, Denied)
     assert isinstance(many, Denied)
-    told = [json.loads(encode("u", one))["response"]["status"] for one in (few, many)]
-    assert [len(one["details"]["causes"]) for one in told] == [40, MOST_TOLD]
-    assert [one["message"].rpartition("; and ")[2] for one in told] == ["36 more", "47 or more"]
+    statuses = [json.loads(encode("u", answer))["response"]["status"] for answer in (few, many)]
+    assert [len(status["details"]["causes"]) for status in statuses] == [40, MOST_TOLD]
+    assert [status["message"].rpartition("; and ")[2] for status in statuses] == ["36 more", "47 or more"]
 
 
 def test_warnings_are_few_and_short() -> None:
@@ -118,10 +121,10 @@ def test_warnings_are_few_and_short() -> None:
 
 def test_mutation_works_out_no_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only a refusal tells costs the mutating webhook nothing."""
-    made: list[str] = []
-    monkeypatch.setattr("pinning.pods.annotations.Cause", lambda *told, **_: made.append(told[0]))
+    fields: list[str] = []
+    monkeypatch.setattr("pinning.pods.annotations.Cause", lambda *cause, **_: fields.append(cause[0]))
     assert RULES.mutate(request(ghosts(*range(200)))) == Allowed()
-    assert made == []
+    assert fields == []
 
 
 def test_the_agent_reads_few_causes() -> None:
@@ -225,7 +228,7 @@ def test_features_of_a_machine_may_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "is_ranged"),
+    ("text", "is_ranged"),
     [
         pytest.param("LimitRanger plugin set: cpu request for container side", True, id="alone"),
         pytest.param("LimitRanger plugin set: cpu limit for init container side; x", True, id="first"),
@@ -235,12 +238,12 @@ def test_features_of_a_machine_may_move() -> None:
         pytest.param(";" * 1000, False, id="nothing"),
     ],
 )
-def test_the_limit_rangers_words_are_understood(told: str, is_ranged: bool) -> None:
+def test_the_limit_rangers_words_are_understood(text: str, is_ranged: bool) -> None:
     """A container is named in a part of its annotation, at the part's end."""
     document = pod(
         container("main", {"cpu": "2", "memory": "1Gi"}),
         container("side", "300m"),
-        annotations={CPU_MANAGER: "exclusive", SIDECAR_LIMITS_POD: "true", LIMIT_RANGER: told},
+        annotations={CPU_MANAGER: "exclusive", SIDECAR_LIMITS_POD: "true", LIMIT_RANGER: text},
     )
     (warning,) = plan_mutation(document, RULES.settings, Injection(BUILT_IN)).warnings
     assert warning.message.endswith("(a LimitRange filled some in)") is is_ranged

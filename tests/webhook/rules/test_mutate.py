@@ -51,35 +51,35 @@ def cores(count: str | int = "1", **more: Any) -> Any:
     return container("main", {CORES: count}, {CORES: count}, **more)
 
 
-def test_t1_every_claiming_container_gets_its_own_count() -> None:
-    """T1: CMK_NUM_CORES follows the environment of the mutations file, with the container's own number."""
+def test_every_claiming_container_gets_its_own_count() -> None:
+    """CMK_NUM_CORES follows the environment of the mutations file, with the container's own number."""
     result = applied(pod(cores("1"), container("two", {CORES: "2"})), RESOURCES)
     assert env(result) == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "1"}]
     assert env(result, 1) == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "2"}]
 
 
-def test_t3_r1_a_pod_that_asks_for_nothing_gets_nothing() -> None:
-    """T3, T6, R1: without a resource or the annotation there is no patch."""
+def test_a_pod_that_asks_for_nothing_gets_nothing() -> None:
+    """Without a resource or the annotation there is no patch."""
     plan = plan_mutation(pod(container("main", "2")), Settings(), Injection(RESOURCES))
     assert (plan.operations, plan.warnings) == ((), ())
 
 
 @pytest.mark.parametrize("value", ["true", "True", "1"])
-def test_r2_the_annotation_injects_without_a_count(value: str) -> None:
-    """R2: three spellings ask for the injection; no resource, no CMK_NUM_CORES."""
+def test_the_annotation_injects_without_a_count(value: str) -> None:
+    """Three spellings ask for the injection; no resource, no CMK_NUM_CORES."""
     result = applied(pod(annotations={MUTATE: value}), RESOURCES)
     assert env(result) == [PROC_FS]
     assert result["metadata"]["annotations"] == {MUTATE: value, **INJECTED}
 
 
 @pytest.mark.parametrize("value", ["TRUE", "yes", "on", " true", "", "false", "False", "0"])
-def test_r3_no_other_word_asks(value: str) -> None:
-    """R3: any other value asks for nothing."""
+def test_no_other_word_asks(value: str) -> None:
+    """Any other value asks for nothing."""
     assert not injected(pod(annotations={MUTATE: value}))
 
 
-def test_r4_false_is_no_opt_out() -> None:
-    """R4: a resource injects whatever the annotation says (the refusal to opt out is a warning of /validate)."""
+def test_false_is_no_opt_out() -> None:
+    """A resource injects whatever the annotation says (the refusal to opt out is a warning of /validate)."""
     assert injected(pod(cores(), annotations={MUTATE: "false"}))
 
 
@@ -108,13 +108,13 @@ def test_cmk_num_cores_is_the_containers_own_resource(limits: Any, requests: Any
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "1500m", "junk"])
-def test_r16_a_count_that_is_none_is_not_passed_on(count: str) -> None:
-    """R16: what /validate refuses is injected without CMK_NUM_CORES, which `cmk isolate` could not read."""
+def test_a_count_that_is_none_is_not_passed_on(count: str) -> None:
+    """What /validate refuses is injected without CMK_NUM_CORES, which `cmk isolate` could not read."""
     assert env(applied(pod(container("main", {CORES: count})))) == []
 
 
-def test_r7_neighbours_get_the_mounts_but_no_count() -> None:
-    """R7: perContainer goes to every container of an injected pod."""
+def test_neighbours_get_the_mounts_but_no_count() -> None:
+    """What is in `perContainer` goes to every container of an injected pod."""
     result = applied(pod(cores(), container("plain")), RESOURCES)
     assert env(result, 1) == [PROC_FS]
     assert [mount["mountPath"] for mount in result["spec"]["containers"][1]["volumeMounts"]] == [
@@ -124,28 +124,28 @@ def test_r7_neighbours_get_the_mounts_but_no_count() -> None:
     ]
 
 
-def test_r8_an_init_container_alone_asks() -> None:
-    """R8, fixed: a resource of an init container injects the pod; CMK left it alone."""
+def test_an_init_container_alone_asks() -> None:
+    """A resource of an init container injects the pod; CMK left it alone."""
     result = applied(pod(container("main"), init=[cores("1")]), RESOURCES)
     assert env(result, kind="initContainers") == [PROC_FS, {"name": "CMK_NUM_CORES", "value": "1"}]
 
 
-def test_r9_init_containers_and_sidecars_are_injected() -> None:
-    """R9: init containers get the mounts, and their own count when they claim; native sidecars too."""
+def test_init_containers_and_sidecars_are_injected() -> None:
+    """Init containers get the mounts, and their own count when they claim; native sidecars too."""
     init = [container("setup", {CORES: "1"}), container("mesh", restartPolicy="Always")]
     result = applied(pod(cores("2"), init=init, annotations={MUTATE: "true"}))
     assert env(result, 0, "initContainers") == [{"name": "CMK_NUM_CORES", "value": "1"}]
     assert len(result["spec"]["initContainers"][1]["volumeMounts"]) == 2
 
 
-def test_t7_r10_a_preset_count_is_kept() -> None:
-    """T7, R10: the user's own CMK_NUM_CORES stays (above the claim it is refused by /validate)."""
+def test_a_preset_count_is_kept() -> None:
+    """The user's own CMK_NUM_CORES stays (above the claim it is refused by /validate)."""
     preset = {"name": "CMK_NUM_CORES", "value": "7"}
     assert env(applied(pod(cores("1", env=[preset])))) == [preset]
 
 
-def test_r11_a_preset_variable_of_the_file_is_kept_once() -> None:
-    """R11, fixed: CMK appended a second CMK_PROC_FS, which won at run time."""
+def test_a_preset_variable_of_the_file_is_kept_once() -> None:
+    """CMK appended a second CMK_PROC_FS, which won at run time."""
     preset = {"name": "CMK_PROC_FS", "value": "/mine"}
     assert env(applied(pod(cores(env=[preset])), RESOURCES)) == [
         preset,
@@ -153,8 +153,8 @@ def test_r11_a_preset_variable_of_the_file_is_kept_once() -> None:
     ]
 
 
-def test_r12_tolerations_are_appended_once() -> None:
-    """R12: the user's tolerations stay in their order; an equal one is not added again."""
+def test_tolerations_are_appended_once() -> None:
+    """The user's tolerations stay in their order; an equal one is not added again."""
     own = {"key": "gpu", "operator": "Exists"}
     result = applied(pod(cores(), tolerations=[own]), RESOURCES)
     assert result["spec"]["tolerations"] == [own, {"operator": "Exists"}]
@@ -179,16 +179,16 @@ def test_r12_tolerations_are_appended_once() -> None:
         pytest.param({"serviceAccount": "mysa"}, None, "mysa", id="the user's own by the alias"),
     ],
 )
-def test_r13_a_chosen_service_account_is_never_replaced(
+def test_a_chosen_service_account_is_never_replaced(
     mutations: Mutations, given: dict[str, Any], account: str | None, alias: str | None
 ) -> None:
-    """R13, fixed: only what the API server fills in is replaced, and alias and name never disagree."""
+    """Only what the API server fills in is replaced, and alias and name never disagree."""
     spec = applied(pod(cores(), **given), mutations)["spec"]
     assert (spec.get("serviceAccountName"), spec.get("serviceAccount")) == (account, alias)
 
 
-def test_r14_what_is_there_already_stays() -> None:
-    """R14, fixed: a volume of the same name and a mount at the same path are not added a second time."""
+def test_what_is_there_already_stays() -> None:
+    """A volume of the same name and a mount at the same path are not added a second time."""
     document = pod(
         cores(volumeMounts=[{"name": "tools", "mountPath": "/opt/bin"}]),
         volumes=[{"name": "cmk-host-proc", "emptyDir": {}}, {"name": "tools", "emptyDir": {}}],
@@ -206,8 +206,8 @@ def test_r14_what_is_there_already_stays() -> None:
 @pytest.mark.parametrize(
     "mutations", [BUILT_IN, RESOURCES, CLUSTER_INIT], ids=["built-in", "resources", "cluster-init"]
 )
-def test_r15_a_second_pass_adds_nothing(mutations: Mutations) -> None:
-    """R15, fixed: reinvocation finds its own work (`applied` plans twice)."""
+def test_a_second_pass_adds_nothing(mutations: Mutations) -> None:
+    """Reinvocation finds its own work (`applied` plans twice)."""
     assert injected(pod(cores(), container("other")), mutations)
 
 
@@ -231,13 +231,13 @@ def test_r15_a_second_pass_adds_nothing(mutations: Mutations) -> None:
         ),
     ],
 )
-def test_r17_absent_and_null_parents_are_created(document: Any) -> None:
-    """R17, fixed: CMK's webhook died on each of these."""
+def test_absent_and_null_parents_are_created(document: Any) -> None:
+    """CMK's webhook died on each of these."""
     assert injected(document)
 
 
 def test_a_pod_without_spec_or_metadata_is_left_alone() -> None:
-    """R17: nothing to read is nothing to add."""
+    """Nothing to read is nothing to add."""
     assert plan_mutation({}, Settings(), Injection(BUILT_IN)).operations == ()
     assert plan_mutation({"spec": None, "metadata": None}, Settings(), Injection(BUILT_IN)).operations == ()
 
@@ -268,26 +268,28 @@ def test_host_directories_are_mounted_read_only(mutations: Mutations) -> None:
 
 def test_every_injected_host_path_is_told() -> None:
     """One warning for each host directory, also when Pod Security will refuse the pod."""
-    told = [
+    messages = [
         warning.message for warning in plan_mutation(pod(cores()), Settings(), Injection(RESOURCES)).warnings
     ]
     assert [
         path
         for path in ("/proc", "/etc/cmk", "/opt/bin")
-        if any(f"directory {path} is" in one for one in told)
+        if any(f"directory {path} is" in message for message in messages)
     ] == [
         "/proc",
         "/etc/cmk",
         "/opt/bin",
     ]
-    assert len(told) == 3
+    assert len(messages) == 3
 
 
 def test_a_volume_that_takes_cmks_name_is_told() -> None:
     """A pod's own volume of that name stays, and its owner learns what CMK would have mounted."""
     document = pod(cores(), volumes=[{"name": "cmk-install-dir", "hostPath": {"path": "/srv"}}])
-    told = [warning.message for warning in plan_mutation(document, Settings(), Injection(BUILT_IN)).warnings]
-    assert told[0] == "volume cmk-install-dir is the pod's own; CMK would mount host directory /opt/bin"
+    messages = [
+        warning.message for warning in plan_mutation(document, Settings(), Injection(BUILT_IN)).warnings
+    ]
+    assert messages[0] == "volume cmk-install-dir is the pod's own; CMK would mount host directory /opt/bin"
 
 
 def test_isolate_charges_whole_cores_to_the_scheduler() -> None:
@@ -350,8 +352,8 @@ def test_a_fragment_joins_with_what_the_claim_needs() -> None:
     assert limits == {"cpu": "2", "x.example/y": 1, "corepin.io/isolated-cores": "2"}
 
 
-def test_t9_what_does_not_fit_is_left_out_and_told() -> None:
-    """T9, fixed: a pod whose values have another shape than the file's keeps them, and gets the rest."""
+def test_what_does_not_fit_is_left_out_and_told() -> None:
+    """A pod whose values have another shape than the file's keeps them, and gets the rest."""
     mutations = load_mutations(
         b"mutations: {perPod: {spec: {hostAliases: [{ip: 10.0.0.1}], dnsConfig: {searches: [x]}}}, perContainer: {ports: []}}"
     )

@@ -21,10 +21,10 @@ SHAPES = b"nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}, {name: big, 
 
 def judged(document: Any, settings: bytes = b"") -> Verdict:
     """Return the verdict on a new pod after its injection, as the API server asks for it."""
-    made = load_settings(settings)
-    plan = plan_mutation(document, made, Injection(BUILT_IN))
+    read = load_settings(settings)
+    plan = plan_mutation(document, read, Injection(BUILT_IN))
     final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
-    return review_new_pod(final, made, Injection(BUILT_IN))
+    return review_new_pod(final, read, Injection(BUILT_IN))
 
 
 def fields(verdict: Verdict) -> list[str]:
@@ -122,7 +122,9 @@ def test_words_of_the_mutate_annotation_are_told(value: str, resource: bool, war
     document = pod(container("main", {CORES: "1"} if resource else None), annotations={MUTATE: value})
     verdict = judged(document)
     assert verdict.causes == ()
-    assert [one.field for one in verdict.warnings] == ([f"metadata.annotations[{MUTATE}]"] if warned else [])
+    assert [warning.field for warning in verdict.warnings] == (
+        [f"metadata.annotations[{MUTATE}]"] if warned else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_words_of_the_mutate_annotation_are_told(value: str, resource: bool, war
 def test_a_limit_below_the_claimed_cores_is_told(cpu: str, settings: bytes, warned: bool) -> None:
     """Two cores bring at least two CPUs, and four where nodes have two threads a core."""
     verdict = judged(pod(container("main", {CORES: "2", "cpu": cpu})), settings)
-    assert [one.field for one in verdict.warnings] == (
+    assert [warning.field for warning in verdict.warnings] == (
         ["spec.containers[0].resources.limits[cpu]"] if warned else []
     )
 
@@ -193,33 +195,33 @@ def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "told"),
+    ("cpu", "sentence"),
     [
         pytest.param("3", "isolate now takes 3; the agent assigns them once they are free", id="more"),
         pytest.param("1", "isolate now takes 1; create the pod again", id="fewer"),
         pytest.param("2", None, id="as many as at the creation"),
     ],
 )
-def test_an_isolated_container_can_be_resized(cpu: str, told: str | None) -> None:
+def test_an_isolated_container_can_be_resized(cpu: str, sentence: str | None) -> None:
     """No resize can change what the scheduler counts, so a difference is told and nothing is refused."""
     for before in ("2", "4"):
         verdict = changed(charged(before), charged(cpu))
         assert verdict.causes == ()
-        assert [one.field for one in verdict.warnings] == (
-            ["spec.containers[0].resources.requests[corepin.io/isolated-cores]"] if told else []
+        assert [warning.field for warning in verdict.warnings] == (
+            ["spec.containers[0].resources.requests[corepin.io/isolated-cores]"] if sentence else []
         )
-        for one in verdict.warnings:
-            assert one.message.startswith("the scheduler still counts 2 cores for container main, and")
-            assert told
-            assert told in one.message
+        for warning in verdict.warnings:
+            assert warning.message.startswith("the scheduler still counts 2 cores for container main, and")
+            assert sentence
+            assert sentence in warning.message
 
 
 def test_a_resized_isolated_container_can_be_edited() -> None:
     """An annotation may change afterwards, and what did not change is not told again."""
     edit = {"numa-policy.corepin.io/pod": "single"}
     assert changed(charged("3"), charged("3", **edit)) == Verdict()
-    [told] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
-    assert "still counts 2 cores" in told.message
+    [warning] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
+    assert "still counts 2 cores" in warning.message
 
 
 def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:

@@ -41,18 +41,20 @@ def pods(draw: st.DrawFn) -> Any:
         f"{family}.corepin.io/{scope}": WORDS[family][at % len(WORDS[family])]
         for (family, scope), at in draw(POLICIES).items()
     }
-    main = [one for one, kind in zip(listed, ["main", *kinds], strict=True) if kind in {"main", "cmk"}]
-    first = [one for one, kind in zip(listed, ["main", *kinds], strict=True) if kind in {"sidecar", "init"}]
-    made: Any = pod(*main, init=first, annotations=written)
+    main = [entry for entry, kind in zip(listed, ["main", *kinds], strict=True) if kind in {"main", "cmk"}]
+    first = [
+        entry for entry, kind in zip(listed, ["main", *kinds], strict=True) if kind in {"sidecar", "init"}
+    ]
+    document: Any = pod(*main, init=first, annotations=written)
     if draw(st.integers(0, 5)) == 0:
-        made = launcher(compute=sized("compute", draw(AMOUNTS), "main"))
-    plan = plan_mutation(made, RULES, Injection(BUILT_IN))
-    return jsonpatch.apply_patch(made, [dict(step) for step in plan.operations])
+        document = launcher(compute=sized("compute", draw(AMOUNTS), "main"))
+    plan = plan_mutation(document, RULES, Injection(BUILT_IN))
+    return jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
 
 
 def sized(name: str, amount: tuple[str | None, str | None], kind: str) -> Any:
     """Return a container with a CPU limit and request."""
-    limit, request = ({"cpu": one} if one else {} for one in amount)
+    limit, request = ({"cpu": quantity} if quantity else {} for quantity in amount)
     cores = {CORES: "1"} if kind == "cmk" else {}
     more = {"restartPolicy": "Always"} if kind == "sidecar" else {}
     return container(name, {**limit, **cores}, {**request, **cores}, **more)
@@ -60,13 +62,13 @@ def sized(name: str, amount: tuple[str | None, str | None], kind: str) -> Any:
 
 def resized(document: Any, amounts: dict[str, tuple[str | None, str | None]]) -> Any:
     """Return the pod after a resize: CPU amounts of whatever runs as long as the pod."""
-    made = copy.deepcopy(document)
-    for member in members(made):
+    copied = copy.deepcopy(document)
+    for member in members(copied):
         resources: Any = member.container.get("resources") or {}
         for kind, amount in zip(("limits", "requests"), amounts.get(member.name, ()), strict=False):
             if member.role is not Role.INIT and amount and "cpu" in resources.get(kind, {}):
                 resources[kind]["cpu"] = amount
-    return made
+    return copied
 
 
 def kept(before: Claim, after: Claim | None) -> bool:
@@ -102,9 +104,9 @@ def test_a_resize_that_the_kubelet_defers_changes_no_claim(document: Any, data: 
     after = resized(document, {member.name: data.draw(AMOUNTS) for member in members(document)})
     assume(not review_changed_pod(document, after, RULES).causes)
     given_before = [
-        {"name": one.name, "allocatedResources": {"cpu": one.requests["cpu"]}}
-        for one in members(document)
-        if "cpu" in one.requests
+        {"name": member.name, "allocatedResources": {"cpu": member.requests["cpu"]}}
+        for member in members(document)
+        if "cpu" in member.requests
     ]
     deferred: Any = {**after, "status": {"containerStatuses": given_before}}
     had = {claim.container: claim for claim in read_pod(document).claims}

@@ -39,13 +39,13 @@ def test_a_silent_sidecar_of_a_launcher_gets_kubevirts_values() -> None:
         container("istio-proxy"),
         init=[container("setup"), container("mesh", restartPolicy="Always")],
     )
-    result, told = planned(document)
+    result, warnings = planned(document)
     amounts = {"cpu": "200m", "memory": "64M"}
     for kind, at in (("containers", 1), ("initContainers", 0), ("initContainers", 1)):
         assert result["spec"][kind][at]["resources"] == {"requests": amounts, "limits": amounts}
     assert qos_class(result) is QoSClass.GUARANTEED
-    assert len(told) == 3
-    assert any("istio-proxy got requests = limits cpu 200m, memory 64M" in one for one in told)
+    assert len(warnings) == 3
+    assert any("istio-proxy got requests = limits cpu 200m, memory 64M" in warning for warning in warnings)
 
 
 def test_other_resources_of_a_silent_sidecar_stay() -> None:
@@ -113,9 +113,9 @@ def test_the_operator_switches_it_off(settings: bytes) -> None:
 )
 def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: bytes) -> None:
     """A throttled proxy is a high price, so somebody has to ask for it."""
-    result, told = planned(document, settings)
+    result, warnings = planned(document, settings)
     assert qos_class(result) is QoSClass.GUARANTEED
-    assert len(told) == 1
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,16 @@ def test_other_pods_with_a_claim_get_them_on_request(document: Any, settings: by
 )
 def test_an_unheard_request_is_told(document: Any, why: str) -> None:
     """Who asks and gets nothing learns why."""
-    (told,) = planned(document)[1]
-    assert why in told
+    (warning,) = planned(document)[1]
+    assert why in warning
 
 
 def test_a_container_that_states_something_is_never_touched() -> None:
     """One obstacle that is not ours to remove stops all injection, and is named."""
     document = launcher(container("istio-proxy"), container("log", None, {"cpu": "10m"}))
-    result, told = planned(document)
+    result, warnings = planned(document)
     assert result == document
-    assert told == [
+    assert warnings == [
         "container log keeps the pod from QoS Guaranteed: set requests = limits of cpu and memory"
     ]
 
@@ -149,16 +149,16 @@ def test_values_of_a_limit_range_are_left_alone_and_told() -> None:
     document = launcher(
         container("log", {"memory": "1Gi"}, {"cpu": "10m", "memory": "1Gi"}), annotations=marked
     )
-    result, (told,) = planned(document)
+    result, (warning,) = planned(document)
     assert result == document
-    assert told.endswith("requests = limits of cpu (a LimitRange filled some in)")
+    assert warning.endswith("requests = limits of cpu (a LimitRange filled some in)")
 
 
 RANGED = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu, memory limit for container log; x"}
 
 
 @pytest.mark.parametrize(
-    ("annotations", "settings", "told"),
+    ("annotations", "settings", "is_warned"),
     [
         pytest.param(ASK, b"", True, id="the pod asks"),
         pytest.param({**ASK, **RANGED}, b"", True, id="the pod asks, a LimitRange came first"),
@@ -168,7 +168,7 @@ RANGED = {"kubernetes.io/limit-ranger": "LimitRanger plugin set: cpu, memory lim
     ],
 )
 def test_an_obstacle_is_told_where_limits_were_asked_for(
-    annotations: dict[str, str], settings: bytes, told: bool
+    annotations: dict[str, str], settings: bytes, is_warned: bool
 ) -> None:
     """Who asks for limits, and gets none because nobody is silent, learns who is in the way."""
     document = annotated(
@@ -180,15 +180,15 @@ def test_an_obstacle_is_told_where_limits_were_asked_for(
     assert result == document
     where = " (a LimitRange filled some in)" if annotations.keys() & RANGED.keys() else ""
     sentence = "container log keeps the pod from QoS Guaranteed: set requests = limits of cpu and memory"
-    assert warnings == ([sentence + where] if told else [])
+    assert warnings == ([sentence + where] if is_warned else [])
 
 
 def test_a_container_with_a_claim_gets_none() -> None:
     """A CMK claim without CPU limits is an obstacle, never a target."""
     document = annotated(container("dpdk", {CORES: "1"}), container("log"))
-    result, told = planned(document, CLAIMS)
+    result, warnings = planned(document, CLAIMS)
     assert "cpu" not in result["spec"]["containers"][1]["resources"]["limits"]
-    assert any("container dpdk keeps the pod from QoS Guaranteed" in one for one in told)
+    assert any("container dpdk keeps the pod from QoS Guaranteed" in warning for warning in warnings)
 
 
 def test_a_launcher_that_never_was_guaranteed_is_not_commented() -> None:

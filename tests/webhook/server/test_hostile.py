@@ -157,7 +157,7 @@ class Bodies:
         decide = StubDecider()
         self.endpoint = ReviewEndpoint(
             "mutate",
-            lambda decider, one: decider.mutate(one),
+            lambda decider, request: decider.mutate(request),
             lambda: Generation(1, decide),
             meter,
             ReviewLog(self.lines.append),
@@ -249,10 +249,10 @@ ASKING = [
 
 def asking(count: int, first: Any = None, **more: Any) -> Any:
     """Return a pod of many containers that asks for CPUs."""
-    made = crowd(count, **more)
+    document = crowd(count, **more)
     if first:
-        made["spec"]["containers"][-1]["resources"] = {"limits": first, "requests": first}
-    return made
+        document["spec"]["containers"][-1]["resources"] = {"limits": first, "requests": first}
+    return document
 
 
 @pytest.mark.parametrize("how", ASKING)
@@ -263,7 +263,10 @@ def test_a_pod_that_would_get_no_cpus_for_its_number_is_refused_at_admission(how
         answer = RULES.validate(request(crowded))
         assert isinstance(answer, Denied)
         (cause,), (agents,) = answer.causes, SeenPod.of(crowded).causes
-        assert (cause.field, cause.message) == (agents.field, f"{count} containers: {agents.message}")
+        assert (cause.field, cause.message) == (
+            agents.field,
+            f"the pod has {count} containers; {agents.message}",
+        )
         assert cause.message == (
             f"the pod has {count} containers; at most 200 may be in a pod that asks for CPUs of its own: use several pods"
         )
@@ -275,8 +278,8 @@ def test_as_many_containers_as_the_agent_reads_are_admitted(how: dict[str, Any])
     """Neither of the two refuses it for its number."""
     fits = asking(MOST_CONTAINERS, **how)
     answer = RULES.validate(request(fits))
-    assert not isinstance(answer, Denied) or all("200" not in one.message for one in answer.causes)
-    assert all("200" not in one.message for one in SeenPod.of(fits).causes)
+    assert not isinstance(answer, Denied) or all("200" not in cause.message for cause in answer.causes)
+    assert all("200" not in cause.message for cause in SeenPod.of(fits).causes)
 
 
 @pytest.mark.parametrize("count", [MOST_CONTAINERS + 1, MOST_JUDGED + 1])
@@ -296,10 +299,10 @@ def test_a_crowded_template_that_asks_for_cpus_is_told() -> None:
         {"spec": {"template": crowd(count, asking=how)}}
         for count, how in ((3, True), (MOST_CONTAINERS + 1, True), (MOST_CONTAINERS + 1, False))
     )
-    for new, old, told in ((asks, few, 1), (asks, plain, 1), (asks, asks, 0), (plain, asks, 0)):
+    for new, old, count in ((asks, few, 1), (asks, plain, 1), (asks, asks, 0), (plain, asks, 0)):
         answer = RULES.validate(request(new, old, kind=("apps", "Deployment"), operation="UPDATE"))
         assert isinstance(answer, Allowed)
-        assert len(answer.warnings) == told
+        assert len(answer.warnings) == count
     few["spec"]["template"]["metadata"]["annotations"][CPU_MANAGER] = "banana"
     answer = RULES.validate(request(few, asks, kind=("apps", "Deployment"), operation="UPDATE"))
     assert isinstance(answer, Allowed)

@@ -81,14 +81,14 @@ def test_what_is_no_pair_is_refused(tmp_path: Path, files: dict[str, bytes], rea
 
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         pytest.param(b"", " is empty: write", id="empty"),
         pytest.param(b"\n \n", " is empty: write", id="blank"),
         pytest.param(b"\x30\x82\x01", " in PEM: write", id="DER"),
     ],
 )
-def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     """A file that is empty or holds something else is named with what belongs into it, and no other file is."""
     disk = Disk(tmp_path, {**pair(CA), "ca.crt": CA.cert_pem.bytes(), name: content})
     with pytest.raises(Unusable) as refusal:
@@ -96,7 +96,7 @@ def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: byt
 
     wrong, *others = sorted(disk.files.watched(), key=lambda file: file.path.name != name)
     assert str(refusal.value).startswith(f"{wrong.path} ")
-    assert told in str(refusal.value)
+    assert message in str(refusal.value)
     assert all(str(other.path) not in str(refusal.value) for other in others)
 
 
