@@ -17,6 +17,7 @@ from pinning.pods.quantity import parse_quantity
 RUNTIMES: Final = ("cri", "local")
 MAX_PORT: Final = 65535
 CONFIGZ: Final = "/configz"
+USER_AGENT: Final = "corepin-agent"  # and the manager of the fields it writes, which the policies know
 _BARE_IPV6: Final = re.compile(r"https://([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*):(?=[0-9]+/)")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
 
+from agent.config import USER_AGENT
 from agent.errors import AgentError, Refused, Unavailable
 from agent.interfaces import Interfaces
 from agent.kernel.cgroup_names import pod_roots
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, PodSource, Runtime
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
-    from apiserver.client import Access, Api
+    from apiserver.access import Access
+    from apiserver.client import Api
 
 logger = logging.getLogger(__name__)
 
@@ -144,11 +146,11 @@ async def _cri(config: AgentConfig) -> CRI:
 def _api(config: AgentConfig) -> Api:
     from apiserver.client import Api
 
-    return Api(_access(config))
+    return Api(_access(config), USER_AGENT)
 
 
 def _access(config: AgentConfig) -> Access:
-    from apiserver.client import Access
+    from apiserver.access import Access
     from apiserver.errors import APIError
 
     if config.api is None:

@@ -25,8 +25,8 @@ class Unavailable(APIError):
 class Busy(Unavailable):
     """The other side asks for patience; `retry_seconds` is what it said, if it said anything."""
 
-    def __init__(self, told: str, retry_seconds: float | None = None) -> None:
-        super().__init__(told)
+    def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
+        super().__init__(reason)
         self.retry_seconds = retry_seconds
 
 

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
 from apiserver.backoff import Backoff
-from apiserver.errors import APIError, Busy, Expired
-from apiserver.pages import decode, pages
+from apiserver.errors import APIError, Expired
+from apiserver.pages import PAGE, decode, pages
+from apiserver.watch import events
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from apiserver.client import Api
     from apiserver.pages import Decoder
+    from apiserver.watch import Event
 
 Item = TypeVar("Item")
-GONE: Final = 410  # HTTP: the history that was asked for
-WATCH_SECONDS: Final = (
-    240,
-    480,
-)  # the server ends a watch between these, so that nodes do not return at once
-SILENCE_SECONDS: Final = 150.0  # bookmarks come each minute: after this the connection is taken for dead
+WATCH_SECONDS: Final = (240, 480)
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +40,7 @@ class _Object(msgspec.Struct):
     metadata: _Meta
 
 
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _Failure(msgspec.Struct):
-    code: int = 0
-    message: str = ""
-
-
 _object = msgspec.json.Decoder(_Object)
-_event = msgspec.json.Decoder(_Event)
-_failure = msgspec.json.Decoder(_Failure)
 
 
 class ListWatch(Generic[Item]):
@@ -68,12 +53,14 @@ class ListWatch(Generic[Item]):
         field_selector: str,
         decoder: Decoder[Item],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        page: int = PAGE,
     ) -> None:
         self._api = api
         self._path = path
         self._selector = {"fieldSelector": field_selector}
         self._decoder = decoder
         self._sleep = sleep
+        self._page = page
         self._version = ""
         self._items: dict[str, Item] = {}
         self.complete = False
@@ -106,7 +93,7 @@ class ListWatch(Generic[Item]):
 
     async def _relist(self) -> None:
         found: dict[str, Item] = {}
-        async for page in pages(self._api, self._path, self._selector):
+        async for page in pages(self._api, self._path, self._selector, limit=self._page):
             for raw in page.items or ():
                 found[decode(_object, raw).metadata.uid] = decode(self._decoder, raw)
             version = page.metadata.resource_version
@@ -116,37 +103,25 @@ class ListWatch(Generic[Item]):
 
     async def _follow(self, changed: Callable[[], None], backoff: Backoff) -> None:
         """Apply events until the server ends the watch; a watch that gave an event has worked."""
-        seconds = random.randint(*WATCH_SECONDS)  # noqa: S311 jitter is no secret
-        params = {
-            **self._selector,
-            "watch": "1",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": self._version,
-            "timeoutSeconds": str(seconds),
-        }
+        params = {**self._selector, "resourceVersion": self._version}
         began = asyncio.get_running_loop().time()
-        async for line in self._api.lines(self._path, params, SILENCE_SECONDS):
-            if self._apply(decode(_event, line)):
-                changed()
-            del line  # an object has megabytes, and the next event may be long in coming
-            backoff.reset()
-        if (
-            asyncio.get_running_loop().time() - began < 1
-        ):  # who ends watches at once is not asked again at once
-            await self._sleep(backoff.next())
+        async with aclosing(events(self._api, self._path, params, WATCH_SECONDS)) as following:
+            async for event in following:
+                if self._apply(event):
+                    changed()
+                del event  # an object has megabytes, and the next event may be long in coming
+                backoff.reset()
+        if asyncio.get_running_loop().time() - began < 1:
+            await self._sleep(backoff.next())  # who ends watches at once is not asked again at once
 
-    def _apply(self, event: _Event) -> bool:
+    def _apply(self, event: Event) -> bool:
         """Take one event over; return whether an object changed."""
-        if event.type == "ERROR":
-            failure = decode(_failure, event.object)
-            told = f"{failure.code}: {failure.message}"
-            raise Expired(told) if failure.code == GONE else Busy(told)
         meta = decode(_object, event.object).metadata
         changes = self._take(event, meta.uid)
         self._version = meta.resource_version or self._version
         return changes
 
-    def _take(self, event: _Event, uid: str) -> bool:
+    def _take(self, event: Event, uid: str) -> bool:
         if event.type == "DELETED":
             return self._items.pop(uid, None) is not None
         if event.type in {"ADDED", "MODIFIED"}:

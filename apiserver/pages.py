@@ -45,9 +45,11 @@ class Page(msgspec.Struct):
 _page = msgspec.json.Decoder(Page)
 
 
-async def pages(api: Api, path: str, params: Mapping[str, str], accept: str = JSON) -> AsyncIterator[Page]:
+async def pages(
+    api: Api, path: str, params: Mapping[str, str], accept: str = JSON, limit: int = PAGE
+) -> AsyncIterator[Page]:
     """Yield the parts of a list; a part too large to be held is given up and asked for again, in halves."""
-    limit, following = PAGE, ""
+    following = ""
     while True:
         asked = {**params, "limit": str(limit), **({"continue": following} if following else {})}
         try:

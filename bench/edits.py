@@ -21,7 +21,8 @@ from agent.config import AgentConfig
 from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
 from agent.main import build, reporters
 from agent.process import Agent, Listeners
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from bench.bare import Moment, bare_writes
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ async def _agent(folder: Path, server: YesServer, taken: Taken) -> tuple[Agent, 
     chosen = config(folder)
     parts = (await build(chosen))._parts  # noqa: SLF001 the same agent, but for whom it tells
     time_saves(parts.state_dir, taken.disk)
-    api = Api(Access("https://bench"), httpx.MockTransport(server.answer))
+    api = Api(Access("https://bench"), "bench", httpx.MockTransport(server.answer))
     reporting = reporters(chosen, api, parts.interfaces.pods, parts.metrics)
     agent = Agent(replace(parts, reporters=reporting))
     gc.collect()

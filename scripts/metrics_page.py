@@ -12,9 +12,11 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import certs.metrics
 import webhook.metrics
+from agent.config import USER_AGENT
 from agent.local.pods_dir import PodsDir
 from agent.report.load_metrics import MetricsReport
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -84,7 +86,7 @@ def programs() -> dict[str, list[Row]]:
     web, node, rotation = webhook.metrics.Metrics(), agent.metrics.Metrics(), certs.metrics.Metrics()
     for name in webhook.metrics.OBSERVED:
         web.observe(name, lambda: 0.0)
-    MetricsReport(node.registry, Api(Access("http://localhost")), PodsDir(NOWHERE))
+    MetricsReport(node.registry, Api(Access("http://localhost"), USER_AGENT), PodsDir(NOWHERE))
     registries = {"Webhook": web.registry, "Agent": node.registry, "Certificates": rotation.registry}
     return {title: sorted(_rows(registry)) for title, registry in registries.items()}
 

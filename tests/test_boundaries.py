@@ -81,7 +81,7 @@ ROOMS = {
     ),
     "agent.main": ("agent", "apiserver", "pinning"),
     "webhook.metrics": (),
-    "webhook.config": ("kubeyaml", "webhook.metrics", "pinning"),
+    "webhook.config": ("apiserver", "kubeyaml", "webhook.metrics", "pinning"),
     "webhook.rules": ("webhook.config", "pinning"),
     "webhook.review": ("webhook.config", "webhook.metrics", "webhook.rules", "pinning"),
     "webhook.server": ("webhook.config", "webhook.metrics", "webhook.review", "pinning"),
@@ -107,7 +107,6 @@ ROOMS = {
 # What is wrong still. These lists only get shorter: what is mended leaves them.
 LONG = {
     "tests/agent/reconcile/test_reconciler.py": 616,
-    "tests/agent/test_pod_watch.py": 420,
     "tests/manifests/test_policies.py": 419,
 }
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

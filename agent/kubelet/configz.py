@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from agent.config import CONFIGZ
+from agent.config import CONFIGZ, USER_AGENT
 from agent.errors import AgentError, Refused
 from agent.kubelet.policy import KubeletPolicy
 from apiserver.backoff import Backoff
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from apiserver.client import Access
+    from apiserver.access import Access
     from pinning.machine.topology import Topology
     from pinning.planning.node_config import NodeConfig
 
@@ -117,9 +117,9 @@ async def ask_kubelet(
 ) -> KubeletCPUConfig | None:
     """Return what the kubelet at `access` says; None, with the remedy in the log, when it says nothing."""
     try:
-        api = Api(access, transport)
-    except OSError as error:  # no CA
-        _log_silence(f"{access.ca_file}: {error.strerror}")
+        api = Api(access, USER_AGENT, transport)
+    except APIError as error:  # no CA
+        _log_silence(str(error))
         return None
     try:
         return read_configz(await _fetch(api, sleep), topology)

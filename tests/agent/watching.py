@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import agent.main  # noqa: F401 what the agent's process has loaded
+from agent.config import USER_AGENT
 from agent.pod_watch import PodWatch
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from pinning.planning.observed import SeenPod
 
 
@@ -56,7 +58,7 @@ class Watching:
 
 async def main(url: str, ca_file: str, token_file: str, node: str) -> None:
     """Watch until killed."""
-    source = PodWatch(Api(Access(url, Path(ca_file), Path(token_file))), node)
+    source = PodWatch(Api(Access(url, Path(ca_file), Path(token_file)), USER_AGENT), node)
     await source.watch(Watching(source).tell)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 
-from apiserver.client import Access, Api
+from agent.config import USER_AGENT
+from apiserver.access import Access
+from apiserver.client import Api
 from tests.manifests.rendered import AGENT, SYSTEM, text
 from tests.servers.apiserver import ApiServer
 
@@ -68,7 +70,7 @@ class Installed:
         """Return the agent's own client, as the agent of HERE_NODE."""
         token = self.api.directory / "agent.token"
         token.write_text(self.agent.token)
-        return Api(Access(self.api.url, self.api.ca_file, token))
+        return Api(Access(self.api.url, self.api.ca_file, token), USER_AGENT)
 
     def fresh_pod(self, name: str, node: str | None = HERE_NODE) -> str:
         """Create a pod of a user, and return its path."""

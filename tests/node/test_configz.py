@@ -13,7 +13,7 @@ import yaml
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.configz import KubeletCPUConfig, ask_kubelet
 from agent.kubelet.policy import KubeletPolicy
-from apiserver.client import Access
+from apiserver.access import Access
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.node.settings import kubelet_settings
 

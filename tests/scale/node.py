@@ -9,7 +9,7 @@ from typing import Final
 
 import httpx
 
-from agent.config import AgentConfig, NodeOptions
+from agent.config import USER_AGENT, AgentConfig, NodeOptions
 from agent.interfaces import Cgroups, Interfaces
 from agent.main import reporters
 from agent.metrics import Metrics
@@ -18,7 +18,8 @@ from agent.pod_watch import PodWatch
 from agent.process import Agent, Listeners, Parts
 from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from pinning.planning.node_config import DEFAULT
 from tests.machine.client import SimulatedCgroups
 from tests.manifests.rendered import AGENT
@@ -59,7 +60,9 @@ class Node:
         self._changed = asyncio.Event()
         inner = httpx.AsyncHTTPTransport(verify=cluster.context, limits=LIMITS)
         self.wire = Wire(inner, self._changed.set)
-        self.api = Api(Access(cluster.server.url, cluster.server.ca_file, root / "token"), self.wire)
+        self.api = Api(
+            Access(cluster.server.url, cluster.server.ca_file, root / "token"), USER_AGENT, self.wire
+        )
         self._pods = PodWatch(self.api, name)
         self._machine = InProcess()
         self._runtime = Runtime(self._machine)

@@ -89,10 +89,9 @@ class Service:
     def _node_watch(self) -> NodeWatch | None:
         if self.options.node_account is None:
             return None
-        from webhook.config.node_watch import Account, NodeWatch  # httpx costs 9 MB
+        from webhook.config.node_watch import NodeWatch  # httpx costs 9 MB
 
-        account = Account.of_pod(self.options.node_account, os.environ)
-        return NodeWatch(account.client, self.nodes, self.metrics.nodes)
+        return NodeWatch.of_account(self.options.node_account, os.environ, self.nodes, self.metrics.nodes)
 
     def _review_listener(self) -> Listener:
         options = self.options

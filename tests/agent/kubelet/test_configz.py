@@ -23,7 +23,7 @@ from agent.errors import Refused
 from agent.kubelet.configz import TRIES, KubeletCPUConfig, adopt, ask_kubelet, read_configz
 from agent.kubelet.policy import KubeletPolicy
 from agent.reconcile.reconciler import Settings
-from apiserver.client import Access
+from apiserver.access import Access
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 
 
 class Server:
@@ -42,7 +43,7 @@ def run(server: Server, act: Callable[[Api], Awaitable[None]]) -> None:
     """Run a coroutine with a client of the server."""
 
     async def main() -> None:
-        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
         await act(api)
         await api.close()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from apiserver.client import METADATA, METADATA_LIST, Access, Api
+from apiserver.access import Access
+from apiserver.client import METADATA, METADATA_LIST, Api
 from pinning.pods.types import Pod
 
 
@@ -38,7 +39,7 @@ def run(act: Callable[[Api], Awaitable[None]], server: Server) -> None:
     """Run a coroutine with a client of the server."""
 
     async def main() -> None:
-        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
         await act(api)
         await api.close()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from agent.node_state import NodeState
 from agent.pod_watch import PodWatch
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from tests.agent.states import state_of
 from tests.servers.apiserver import ApiServer
 
@@ -29,7 +30,7 @@ class Cluster:
         """Return a client as the agent has one."""
         token = self.server.directory / "admin.token"
         token.write_text(self.server.admin_token)
-        return Api(Access(self.server.url, self.server.ca_file, token))
+        return Api(Access(self.server.url, self.server.ca_file, token), "corepin-agent")
 
     def get(self, *args: str) -> Any:
         """Return what `kubectl get -o json` shows."""

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from agent.report.cmk_config_map import PoolReport, cmk_pools, cmk_yaml
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.pods.types import Pod
@@ -115,7 +116,7 @@ def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool,
     server = Server(is_raced=is_raced)
 
     async def main() -> None:
-        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
         report = PoolReport(api, "node-1", "here", interval_seconds=0)
         await report.publish(state_of(complete=False))
         for state in (state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM)):
@@ -133,7 +134,7 @@ def test_after_a_write_comes_a_rest() -> None:
     server = Server()
 
     async def main() -> tuple[float, float]:
-        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
         report = PoolReport(api, "node-1", "here", interval_seconds=0.2)
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -153,7 +154,7 @@ def test_reset_of_a_config_map_that_is_gone_is_done() -> None:
     """There is nothing to empty."""
 
     async def main() -> None:
-        api = Api(Access("https://api.test"), httpx.MockTransport(Server()))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
         await PoolReport(api, "node-1", "here").reset()
         await api.close()
 

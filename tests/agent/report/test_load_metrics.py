@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from agent.config import NodeOptions
 from agent.report.load_metrics import MetricsReport
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from apiserver.errors import APIError
 from tests.agent.states import ISOLATE, bound, source, state_of
 from tests.pods import container
@@ -32,7 +33,7 @@ def test_load_hidden_cost_and_requests_are_shown() -> None:
     registry = CollectorRegistry()
 
     async def main() -> None:
-        api = Api(Access("https://api.test"), httpx.MockTransport(answer))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(answer))
         report = MetricsReport(registry, api, source(*PODS), NodeOptions(sidecar=("100m", "32M")))
         await report.publish(state_of(*PODS))
         with contextlib.suppress(APIError):

@@ -12,7 +12,8 @@ import pytest
 
 from agent.config import NodeOptions
 from agent.report.node import TRIES, NodeReport
-from apiserver.client import Access, Api
+from apiserver.access import Access
+from apiserver.client import Api
 from apiserver.errors import Gone, Unavailable
 from pinning.planning.node_config import NodeConfig
 from tests.agent.states import bound, source, state_of
@@ -102,7 +103,7 @@ def run(act: Callable[[Server, Api], Awaitable[None]]) -> None:
 
     async def main() -> None:
         server = Server()
-        api = Api(Access("https://api.test"), httpx.MockTransport(server))
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
         async with asyncio.timeout(SECONDS):
             await act(server, api)
         await api.close()

@@ -14,10 +14,13 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry
 
+from apiserver.access import Access
+from apiserver.client import Api
+from apiserver.errors import Unavailable
 from pinning.contract import STATUS_TOPOLOGY
 from tests.webhook.machine_texts import machine_text
 from webhook.config.node_shapes import NodeShapes, load_shapes
-from webhook.config.node_watch import LONGEST_LINE, Account, Interrupted, NodeWatch
+from webhook.config.node_watch import LONGEST_LINE, USER_AGENT, NodeWatch, mounted_account
 from webhook.config.reload import Unusable
 from webhook.metrics import NodeMeter
 
@@ -81,9 +84,9 @@ class Scene:
         self.watch = NodeWatch(self.connect, self.shapes, meter, self.sleep, self.clock)
         self.now = 0.0
 
-    def connect(self) -> httpx.AsyncClient:
+    def connect(self) -> Api:
         """Return a client that meets the answers."""
-        return httpx.AsyncClient(base_url="https://api", transport=httpx.MockTransport(self.answer))
+        return Api(Access("https://api"), USER_AGENT, httpx.MockTransport(self.answer))
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         """Give the next answer."""
@@ -232,21 +235,40 @@ def test_a_bug_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[0].exc_info
 
 
-def mounted(directory: Path) -> Account:
+def mounted(directory: Path) -> Access:
     """Return the account of a directory like the one that a kubelet mounts."""
     trustme.CA().cert_pem.write_to_path(directory / "ca.crt")
     (directory / "token").write_text("one\n")
-    return Account.of_pod(directory, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    return mounted_account(directory, environ)
+
+
+def asked(access: Access) -> httpx.Request:
+    """Return a request as the watch makes it in a session of its own."""
+    requests: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(200)
+
+    async def ask() -> None:
+        api = Api(access, USER_AGENT, httpx.MockTransport(answer))
+        await api.page("/api/v1/nodes", {})
+        await api.close()
+
+    asyncio.run(ask())
+    return requests[0]
 
 
 def test_the_token_is_read_anew(tmp_path: Path) -> None:
     """Projected tokens rotate: each list has the one of its moment."""
     account = mounted(tmp_path)
-    assert account.client().headers["authorization"] == "Bearer one"
+    assert asked(account).headers["authorization"] == "Bearer one"
     (tmp_path / "token").write_text("two")
-    client = account.client()
-    assert client.headers["authorization"] == "Bearer two"
-    assert str(client.base_url) == "https://[fd00::1]"  # 443 is the scheme's own
+    request = asked(account)
+    assert request.headers["authorization"] == "Bearer two"
+    assert request.headers["user-agent"] == "corepin-webhook"
+    assert str(request.url) == "https://[fd00::1]/api/v1/nodes"  # 443 is the scheme's own
 
 
 @pytest.mark.parametrize("damage", ["token", "ca.crt"])
@@ -254,11 +276,11 @@ def test_an_account_that_cannot_be_read_is_tried_again(damage: str, tmp_path: Pa
     """While the kubelet swaps files nothing else breaks."""
     account = mounted(tmp_path)
     (tmp_path / damage).write_bytes(b"\xff")
-    with pytest.raises(Interrupted, match="cannot be read"):
-        account.client()
+    with pytest.raises(Unavailable, match=damage):
+        asked(account)
     (tmp_path / damage).unlink()
-    with pytest.raises(Interrupted, match="cannot be read"):
-        account.client()
+    with pytest.raises(Unavailable, match=damage):
+        asked(account)
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])
@@ -267,10 +289,10 @@ def test_a_missing_account_is_told_at_start(missing: str, tmp_path: Path) -> Non
     mounted(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(Unusable, match=f"{missing} does not exist: mount a service account"):
-        Account.of_pod(tmp_path, {"KUBERNETES_SERVICE_HOST": "h", "KUBERNETES_SERVICE_PORT": "1"})
+        mounted_account(tmp_path, {"KUBERNETES_SERVICE_HOST": "h", "KUBERNETES_SERVICE_PORT": "1"})
 
 
 def test_outside_of_a_pod_nothing_can_be_watched(tmp_path: Path) -> None:
     """Nobody says where the API server is."""
     with pytest.raises(Unusable, match="KUBERNETES_SERVICE_HOST"):
-        Account.of_pod(tmp_path, {})
+        mounted_account(tmp_path, {})

@@ -1,0 +1,53 @@
+"""Where an API server is, and who asks it: read from files at each use, because tokens and CAs are replaced."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from apiserver.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach an API server and who to be there."""
+
+    url: str
+    ca_file: Path | None = None
+    token_file: Path | None = None
+
+    @classmethod
+    def in_cluster(cls, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
+        """Return the access that every pod has; raise Unavailable outside of a cluster."""
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+        if not host or not port:
+            raise Unavailable("KUBERNETES_SERVICE_HOST and _PORT are not set, so this is no pod")
+        shown = f"[{host}]" if ":" in host else host
+        return cls(f"https://{shown}:{port}", account / "ca.crt", account / "token")
+
+    def context(self) -> ssl.SSLContext:
+        """Return what TLS trusts from now on; raise Unavailable when the CA cannot be read."""
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            raise Unavailable(f"cannot read the CA {self.ca_file}: {error}") from error
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that say who asks; raise Unavailable when the token cannot be read."""
+        if self.token_file is None:
+            return {}
+        try:
+            return {"authorization": f"Bearer {self.token_file.read_text(encoding='ascii').strip()}"}
+        except OSError as error:
+            raise Unavailable(f"cannot read the token {self.token_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise Unavailable(
+                f"{self.token_file} holds no token: write one that the API server issued"
+            ) from error

@@ -1,0 +1,71 @@
+"""Follow what changes in a list, event by event, until the server ends the watch."""
+
+from __future__ import annotations
+
+import random
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from apiserver.client import JSON
+from apiserver.errors import APIError, Busy, Expired
+from apiserver.pages import decode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from apiserver.client import Api
+
+GONE: Final = 410  # HTTP: the history that was asked for
+SILENCE_SECONDS: Final = 150.0  # bookmarks come each minute: after this the connection is taken for dead
+
+
+class Event(msgspec.Struct):
+    """What happened to an object: ADDED, MODIFIED, DELETED, or BOOKMARK for a version alone."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+_event = msgspec.json.Decoder(Event)
+_failure = msgspec.json.Decoder(_Failure)
+
+
+async def events(
+    api: Api,
+    path: str,
+    params: Mapping[str, str],
+    seconds: tuple[int, int],
+    accept: str = JSON,
+    longest: int | None = None,
+) -> AsyncGenerator[Event]:
+    """Yield what changes from `params["resourceVersion"]` on; raise Expired when the server has dropped that history.
+
+    The server ends the watch after a time drawn from `seconds`, so that its clients do not return at once.
+    """
+    asked = {
+        **params,
+        "watch": "1",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(random.randint(*seconds)),  # noqa: S311 jitter is no secret
+    }
+    async with aclosing(api.lines(path, asked, SILENCE_SECONDS, accept, longest)) as lines:
+        async for line in lines:
+            event = decode(_event, line)
+            del line  # an object has megabytes, and the next event may be long in coming
+            if event.type == "ERROR":
+                raise _error(event.object)
+            yield event
+            del event
+
+
+def _error(document: msgspec.Raw) -> APIError:
+    failure = decode(_failure, document)
+    text = f"{failure.code}: {failure.message}"
+    return Expired(text) if failure.code == GONE else Busy(text)

@@ -1,0 +1,169 @@
+"""A watch of pods against a real kube-apiserver, with faults between them, and ways to wait for what it sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import msgspec
+
+from apiserver.access import Access
+from apiserver.client import Api
+from apiserver.list_watch import ListWatch
+from apiserver.pages import PAGE
+from tests.servers.apiserver import ApiServer
+from tests.servers.control_plane import ControlPlane
+
+NODE = "node-1"
+SECONDS = 60.0
+_pod = msgspec.json.Decoder(dict[str, Any])
+
+
+def add(servers: ControlPlane, *names: str, node: str = NODE, note: str = "") -> None:
+    """Create pods on a node."""
+    documents = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {"note": note}},
+            "spec": {"nodeName": node, "containers": [{"name": "main", "image": "x"}]},
+        }
+        for name in names
+    ]
+    servers.server.kubectl("create", "-f", "-", input="\n---\n".join(map(json.dumps, documents)))
+
+
+def remove(servers: ControlPlane, *names: str) -> None:
+    """Delete pods at once."""
+    servers.server.kubectl("delete", "pods", *names, "--grace-period=0", "--force")
+
+
+def remove_all(servers: ControlPlane) -> None:
+    """Delete every pod at once."""
+    servers.server.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
+
+
+@dataclass
+class Faults(httpx.AsyncBaseTransport):
+    """Stands between client and server; gives what it is told to in place of the server's answers."""
+
+    inner: httpx.AsyncBaseTransport
+    code: int | None = None  # None: the server answers
+    is_cut: bool = False  # no connection
+    answered: Counter[int] = field(default_factory=Counter)
+    times: list[float] = field(default_factory=list)  # of requests that failed
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer, or pass on."""
+        try:
+            response = await self._answer(request)
+        except httpx.TransportError:
+            self._note(0)
+            raise
+        self._note(response.status_code)
+        return response
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        if self.is_cut:
+            raise httpx.ConnectError("cut")
+        if self.code:
+            return httpx.Response(self.code, json={"message": "told to"}, request=request)
+        return await self.inner.handle_async_request(request)
+
+    def _note(self, code: int) -> None:
+        self.answered[code] += 1
+        if code != httpx.codes.OK:
+            self.times.append(asyncio.get_running_loop().time())
+        self.told.set()
+
+    async def count(self, code: int, number: int) -> None:
+        """Wait until so many requests ended so."""
+        async with asyncio.timeout(SECONDS):
+            while self.answered[code] < number:
+                self.told.clear()
+                await self.told.wait()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.inner.aclose()
+
+
+class Follower:
+    """A watch with its faults, and a way to wait for what it sees."""
+
+    def __init__(
+        self, server: ApiServer, port: int | None = None, token: str | None = None, page: int = PAGE
+    ) -> None:
+        context = ssl.create_default_context(cafile=str(server.ca_file))
+        self.faults = Faults(httpx.AsyncHTTPTransport(verify=context))
+        self.token = server.directory / "watch.token"
+        self.token.write_text(token or server.admin_token)
+        url = f"https://127.0.0.1:{port}" if port else server.url
+        self.api = Api(Access(url, None, self.token), "tests", self.faults)
+        self.source = ListWatch(self.api, "/api/v1/pods", f"spec.nodeName={NODE}", _pod, page=page)
+        self.changed = asyncio.Event()
+        self.changes = 0
+
+    def note(self) -> None:
+        """Be told of a change."""
+        self.changes += 1
+        self.changed.set()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the pods that are known."""
+        return {pod["metadata"]["name"] for pod in self.source.items.values()}
+
+    async def fail(self, number: int) -> None:
+        """Wait until so many requests have failed; nobody tells of it."""
+        async with asyncio.timeout(SECONDS):
+            while self.source.failures < number:
+                await asyncio.sleep(0.05)
+
+    async def until(self, *names: str) -> None:
+        """Wait until exactly these pods are known."""
+        async with asyncio.timeout(SECONDS):
+            while self.names != set(names):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def watching(follower: Follower) -> AsyncIterator[Follower]:
+    """Let a follower watch until the block ends."""
+    task = asyncio.create_task(follower.source.watch(follower.note))
+    try:
+        yield follower
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await follower.api.close()
+
+
+def follow(
+    servers: ControlPlane,
+    act: Callable[[Follower], Awaitable[None]],
+    token: str | None = None,
+    page: int = PAGE,
+) -> None:
+    """Run a coroutine beside a watch, and leave no pod behind."""
+
+    async def main() -> None:
+        async with watching(Follower(servers.server, token=token, page=page)) as follower:
+            await act(follower)
+
+    asyncio.run(main())
+    remove_all(servers)
+
+
+async def aside(act: Callable[..., object], *args: object, **more: str) -> None:
+    """Do something that blocks while the watch goes on."""
+    await asyncio.to_thread(act, *args, **more)

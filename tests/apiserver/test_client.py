@@ -1,0 +1,181 @@
+"""One request: what it carries, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from apiserver.access import Access
+from apiserver.client import JSON, METADATA, Api
+from apiserver.errors import APIError, Busy, Conflict, Expired, Failed, Gone, Refused, TooLong, Unavailable
+from tests.apiserver.scripted import URL, Server, streamed
+
+
+def test_a_request_says_who_asks() -> None:
+    """The name is the user agent, and what is asked for is a header of its own; no proxy may pack the answer."""
+    server = Server(httpx.Response(200), streamed())
+
+    async def ask() -> None:
+        api = Api(Access(URL), "corepin-tests", httpx.MockTransport(server))
+        await api.get("/x")
+        assert [line async for line in api.lines("/x", {}, 1.0, METADATA)] == []
+        await api.close()
+
+    asyncio.run(ask())
+    assert {request.headers["user-agent"] for request in server.asked} == {"corepin-tests"}
+    assert [request.headers["accept"] for request in server.asked] == [JSON, METADATA]
+    assert {request.headers["accept-encoding"] for request in server.asked} == {"identity"}
+
+
+def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
+    """Each request carries what the token file holds then; an unreadable one is a clear error."""
+    token = tmp_path / "token"
+    seen: list[str] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["authorization"])
+        return httpx.Response(200, json={})
+
+    async def ask() -> None:
+        api = Api(Access(URL, token_file=token), "tests", httpx.MockTransport(answer))
+        for text in ("one", "two\n"):
+            token.write_text(text)
+            await api.get("/x")
+        token.unlink()
+        with pytest.raises(Unavailable, match="cannot read the token"):
+            await api.get("/x")
+        token.write_bytes(b"\xff\xfe")
+        with pytest.raises(Unavailable, match="holds no token"):
+            await api.get("/x")
+        await api.close()
+
+    asyncio.run(ask())
+    assert seen == ["Bearer one", "Bearer two"]
+
+
+def test_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
+    """A cut or damaged gzip is an interruption as any other, of a request and of a watch."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Damaged())
+
+    async def ask() -> None:
+        api = Api(Access(URL), "tests", httpx.MockTransport(answer))
+        with pytest.raises(Unavailable):
+            await api.get("/x")
+        with pytest.raises(Unavailable):
+            [line async for line in api.lines("/x", {}, 1.0)]
+        assert api.errors == {"0": 2}
+        await api.close()
+
+    asyncio.run(ask())
+
+
+class Damaged(httpx.AsyncByteStream):
+    """No gzip."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield something else."""
+        yield b"no gzip"
+
+
+def test_lines_are_whole_and_bounded() -> None:
+    """However they are cut, and with line separators of Unicode inside; a longer one than is wanted is given up."""
+    text = '{"a": "\u2028"}\n\n{}\n'.encode()
+    pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
+
+    async def ask() -> None:
+        api = Api(
+            Access(URL), "tests", httpx.MockTransport(Server(streamed(*pieces), streamed(b"x" * 5, b"x" * 5)))
+        )
+        assert [line async for line in api.lines("/x", {}, 1.0)] == text.replace(b"\n\n", b"\n").splitlines()
+        with pytest.raises(TooLong, match="more than 9 bytes"):
+            [line async for line in api.lines("/x", {}, 1.0, longest=9)]
+        await api.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (401, Busy),
+        (403, Refused),
+        (404, Gone),
+        (409, Conflict),
+        (410, Expired),
+        (422, Refused),
+        (429, Failed),
+        (500, Failed),
+        (503, Busy),
+    ],
+)
+def test_errors_are_told_apart(code: int, error: type[APIError]) -> None:
+    """What is gone, what is refused and what may work later are different errors, with the server's words."""
+
+    async def ask() -> None:
+        server = Server(httpx.Response(code, json={"message": "why"}))
+        api = Api(Access(URL), "tests", httpx.MockTransport(server))
+        with pytest.raises(APIError, match=f"{code}: why") as caught:
+            await api.patch("/x", {"a": 1})
+        assert type(caught.value) is error
+        assert (api.requests, api.errors) == (1, {str(code): 1})
+        await api.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"), [(httpx.ReadTimeout(""), Failed), (httpx.ConnectError(""), Unavailable)]
+)
+def test_silence_is_about_one_object(failure: Exception, error: type[APIError]) -> None:
+    """A request that is not answered in time may have a webhook of its own; no connection is everybody's trouble."""
+
+    async def ask() -> None:
+        api = Api(Access(URL), "tests", httpx.MockTransport(Server(failure)))
+        with pytest.raises(APIError) as caught:
+            await api.get("/x")
+        assert type(caught.value) is error
+        await api.close()
+
+    asyncio.run(ask())
+
+
+def test_patience_that_is_asked_for_is_known() -> None:
+    """Retry-After is the error's; without one a refusal for now is the limit of one object."""
+
+    async def ask() -> None:
+        answer = httpx.Response(429, headers={"retry-after": "7"})
+        api = Api(Access(URL), "tests", httpx.MockTransport(Server(answer)))
+        with pytest.raises(Busy) as caught:
+            await api.get("/x")
+        assert caught.value.retry_seconds == 7
+        await api.close()
+
+    asyncio.run(ask())
+
+
+def test_a_pod_finds_its_api_server() -> None:
+    """In a cluster the environment says where it is; IPv6 addresses get brackets; elsewhere it is a clear error."""
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    access = Access.in_cluster(environ, Path("/account"))
+    assert access == Access("https://[fd00::1]:443", Path("/account/ca.crt"), Path("/account/token"))
+    with pytest.raises(Unavailable, match="this is no pod"):
+        Access.in_cluster({})
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate"], ids=["missing", "damaged"])
+def test_a_ca_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
+    """While files are swapped the error is one that may pass, and says which file it is."""
+    file = tmp_path / "ca.crt"
+    if content:
+        file.write_bytes(content)
+    with pytest.raises(Unavailable, match=r"cannot read the CA .*/ca\.crt"):
+        Api(Access("https://api.test", file), "tests")
+    trustme.CA().cert_pem.write_to_path(file)
+    Access("https://api.test", file).context()

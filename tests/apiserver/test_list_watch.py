@@ -1,0 +1,251 @@
+"""Objects that are listed and watched: nothing is missed, nothing forgotten, and a broken server is not hammered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from apiserver.access import Access
+from apiserver.client import Api
+from apiserver.list_watch import ListWatch
+from apiserver.pages import HEAVY
+from tests.apiserver.scripted import URL, Server, document, event, listed, streamed
+
+Watched = ListWatch[dict[str, Any]]
+SELECTOR = "metadata.name=it"
+_document = msgspec.json.Decoder(dict[str, Any])
+
+
+async def follow(
+    server: Callable[[httpx.Request], Any], until: Callable[[Watched], bool], changes: int = 0
+) -> tuple[Watched, list[float]]:
+    """Run a watch until a condition holds after a change or a wait; return it and the waits it asked for."""
+    waits: list[float] = []
+    reached = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        check()
+        await asyncio.sleep(0)
+
+    def check() -> None:
+        if until(source):
+            reached.set()
+
+    api = Api(Access(URL), "tests", httpx.MockTransport(server))
+    source = ListWatch(api, "/api/v1/things", SELECTOR, _document, sleep)
+    task = asyncio.create_task(source.watch(check))
+    await asyncio.wait_for(reached.wait(), 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await api.close()
+    return source, waits
+
+
+def uids(source: Watched) -> set[str]:
+    """Return the objects that the source knows."""
+    return set(source.items)
+
+
+def test_objects_are_listed_then_followed() -> None:
+    """Added, modified and deleted ones arrive, in lines that are cut anywhere; only what is selected is asked for."""
+    lines = (
+        event("ADDED", document("b", "11"))
+        + event("MODIFIED", document("b", "12", note="1"))
+        + event("DELETED", document("a", "13"))
+    )
+    server = Server(listed(document("a", "9")), streamed(lines[:30], lines[30:150], lines[150:], stays=True))
+    source, waits = asyncio.run(follow(server, lambda seen: uids(seen) == {"b"}))
+    assert source.complete
+    assert waits == []
+    assert source.items["b"] == document("b", "12", note="1")
+    assert [request.url.params["fieldSelector"] for request in server.asked] == [SELECTOR] * 2
+    assert server.asked[1].url.params["resourceVersion"] == "10"
+
+
+def test_a_long_list_is_read_page_by_page() -> None:
+    """Every page counts before the list is complete."""
+    server = Server(
+        listed(document("a", "1"), following="next"), listed(document("b", "2")), streamed(stays=True)
+    )
+    source, _ = asyncio.run(follow(server, lambda seen: uids(seen) == {"a", "b"}))
+    assert source.complete
+    assert server.asked[1].url.params["continue"] == "next"
+
+
+class Heavy:
+    """Lists objects of a size from a place in the list on, as many as are asked for; a watch stays silent."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+        self.asked: list[tuple[int, int]] = []  # from which on, and how many
+        self.sent = 0
+        self.encodings: set[str] = set()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Answer a list or a watch."""
+        self.encodings.add(request.headers["accept-encoding"])
+        params = request.url.params
+        if "watch" in params:
+            return streamed(stays=True)
+        first, limit = int(params.get("continue", 0)), int(params["limit"])
+        self.asked.append((first, limit))
+        last = min(first + limit, len(self.sizes))
+        documents = [document(str(at), "1", note="x" * self.sizes[at]) for at in range(first, last)]
+        body = listed(*documents, following=str(last) if last < len(self.sizes) else "").content
+        return httpx.Response(200, stream=Counted(self, body))
+
+
+class Counted(httpx.AsyncByteStream):
+    """A body that counts what is taken of it."""
+
+    def __init__(self, server: Heavy, body: bytes) -> None:
+        self.server = server
+        self.body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield pieces of 64 kB."""
+        for at in range(0, len(self.body), 2**16):
+            self.server.sent += len(self.body[at : at + 2**16])
+            yield self.body[at : at + 2**16]
+
+
+def test_list_of_heavy_objects_is_never_held_in_one_piece() -> None:
+    """A page that grows beyond the bound is given up at once and asked for in halves; every object is known in the end."""
+    server = Heavy(*[2**20] * 40)
+    source, waits = asyncio.run(follow(server, lambda seen: seen.complete))
+    assert len(source.items) == 40
+    assert (waits, source.failures) == ([], 0)
+    assert server.asked[:3] == [(0, 20), (0, 10), (0, 5)]
+    assert server.asked[3:] == [(first, 5) for first in range(5, 40, 5)]
+    assert server.sent < 2 * HEAVY + 42 * 2**20
+    assert server.encodings == {"identity"}
+
+
+def test_object_that_is_heavier_than_a_page_is_read_alone() -> None:
+    """One object is read however large it is, and those around it are, too."""
+    source, waits = asyncio.run(follow(Heavy(1, HEAVY + 1, 1), lambda seen: seen.complete))
+    assert (uids(source), waits) == ({"0", "1", "2"}, [])
+
+
+def seconds_for(megabytes: int) -> float:
+    """Return the CPU time it takes to read one event of a size that comes in pieces of 16 kB, the least of three."""
+    line = event("ADDED", document("b", "11", note="x" * megabytes * 2**20))
+    pieces = [line[at : at + 2**14] for at in range(0, len(line), 2**14)]
+
+    def measured() -> float:
+        began = time.thread_time()
+        asyncio.run(follow(Server(listed(), streamed(*pieces, stays=True)), lambda seen: uids(seen) == {"b"}))
+        return time.thread_time() - began
+
+    return min(measured() for _ in range(3))
+
+
+def test_long_event_costs_what_its_length_costs() -> None:
+    """Eight times as long takes about eight times as long, however many pieces it comes in."""
+    assert seconds_for(32) < 16 * seconds_for(4)
+
+
+def test_a_broken_watch_resumes_where_it_was() -> None:
+    """After a bookmark and a lost connection the watch goes on from the bookmark; the objects stay known."""
+    server = Server(
+        listed(document("a", "1")),
+        streamed(event("BOOKMARK", document("", "55")), httpx.ReadError("reset")),
+        streamed(event("ADDED", document("b", "56")), stays=True),
+    )
+    source, waits = asyncio.run(follow(server, lambda seen: uids(seen) == {"a", "b"}))
+    assert server.asked[2].url.params["resourceVersion"] == "55"
+    assert (len(waits), source.failures) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "expired",
+    [
+        pytest.param(httpx.Response(410, json={"message": "too old"}), id="as a status"),
+        pytest.param(streamed(event("ERROR", {"code": 410, "message": "too old"})), id="as an event"),
+    ],
+)
+def test_dropped_history_means_a_new_list(expired: httpx.Response) -> None:
+    """After 410 whatever is not in the new list is gone, and what is new is there."""
+    server = Server(
+        listed(document("a", "1")), expired, listed(document("b", "2"), version="99"), streamed(stays=True)
+    )
+    source, waits = asyncio.run(follow(server, lambda seen: uids(seen) == {"b"}))
+    assert uids(source) == {"b"}
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(httpx.Response(500, text="no json"), id="500"),
+        pytest.param(
+            httpx.Response(429, json={"message": "slow down"}, headers={"retry-after": "7"}), id="429"
+        ),
+        pytest.param(httpx.Response(401, json={"message": "token expired"}), id="401"),
+        pytest.param(httpx.Response(403, json={"message": "no rights"}), id="403"),
+        pytest.param(httpx.Response(200, text="<html>"), id="garbage"),
+        pytest.param(httpx.ConnectError("refused"), id="no connection"),
+        pytest.param(httpx.ReadTimeout(""), id="silence"),
+    ],
+)
+def test_a_failing_server_is_asked_again_after_a_wait(failure: httpx.Response | Exception) -> None:
+    """Any failure of the list or the watch costs a growing wait, and nothing is gone meanwhile."""
+    server = Server(
+        listed(document("a", "1")),
+        failure,
+        failure,
+        failure,
+        streamed(event("ADDED", document("b", "2")), stays=True),
+    )
+    source, waits = asyncio.run(follow(server, lambda seen: "b" in uids(seen)))
+    assert uids(source) == {"a", "b"}
+    assert len(waits) == 3
+    assert waits[2] > waits[0] * 1.5 or waits[0] >= 7
+    if isinstance(failure, httpx.Response) and "retry-after" in failure.headers:
+        assert min(waits) >= 7
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_thirty_seconds_of_failures_cost_a_handful_of_requests(code: int) -> None:
+    """The waits between the requests, which take no time here, make up for half a minute; then the watch goes on."""
+    failures = [httpx.Response(code, text="told to") for _ in range(7)]
+    again = streamed(event("ADDED", document("b", "2")), stays=True)
+    server = Server(listed(document("a", "1")), *failures, again)
+    source, waits = asyncio.run(follow(server, lambda seen: uids(seen) == {"a", "b"}))
+    assert sum(waits) >= 30
+    assert (source.failures, len(server.asked)) == (7, 9)
+
+
+def test_a_server_that_ends_every_watch_is_not_hammered() -> None:
+    """Watches that end at once are answered with waits, not with a hot loop."""
+    server = Server(listed(document("a", "1")), *(streamed() for _ in range(5)), streamed(stays=True))
+    _, waits = asyncio.run(follow(server, lambda _: len(server.asked) >= 6))
+    assert len(waits) >= 4
+
+
+def test_an_error_event_of_another_kind_is_waited_out() -> None:
+    """A watch may end with a 500 inside of it."""
+    server = Server(
+        listed(),
+        streamed(event("ERROR", {"code": 500, "message": "etcd"})),
+        streamed(event("ADDED", document("b", "2")), stays=True),
+    )
+    source, waits = asyncio.run(follow(server, lambda seen: uids(seen) == {"b"}))
+    assert len(waits) == 1
+    assert source.failures == 1
+
+
+def test_no_request_gives_up_waiting_for_a_connection() -> None:
+    """Connecting and answers have their time-outs; the wait for the pool has none, as it would lose connections."""
+    server = Server(listed(document("a", "1")), streamed(event("ADDED", document("b", "2")), stays=True))
+    asyncio.run(follow(server, lambda seen: "b" in uids(seen)))
+    times = [request.extensions["timeout"] for request in server.asked]
+    assert [timeout.pop("pool") for timeout in times] == [None, None]
+    assert all(None not in timeout.values() for timeout in times)

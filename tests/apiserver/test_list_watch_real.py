@@ -1,0 +1,198 @@
+"""A watch against a real kube-apiserver that is stopped, compacted and disturbed: nothing is missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.apiserver.door import open_door
+from tests.apiserver.following import Follower, add, aside, follow, remove, remove_all, watching
+from tests.servers.control_plane import ControlPlane, start_control_plane
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Return an API server of this module's own."""
+    with start_control_plane(tmp_path_factory.mktemp("restartable-")) as plane:
+        yield plane
+
+
+def test_every_change_arrives_by_one_watch(servers: ControlPlane) -> None:
+    """Created, changed and deleted pods are seen, those that are not selected are not, and two requests are all it takes."""
+
+    async def act(follower: Follower) -> None:
+        await aside(add, servers, "a", "b")
+        await aside(add, servers, "far", node="node-2")
+        await follower.until("a", "b")
+        await aside(servers.server.kubectl, "annotate", "pod/a", "example.com/note=none")
+        await aside(remove, servers, "b")
+        await follower.until("a")
+        [pod] = follower.source.items.values()
+        assert pod["metadata"]["annotations"]["example.com/note"] == "none"
+        assert (follower.api.requests, follower.source.failures) == (2, 0)
+
+    follow(servers, act)
+
+
+@pytest.mark.parametrize("code", [500, 429])
+def test_a_server_that_fails_is_asked_seldom_and_missed_by_nothing(servers: ControlPlane, code: int) -> None:
+    """While every request fails, waits grow and pods stay known; afterwards what happened meanwhile is there."""
+
+    async def act(follower: Follower) -> None:
+        await aside(add, servers, "a", "b")
+        await follower.until("a", "b")
+        follower.faults.code = code
+        await aside(servers.kill)
+        await aside(servers.start)
+        await follower.faults.count(code, 3)
+        assert follower.names == {"a", "b"}
+        await aside(add, servers, "c")
+        await aside(remove, servers, "a")
+        await follower.faults.count(code, 4)
+        follower.faults.code = None
+        await follower.until("b", "c")
+        waits = [
+            later - earlier
+            for earlier, later in zip(follower.faults.times, follower.faults.times[1:], strict=False)
+        ]
+        assert all(wait >= 0.2 for wait in waits), waits
+        assert max(waits) > 1.5
+        assert follower.api.requests <= 10
+
+    follow(servers, act)
+
+
+def test_a_restarted_server_is_followed_again(servers: ControlPlane) -> None:
+    """Connections break and are refused for seconds: a handful of requests, then every change arrives again."""
+
+    async def act(follower: Follower) -> None:
+        await aside(add, servers, "a")
+        await follower.until("a")
+        before = follower.api.requests
+        await aside(servers.kill)
+        await follower.faults.count(0, 2)
+        await aside(servers.start)
+        await aside(add, servers, "b")
+        await follower.until("a", "b")
+        assert follower.api.requests - before < 20
+
+    follow(servers, act)
+
+
+def test_token_that_is_no_longer_good_is_waited_out(servers: ControlPlane) -> None:
+    """The pod that a token is bound to is deleted: 401, asked again seldom; a new token brings all that happened."""
+    kubectl = servers.server.kubectl
+    kubectl("create", "clusterrole", "watch", "--verb=list,watch", "--resource=pods")
+    kubectl(
+        "create", "clusterrolebinding", "watch", "--clusterrole=watch", "--serviceaccount=default:default"
+    )
+
+    def new_token(pod: str) -> str:
+        add(servers, pod, node="node-2")
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={pod}")
+        return kubectl("create", "token", "default", *bound).stdout.strip()
+
+    async def act(follower: Follower) -> None:
+        await aside(add, servers, "a", "b")
+        await follower.until("a", "b")
+        await aside(remove, servers, "holder")
+        await aside(servers.kill)
+        await aside(servers.start)
+        await follower.faults.count(401, 3)
+        await aside(remove, servers, "a")
+        await aside(add, servers, "c")
+        assert follower.names == {"a", "b"}
+        asked = follower.api.requests
+        follower.token.write_text(await asyncio.to_thread(new_token, "heir"))
+        await follower.until("b", "c")
+        assert follower.api.requests - asked <= 4
+        assert asked <= 20
+
+    follow(servers, act, new_token("holder"))
+
+
+def test_slow_server_is_waited_for(servers: ControlPlane) -> None:
+    """A list that trickles in for longer than any time-out is no failure: one list and one watch bring everything."""
+    names = [f"p{number}" for number in range(8)]
+    add(servers, *names, note="x" * 6000)
+
+    async def main() -> None:
+        async with (
+            open_door(servers.port, piece=512, pause=0.15) as door,  # 60 kB in 18 s
+            watching(Follower(servers.server, door.port)) as follower,
+        ):
+            await follower.until(*names)
+            await aside(remove, servers, names[0])
+            await follower.until(*names[1:])
+            assert (follower.api.requests, follower.source.failures) == (2, 0)
+
+    asyncio.run(main())
+    remove_all(servers)
+
+
+def test_silent_server_is_given_up_and_asked_again(
+    servers: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections stay open and nothing comes: pods stay known, few requests are made, and then nothing was missed."""
+    monkeypatch.setattr("apiserver.watch.SILENCE_SECONDS", 2.0)
+
+    async def main() -> None:
+        async with open_door(servers.port) as door, watching(Follower(servers.server, door.port)) as follower:
+            await aside(add, servers, "a", "b")
+            await follower.until("a", "b")
+            door.opened.clear()
+            failed, asked = follower.source.failures, follower.api.requests
+            await aside(add, servers, "c")
+            await aside(remove, servers, "a")
+            await follower.fail(failed + 3)
+            assert follower.names == {"a", "b"}
+            assert follower.api.requests - asked <= 4
+            door.opened.set()
+            await follower.until("b", "c")
+
+    asyncio.run(main())
+    remove_all(servers)
+
+
+def test_compacted_history_means_a_new_list(servers: ControlPlane, caplog: pytest.LogCaptureFixture) -> None:
+    """The node was cut off while pods came and went and the history was dropped: 410, one list, and all is right."""
+    caplog.set_level(logging.INFO)
+
+    async def act(follower: Follower) -> None:
+        await aside(add, servers, "a", "b")
+        await follower.until("a", "b")
+        follower.faults.is_cut = True
+        await aside(servers.kill)
+        await aside(servers.start)
+        await aside(remove, servers, "a")
+        await aside(add, servers, "c")
+        await aside(servers.compact)
+        await aside(servers.kill)
+        await aside(servers.start)
+        await follower.faults.count(0, 1)
+        assert follower.names == {"a", "b"}
+        follower.faults.is_cut = False
+        await follower.until("b", "c")
+        assert caplog.messages.count("watch expired") == 1
+        await aside(add, servers, "d")
+        await follower.until("b", "c", "d")
+
+    follow(servers, act)
+
+
+def test_a_long_list_comes_in_pages(servers: ControlPlane) -> None:
+    """More pods than one page holds are all known from the first change on."""
+    names = [f"p{number}" for number in range(7)]
+    add(servers, *names)
+
+    async def act(follower: Follower) -> None:
+        await follower.until(*names)
+        assert follower.changes == 1
+        assert follower.api.requests in {3, 4}  # the watch may have begun
+
+    follow(servers, act, page=3)
