@@ -133,7 +133,7 @@ class PodDecoder:
         meta, containers = read.metadata or _Meta(), _containers(read)
         is_crowd = len(containers) > MOST_CONTAINERS
         if meta.annotations:
-            names = set() if is_crowd else {one.name for one in containers}
+            names = set() if is_crowd else {container.name for container in containers}
             meta.annotations = dict(_annotations(meta.annotations, names)) or None
         if is_crowd:
             _tell(meta, len(containers))
@@ -154,7 +154,11 @@ def _summed(read: _Pod) -> Pod:
 
 
 def _counted(containers: list[_Container] | None) -> list[_Container]:
-    return [_Container(None, one.restart_policy, one.resources) for one in containers or () if one.resources]
+    return [
+        _Container(None, container.restart_policy, container.resources)
+        for container in containers or ()
+        if container.resources
+    ]
 
 
 def _containers(pod: _Pod) -> list[_Container]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from apiserver.client import Api
     from pinning.pods.types import Pod
 
-UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"  # a pod that ends is told as deleted
+UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"  # a pod that ends is shown as deleted
 
 
 class PodWatch:

@@ -142,7 +142,7 @@ class KubeCluster:
     def configurations(self) -> tuple[Configuration, ...]:
         """Return those that exist; one name may stand for both kinds."""
         found = (self._configuration(kind, name) for name in self._names.configurations for kind in KINDS)
-        return tuple(one for one in found if one)
+        return tuple(configuration for configuration in found if configuration)
 
     def _configuration(self, kind: str, name: str) -> Configuration | None:
         try:
@@ -191,11 +191,11 @@ class KubeCluster:
 
 def _failure(status: int, request: str, content: bytes) -> ClusterError:
     try:
-        told = json.loads(content)["message"]
+        message = json.loads(content)["message"]
     except (ValueError, KeyError, TypeError):
-        told = content[:200].decode(errors="replace")
+        message = content[:200].decode(errors="replace")
     kind = {NOT_FOUND: Missing, CONFLICT: Conflict}.get(status, ClusterError)
-    return kind(f"{request}: {status}: {told}")
+    return kind(f"{request}: {status}: {message}")
 
 
 def _operation(verb: str, path: str, value: str) -> dict[str, str]:

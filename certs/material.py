@@ -107,18 +107,18 @@ def read(secret: Secret) -> Material:
     """Take the Secret apart."""
     parts = _Parts(secret.data)
     ca, next_ca = parts.authority(CA_CERT, CA_KEY), parts.authority(NEXT_CERT, NEXT_KEY)
-    told = secret.annotations
+    annotations = secret.annotations
     return Material(
         ca=ca,
         next_ca=next_ca,
         old=parts.certificates(OLD_CERTS),
         leaf=parts.pair(LEAF_CERT, LEAF_KEY),
-        published=_mark(told.get(PUBLISHED, "")),
-        shown=_mark(told.get(SHOWN, "")),
+        published=_mark(annotations.get(PUBLISHED, "")),
+        shown=_mark(annotations.get(SHOWN, "")),
         present=frozenset(key for key in KEYS if secret.data.get(key)),
         problems=tuple(parts.problems),
-        is_managed=told.get(MANAGED) == "true",
-        is_rotation_wanted=told.get(ROTATE) == "ca",
+        is_managed=annotations.get(MANAGED) == "true",
+        is_rotation_wanted=annotations.get(ROTATE) == "ca",
     )
 
 
@@ -144,8 +144,10 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 def bundle(anchors: Iterable[x509.Certificate]) -> bytes:
     """Return certificates as one PEM text, the same for the same set."""
     return b"".join(
-        one.public_bytes(Encoding.PEM)
-        for one in sorted(anchors, key=lambda one: (one.not_valid_before_utc, der(one)))
+        certificate.public_bytes(Encoding.PEM)
+        for certificate in sorted(
+            anchors, key=lambda certificate: (certificate.not_valid_before_utc, der(certificate))
+        )
     )
 
 

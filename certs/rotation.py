@@ -90,7 +90,9 @@ class Seen:
         trusted = frozenset(self.secret.old).union(*self.published.values())
         signer = self.signer
         return frozenset(
-            one for one in trusted if not self.is_expired(one) and not (signer and one == signer.certificate)
+            anchor
+            for anchor in trusted
+            if not self.is_expired(anchor) and not (signer and anchor == signer.certificate)
         )
 
     @property
@@ -247,7 +249,7 @@ def _doubt(seen: Seen) -> Unmark | None:
 
 def _publication(seen: Seen) -> Publish | Unmark | None:
     """Put every authority of the Secret into every bundle; waits begin anew, and that is written down first."""
-    needed = frozenset(one for one in seen.secret.anchors if not seen.is_expired(one))
+    needed = frozenset(anchor for anchor in seen.secret.anchors if not seen.is_expired(anchor))
     lacking = {place: held for place, held in seen.published.items() if not needed <= held}
     if not lacking:
         return None
@@ -266,7 +268,7 @@ def _is_repair(seen: Seen) -> bool:
 
 
 def _unexpired(seen: Seen, anchors: Anchors) -> Anchors:
-    return frozenset(one for one in anchors if not seen.is_expired(one))
+    return frozenset(anchor for anchor in anchors if not seen.is_expired(anchor))
 
 
 def _authority(seen: Seen) -> CreateCA | None:
@@ -279,7 +281,7 @@ def _authority(seen: Seen) -> CreateCA | None:
     was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})  # and was damaged since
     if was_begun or seen.is_due(seen.signer.certificate):
         return CreateCA()
-    is_over = all(seen.is_expired(one) for one in secret.old)
+    is_over = all(seen.is_expired(anchor) for anchor in secret.old)
     return CreateCA() if secret.is_rotation_wanted and is_over else None
 
 
@@ -357,14 +359,14 @@ def _showing(seen: Seen, kubelet_sync: timedelta) -> MarkShown | Unmark | Wait |
 
 
 def _unshown(seen: Seen) -> str:
-    told = []
+    reasons = []
     if not seen.shown:
-        told.append("no replica is found")
+        reasons.append("no replica is found")
     if seen.stale:
-        told.append(f"the old leaf is shown by {', '.join(seen.stale)}")
+        reasons.append(f"the old leaf is shown by {', '.join(seen.stale)}")
     if seen.silent:
-        told.append(f"no answer from {', '.join(seen.silent)}")
-    return "; ".join(told)
+        reasons.append(f"no answer from {', '.join(seen.silent)}")
+    return "; ".join(reasons)
 
 
 def _tidiness(seen: Seen) -> Unmark | None:

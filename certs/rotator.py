@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
-from certs import material, rotation, telling
+from certs import events, material, rotation
 from certs.cluster import Change, ClusterError, Configuration, Conflict
 from certs.issue import CA
 from certs.material import (
@@ -111,7 +111,7 @@ class Rotator:
         self._clock = clock or SystemClock()
         self._drift = self._offset()
         self._is_doubtful = False
-        self._once = telling.Once()
+        self._once = events.Once()
 
     def settle(self) -> Wait | Rest | Refuse:
         """Take every step that can be taken now, and return why there is no other."""
@@ -131,7 +131,7 @@ class Rotator:
         look = self.look()
         step = rotation.next_step(look.seen, self._settings)
         self._metrics.show(look.seen, step)
-        self._tell(self._once.new(telling.wrong(look.seen, step), look.seen.now))
+        self._tell(self._once.new(events.wrong(look.seen, step), look.seen.now))
         self.act(step, look)
         return step
 
@@ -143,9 +143,9 @@ class Rotator:
         parts = material.read(secret)
         shown = self._probe() if parts.leaf.certificate else {}
         published = {
-            Place(one.kind, one.name, entry): material.anchors_of(pem)
-            for one in configurations
-            for entry, pem in enumerate(one.bundles)
+            Place(configuration.kind, configuration.name, entry): material.anchors_of(pem)
+            for configuration in configurations
+            for entry, pem in enumerate(configuration.bundles)
         }
         seen = Seen(parts, published, self._clock.now(), shown, self._has_jumped())
         return Look(seen, secret.version, configurations)
@@ -166,7 +166,7 @@ class Rotator:
     def _note(self, step: Step) -> None:
         self._metrics.steps.labels(type(step).__name__).inc()
         logger.info("step taken", extra={"facts": {"step": type(step).__name__}})
-        event = telling.done(step)
+        event = events.done(step)
         self._tell([event] if event else [])
 
     def _change(
@@ -206,14 +206,14 @@ class Rotator:
         return Change(data, UNMARKED)
 
     def _write_bundles(self, bundles: Mapping[Place, Anchors], look: Look) -> None:
-        for one in look.configurations:
+        for configuration in look.configurations:
             changed = {
                 place.entry: material.bundle(anchors)
                 for place, anchors in bundles.items()
-                if (place.kind, place.name) == (one.kind, one.name)
+                if (place.kind, place.name) == (configuration.kind, configuration.name)
             }
             if changed:
-                self._cluster.write_bundles(one, changed)
+                self._cluster.write_bundles(configuration, changed)
 
     def _tell(self, events: list[Event]) -> None:
         """Log and make events; one that cannot be made stops nothing."""

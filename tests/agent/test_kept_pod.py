@@ -32,7 +32,9 @@ AMOUNTS = st.dictionaries(
 RESOURCES = st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS})
 FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "sidecar-limits")
 KEYS = [
-    f"{one}.corepin.io/{scope}" for one in FAMILIES for scope in ("pod", "container.c0", "container.x", "y")
+    f"{family}.corepin.io/{scope}"
+    for family in FAMILIES
+    for scope in ("pod", "container.c0", "container.x", "y")
 ]
 NOTES = st.dictionaries(
     st.sampled_from(
@@ -50,12 +52,12 @@ NOTES = st.dictionaries(
 
 def containers(first: int) -> st.SearchStrategy[list[dict[str, Any]]]:
     """Any few containers, with much that nobody reads."""
-    made = st.fixed_dictionaries(
+    fields = st.fixed_dictionaries(
         {"image": st.just("x"), "env": st.just([{"name": "A", "value": "b"}]), "resources": RESOURCES},
         optional={"restartPolicy": st.just("Always")},
     )
-    return st.lists(made, max_size=3).map(
-        lambda some: [{"name": f"c{first + at}", **one} for at, one in enumerate(some)]
+    return st.lists(fields, max_size=3).map(
+        lambda some: [{"name": f"c{first + at}", **known} for at, known in enumerate(some)]
     )
 
 
@@ -122,7 +124,7 @@ def test_cores_that_a_crowded_pod_claims_stay_published(resource: str) -> None:
     """All cores are held by others: less than what the pod claims would make a restarting kubelet kill it."""
     owners = [bound(f"o{at}", container("main", {CORES: 1})) for at in range(3)]
     crowd = bound("crowd", container("main", {resource: 3}), *[container(f"c{at}") for at in range(200)])
-    numbers = [node_resources(state_of(*owners, one), [*owners, one]) for one in (crowd, kept(crowd))]
+    numbers = [node_resources(state_of(*owners, last), [*owners, last]) for last in (crowd, kept(crowd))]
     assert numbers[0] == numbers[1]
     assert numbers[0]
     assert numbers[0][resource] >= 3 + (3 if resource == CORES else 0)
@@ -181,7 +183,7 @@ def test_annotations_of_ours_are_kept_in_bounds() -> None:
             {"labels": {"kubevirt.io": "virt-launcher"}, "nodeSelector": {"cpumanager": "true"}},
             id="as a launcher",
         ),
-        *[pytest.param({"first": {one: "1"}}, id=f"by {one}") for one in CORE_RESOURCES],
+        *[pytest.param({"first": {name: "1"}}, id=f"by {name}") for name in CORE_RESOURCES],
     ],
 )
 def test_pod_of_very_many_containers_is_refused(
@@ -197,8 +199,8 @@ def test_pod_of_very_many_containers_is_refused(
     seen = SeenPod.of(part)
 
     assert (seen.claims, seen.start_order) == ((), ())
-    told = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
-    assert [cause.message for cause in seen.causes] == [told]
+    message = f"at most {MOST_CONTAINERS} may be in a pod that asks for CPUs of its own: use several pods"
+    assert [cause.message for cause in seen.causes] == [message]
     assert ((part["metadata"] or {}).get("annotations") or {}).get(STATUS_CPUS) == asking.get(
         "annotations", {}
     ).get(STATUS_CPUS)
@@ -207,7 +209,9 @@ def test_pod_of_very_many_containers_is_refused(
 
 def test_pod_of_very_many_containers_that_asks_for_nothing_is_told_nothing() -> None:
     """It runs in the shared set, as it would; as many containers as are read are read."""
-    [most, more] = [pod(*[container(f"c{at}", 1) for at in range(MOST_CONTAINERS + one)]) for one in range(2)]
+    [most, more] = [
+        pod(*[container(f"c{at}", 1) for at in range(MOST_CONTAINERS + extra)]) for extra in range(2)
+    ]
     assert len(SeenPod.of(kept(most)).start_order) == MOST_CONTAINERS
     seen = SeenPod.of(kept(more))
     assert (seen.claims, seen.causes, seen.start_order) == ((), (), ())
@@ -217,7 +221,11 @@ def largest() -> Iterator[Any]:
     """Yield pods that leave as much to be kept as a user can bring about."""
     resources = {"cpu": "1", "memory": "1Mi", CORES: "1"}
     full = [container(f"{number:0>60}", resources, resources) for number in range(MOST_CONTAINERS)]
-    notes = {f"{family}.corepin.io/container.{one['name']}": "x" * 99 for one in full for family in FAMILIES}
+    notes = {
+        f"{family}.corepin.io/container.{container['name']}": "x" * 99
+        for container in full
+        for family in FAMILIES
+    }
     yield pod(*full, annotations=notes)
     yield pod(*full[: MOST_CONTAINERS // 2], init=full[MOST_CONTAINERS // 2 :], annotations=notes)
     yield pod(*full, *[container(f"x{number}", resources) for number in range(4000)], annotations=notes)

@@ -53,12 +53,12 @@ def pods() -> Iterator[dict[str, Any]]:
 def create(server: ApiServer) -> list[int]:
     """Create the pods; return how many bytes each has."""
 
-    def one(pod: dict[str, Any]) -> int:
+    def post(pod: dict[str, Any]) -> int:
         with server.client() as client:
             return len(done(client.post(PODS, json=pod, timeout=60)).content)
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, pods()))
+        return list(pool.map(post, pods()))
 
 
 def label(server: ApiServer, number: int) -> None:
@@ -95,11 +95,11 @@ def test_large_pods_do_not_fill_the_agents_memory() -> None:
     """168 pods, most of 1.2 MB, listed and then changed: the process never has 100 MiB, and gives back what it took."""
     with start_servers() as server:
         sizes = create(server)
-        with watching(server) as told:
-            listed = next(told)
+        with watching(server) as lines:
+            listed = next(lines)
             for number in range(EDITED):
                 label(server, number)
-            changed = next(one for one in told if one.versions >= len(sizes) + EDITED)
+            changed = next(line for line in lines if line.versions >= len(sizes) + EDITED)
     assert sum(sizes) > 160 * 1_150_000
     assert (listed.pods, changed.pods) == (len(sizes), len(sizes))
     assert listed.most < 100 * MIB

@@ -51,8 +51,8 @@ class Watching:
             else:
                 self._seen[uid] = (pod, SeenPod.of(pod))
                 self._versions += 1
-        told = Told(len(self._seen), self._versions, *memory())
-        sys.stdout.write(" ".join(map(str, told)) + "\n")
+        line = Told(len(self._seen), self._versions, *memory())
+        sys.stdout.write(" ".join(map(str, line)) + "\n")
         sys.stdout.flush()
 
 

@@ -144,7 +144,7 @@ class Live:
         self.kubeconfig = self.api.write_kubeconfig(ROTATOR, {"token": token})
         self._client = client({"KUBECONFIG": str(self.kubeconfig)})
         self.cluster = KubeCluster(self._client, NAMES)
-        self.probe = Probe(tuple(one.address for one in self.replicas), SERVER_NAME)
+        self.probe = Probe(tuple(replica.address for replica in self.replicas), SERVER_NAME)
 
     def close(self) -> None:
         """Stop everything that was started."""
@@ -192,8 +192,8 @@ class Live:
 
     def reasons(self) -> set[str]:
         """Return the reasons of all events that were made."""
-        told = self.api.kubectl("-n", NAMESPACE, "get", "events", "-o=json").stdout
-        return {event["reason"] for event in json.loads(told)["items"]}
+        listed = self.api.kubectl("-n", NAMESPACE, "get", "events", "-o=json").stdout
+        return {event["reason"] for event in json.loads(listed)["items"]}
 
 
 def documents_of(name: str) -> list[dict[str, Any]]:
@@ -204,8 +204,10 @@ def documents_of(name: str) -> list[dict[str, Any]]:
 def rights() -> list[dict[str, Any]]:
     """Return the rotation's empty Secret, account and rights, and the policies that narrow them."""
     names = {ROTATOR, f"{ROTATOR}-others"}
-    policies = [one for one in documents_of("policies.yaml") if one["metadata"]["name"] in names]
-    return [one for one in documents_of("certs.yaml") if one["kind"] != "Deployment"] + policies
+    policies = [policy for policy in documents_of("policies.yaml") if policy["metadata"]["name"] in names]
+    return [
+        document for document in documents_of("certs.yaml") if document["kind"] != "Deployment"
+    ] + policies
 
 
 def registrations() -> list[dict[str, Any]]:
@@ -228,8 +230,8 @@ def live(api: ApiServer, folder: Path) -> Iterator[Live]:
     api.create_namespace(NAMESPACE)
     api.kubectl("create", "-f", "-", input=text_of([*rights(), SERVICE_OBJECT, *registrations()]))
     with host_apart() as host:
-        made = Live(api, [Replica(name, folder / name, host) for name in ("replica-a", "replica-b")])
+        cluster = Live(api, [Replica(name, folder / name, host) for name in ("replica-a", "replica-b")])
         try:
-            yield made
+            yield cluster
         finally:
-            made.close()
+            cluster.close()

@@ -83,9 +83,9 @@ class Load:
 @contextmanager
 def load(api: ApiServer, namespace: str, pods_a_second: float) -> Iterator[Load]:
     """Create pods until the block ends."""
-    made = Load(api, namespace, pods_a_second)
-    made.start()
+    pods = Load(api, namespace, pods_a_second)
+    pods.start()
     try:
-        yield made
+        yield pods
     finally:
-        made.stop()
+        pods.stop()

@@ -152,7 +152,7 @@ def test_openssl_accepts_the_chain_strictly(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_bytes(ca.cert)
     (tmp_path / "tls.crt").write_bytes(leaf.cert)
 
-    told = subprocess.run(
+    verified = subprocess.run(
         [
             *("openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", "localhost"),
             *("-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "tls.crt")),
@@ -162,7 +162,7 @@ def test_openssl_accepts_the_chain_strictly(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert told.stdout.endswith("tls.crt: OK\n"), told.stderr
+    assert verified.stdout.endswith("tls.crt: OK\n"), verified.stderr
 
 
 def test_handshake_with_the_pair(tmp_path: Path) -> None:

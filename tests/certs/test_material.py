@@ -40,7 +40,7 @@ def bare() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "problem"),
     [
         pytest.param({CA_CERT: LEAF.cert, CA_KEY: LEAF.key}, "ca.crt is no certificate authority", id="leaf"),
         pytest.param({CA_CERT: bare(), CA_KEY: b""}, "ca.key is missing", id="half"),
@@ -55,11 +55,11 @@ def bare() -> bytes:
         ),
     ],
 )
-def test_unusable_part_is_named(data: dict[str, bytes], told: str) -> None:
+def test_unusable_part_is_named(data: dict[str, bytes], problem: str) -> None:
     """Each part that cannot be used is told with its key and the reason, and is not taken for an authority."""
     material = read(Secret(data))
 
-    assert told in [str(problem) for problem in material.problems]
+    assert problem in [str(found) for found in material.problems]
     assert material.ca.authority is None
     assert material.leaf.authority is None
 

@@ -35,7 +35,7 @@ def test_first_issue_needs_no_wait() -> None:
 
     assert set(world.secret_now.data) == {LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY}
     assert world.secret_now.annotations == {MANAGED: "true"}
-    assert [one.bundles for one in world.configured] == [
+    assert [configuration.bundles for configuration in world.configured] == [
         (world.secret_now.data[CA_CERT],) * count for count in world.entries
     ]
     assert material.read(world.secret_now).problems == ()
@@ -229,8 +229,8 @@ def test_damaged_part_is_told_and_mended(served: World, key: str, content: bytes
 
     assert isinstance(rotator.settle(), Rest)
     assert material.read(served.secret_now).problems == ()
-    told = [event.message for event in served.events if event.reason == "SecretDamaged"]
-    assert key in told[0]
+    messages = [event.message for event in served.events if event.reason == "SecretDamaged"]
+    assert key in messages[0]
 
 
 @pytest.mark.parametrize("key", [NEXT_CERT, NEXT_KEY])

@@ -47,10 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture(scope="module")
 def served(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Return a cluster whose replicas show the first certificate, and a namespace for pods."""
-    with live(server, tmp_path_factory.mktemp("replicas")) as made:
+    with live(server, tmp_path_factory.mktemp("replicas")) as cluster:
         server.create_namespace("load")
-        made.serve()
-        yield made
+        cluster.serve()
+        yield cluster
 
 
 def bring(served: Live) -> None:
@@ -65,7 +65,7 @@ def bring(served: Live) -> None:
 
 def bundles(served: Live) -> set[bytes]:
     """Return every caBundle there is."""
-    return {pem for one in served.cluster.configurations() for pem in one.bundles}
+    return {pem for configuration in served.cluster.configurations() for pem in configuration.bundles}
 
 
 def rotate(served: Live, rotator: Rotator, noticed: Callable[[], None]) -> Iterator[str]:
@@ -155,7 +155,9 @@ def test_write_under_an_old_version_is_a_conflict(served: Live) -> None:
     served.api.kubectl(
         "annotate", "--overwrite", "validatingwebhookconfiguration", "zz-corepin", "somebody=here"
     )
-    (validating,) = (one for one in configurations if one.kind.startswith("validating"))
+    (validating,) = (
+        configuration for configuration in configurations if configuration.kind.startswith("validating")
+    )
     with pytest.raises(Conflict):
         served.cluster.write_bundles(validating, {0: b"x"})
     assert OLD_CERTS not in served.cluster.secret().data
@@ -204,7 +206,7 @@ def test_missing_secret_is_told(served: Live) -> None:
 
 def command(served: Live, *flags: str) -> list[str]:
     """Return `corepin certs run` for these replicas."""
-    replicas = [flag for one in served.replicas for flag in ("--replicas", str(one.address))]
+    replicas = [flag for replica in served.replicas for flag in ("--replicas", str(replica.address))]
     corepin = str(Path(sys.executable).with_name("corepin"))
     return [sys.executable, "-W", "error", corepin, "certs", "run", *replicas, *flags]
 

@@ -120,8 +120,8 @@ class World:
     def probe(self) -> dict[str, bytes | None]:
         """Return what the replicas show."""
         return {
-            address: material.der(one.leaf) if one.answers and one.leaf else None
-            for address, one in self.replicas.items()
+            address: material.der(replica.leaf) if replica.answers and replica.leaf else None
+            for address, replica in self.replicas.items()
         }
 
     def _is_killed(self) -> bool:
@@ -136,8 +136,8 @@ class World:
     def _replace(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
         index = next(
             index
-            for index, one in enumerate(self.configured)
-            if (one.kind, one.name) == (configuration.kind, configuration.name)
+            for index, configured in enumerate(self.configured)
+            if (configured.kind, configured.name) == (configuration.kind, configuration.name)
         )
         if self.configured[index].version != configuration.version:
             raise Conflict("the configuration was changed")
@@ -150,10 +150,10 @@ class World:
         """Change the Secret as anybody may who has the right."""
         self._version += 1
         data = {**self.secret_now.data, **change.data}
-        told = {**self.secret_now.annotations, **change.annotations}
+        annotations = {**self.secret_now.annotations, **change.annotations}
         self.secret_now = Secret(
             {key: value for key, value in data.items() if value is not None},
-            {key: value for key, value in told.items() if value is not None},
+            {key: value for key, value in annotations.items() if value is not None},
             str(self._version),
         )
         leaf = self.leaf
@@ -163,8 +163,8 @@ class World:
     def set_bundles(self, index: int, bundles: tuple[bytes, ...]) -> None:
         """Change a configuration."""
         self._version += 1
-        one = self.configured[index]
-        self.configured[index] = Configuration(one.kind, one.name, str(self._version), bundles)
+        former = self.configured[index]
+        self.configured[index] = Configuration(former.kind, former.name, str(self._version), bundles)
         self._trusted.append((self.clock.seconds, self.trusted))
 
     @property
@@ -178,7 +178,9 @@ class World:
     @property
     def trusted(self) -> Anchors:
         """Return what every entry trusts."""
-        held = [material.anchors_of(pem) for one in self.configured for pem in one.bundles]
+        held = [
+            material.anchors_of(pem) for configuration in self.configured for pem in configuration.bundles
+        ]
         return frozenset.intersection(*held) if held else frozenset()
 
     def kubelets_sync(self) -> None:
@@ -198,7 +200,7 @@ class World:
 
     def untrusted(self) -> list[tuple[x509.Certificate, Anchors]]:
         """Return each leaf that may be shown now and each view of an API server that would refuse it."""
-        shown = [one.leaf for one in self.replicas.values() if one.leaf] + self.cached_leaves()
+        shown = [replica.leaf for replica in self.replicas.values() if replica.leaf] + self.cached_leaves()
         return [
             (leaf, anchors)
             for leaf in shown
@@ -213,7 +215,7 @@ class World:
         """
         now = self.clock.now()
         views = _lasting(self._trusted, self.clock.seconds - NOTICE_SECONDS)
-        return [view for view in views if any(one.not_valid_after_utc > now for one in view)]
+        return [view for view in views if any(anchor.not_valid_after_utc > now for anchor in view)]
 
     def rotator(self, settings: Settings | None = None) -> Rotator:
         """Return a rotation of this world, as a process that just started."""

@@ -44,8 +44,8 @@ def test_exception_is_told_in_its_line() -> None:
     try:
         int("bug")
     except ValueError:
-        told = line(exc_info=sys.exc_info())
-    assert "ValueError: invalid literal" in str(told["traceback"])
+        logged = line(exc_info=sys.exc_info())
+    assert "ValueError: invalid literal" in str(logged["traceback"])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

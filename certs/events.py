@@ -43,9 +43,9 @@ def wrong(seen: Seen, step: Step) -> Iterator[Event]:
         yield _warning("SecretForeign", step.reason)
         return
     if seen.secret.problems:
-        told = "; ".join(map(str, seen.secret.problems))
+        problems = "; ".join(map(str, seen.secret.problems))
         yield _warning(
-            "SecretDamaged", f"{told}: what is damaged is replaced, and no CA that serves is dropped"
+            "SecretDamaged", f"{problems}: what is damaged is replaced, and no CA that serves is dropped"
         )
     if not seen.published:
         yield _warning("ConfigurationMissing", "none of the named webhook configurations has an entry")
