@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-CLIENT: Final = ("httpx", "httpcore")
+# Errors only: httpx logs each request, and uvicorn each garbled one, with which anyone could flood the log.
+NOISY: Final = ("asyncio", "httpx", "httpcore", "uvicorn")
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -33,10 +31,10 @@ class JSONFormatter(logging.Formatter):
         return _encode(line).decode()
 
 
-def configure(level: int = logging.INFO, noisy: Iterable[str] = CLIENT) -> None:
-    """Send all logging of the process to standard error as JSON lines; of `noisy` libraries errors only."""
+def configure() -> None:
+    """Send all logging of the process to standard error as JSON lines; of NOISY libraries errors only."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name in ("asyncio", *noisy):
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -98,7 +98,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = _options(args)
     build = DeciderLoader(options.config, options.mutations)
     _check_files(options, build)
-    formatter.configure(noisy=(*formatter.CLIENT, "uvicorn"))  # it warns of every garbled request: anyone could flood us
+    formatter.configure()
     logging.getLogger(__name__).info("starting", extra={"facts": _flag_values(args)})
     process.run(options, build)
     return 0

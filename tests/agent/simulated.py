@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,5 +118,5 @@ async def serve(root: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    formatter.configure(logging.INFO)
+    formatter.configure()
     asyncio.run(serve(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,4 +1,4 @@
-"""Log lines of the agent: JSON with a constant event, and every fact in them."""
+"""Log lines of the programs: JSON with a constant event, and every fact in them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from logs.formatter import JSONFormatter
-
-MODULES = sorted(Path("agent").rglob("*.py"))
+from tests.layout import MODULES
 
 
 def line(**more: object) -> dict[str, object]:

@@ -24,7 +24,7 @@ def main() -> None:
     options = dataclasses.replace(
         verb._options(parser.parse_args(["webhook", *sys.argv[2:]])), poll_seconds=POLL_SECONDS, limits=limits
     )
-    formatter.configure(noisy=("uvicorn",))
+    formatter.configure()
     process.run(options, DeciderLoader(options.config, options.mutations))
 
 
