@@ -15,7 +15,6 @@ from pinning.planning.requests import SIDECAR, Amount
 from pinning.pods.quantity import parse_quantity
 
 RUNTIMES: Final = ("cri", "local")
-MAX_PORT: Final = 65535
 CONFIGZ: Final = "/configz"
 USER_AGENT: Final = "corepin-agent"  # and the manager of the fields it writes, which the policies know
 _BARE_IPV6: Final = re.compile(r"https://([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*):(?=[0-9]+/)")
@@ -80,18 +79,6 @@ class AgentConfig:
                 "--kubelet-configz: without an API server the agent has no token for the kubelet: name one with"
                 " --api-server, --api-ca and --api-token"
             )
-
-
-def parse_listen(text: str) -> tuple[str, int] | None:
-    """Read HOST:PORT, an empty host being every interface; `off` and an empty text mean that nothing is served."""
-    if text in {"", "off"}:
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port[:6]) > MAX_PORT:
-        raise BadContract(
-            f"--metrics-listen: {text[:60]!r} is not HOST:PORT: write for example :8081, or off"
-        )
-    return host.strip("[]"), int(port)
 
 
 def parse_sidecar(text: str) -> Amount:

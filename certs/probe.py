@@ -21,14 +21,6 @@ class Address(NamedTuple):
     host: str
     port: int
 
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read `HOST:PORT` or `[IPv6]:PORT`."""
-        host, _, port = text.rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port[:6]) < 65536:
-            raise ValueError(f"{text[:60]!r} is not HOST:PORT")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
     import argparse
 
-PREFIX = "COREPIN_"
+PREFIX: Final = "COREPIN_"
+HIGHEST_PORT: Final = 65535
 
 
 def variable(flag: str) -> str:
@@ -55,3 +58,29 @@ def listed(flag: str, given: list[str] | None) -> frozenset[str]:
     """Return what a list flag holds, or else its environment variable."""
     names = os.environ.get(variable(flag), "").split(",") if given is None else given
     return frozenset(name.strip() for name in names if name.strip())
+
+
+def address(flag: str, text: str, example: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, `:PORT` or `[IPv6]:PORT`; raise CommandFailed with an example for anything else."""
+    host, colon, port = text.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and int(port[:6]) <= HIGHEST_PORT
+    if not colon or not is_port:
+        raise _no_address(flag, text, example)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def optional_address(flag: str, text: str, example: str) -> tuple[str, int] | None:
+    """Read where to listen; None where it is off."""
+    return None if text in {"", "off"} else address(flag, text, f"{example}, or off")
+
+
+def remote_address(flag: str, text: str, example: str) -> tuple[str, int]:
+    """Read where somebody else listens: neither host nor port is left open."""
+    host, port = address(flag, text, example)
+    if not host or not port:
+        raise _no_address(flag, text, example)
+    return host, port
+
+
+def _no_address(flag: str, text: str, example: str) -> CommandFailed:
+    return CommandFailed(f"{flag}: {text[:60]!r} is not HOST:PORT: write for example {example}")

@@ -86,7 +86,7 @@ ROOMS = {
     "webhook.review": ("webhook.config", "webhook.metrics", "webhook.rules", "pinning"),
     "webhook.server": ("webhook.config", "webhook.metrics", "webhook.review", "pinning"),
     "corepin.errors": (),
-    "corepin.flags": (),
+    "corepin.flags": ("corepin.errors",),
     "corepin.terminal": (),
     "corepin.json_text": ("kubeyaml",),
     "corepin.documents": ("corepin.errors", "corepin.json_text", "kubeyaml"),

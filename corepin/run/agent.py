@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_kubelet_root_flag, add_list_flag, add_optional_flag, listed
+from corepin.flags import (
+    add_flag,
+    add_kubelet_root_flag,
+    add_list_flag,
+    add_optional_flag,
+    listed,
+    optional_address,
+)
 from pinning.contract import (
     AGENT_SOCKET,
     CMK_CONFIG_MAP_NAMESPACE,
@@ -123,7 +130,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
-    from agent.config import AgentConfig, parse_configz, parse_listen
+    from agent.config import AgentConfig, parse_configz
     from corepin.node_file import read_node_file
     from pinning.errors import BadContract
     from pinning.planning.node_config import DEFAULT
@@ -142,7 +149,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),
-            listen=parse_listen(args.metrics_listen),
+            listen=optional_address("--metrics-listen", args.metrics_listen, ":8081"),
             socket=None if args.socket == "off" else Path(args.socket),
             api=_api(args),
             namespace=args.namespace,

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_list_flag, listed
+from corepin.flags import add_flag, add_list_flag, listed, optional_address, remote_address
 
 if TYPE_CHECKING:
     import argparse
@@ -115,7 +115,7 @@ def options_of(args: argparse.Namespace) -> Options:
         settle=_seconds("--settle", args.settle),
         kubelet_sync=_seconds("--kubelet-sync", args.kubelet_sync),
         interval=_seconds("--interval", args.interval),
-        metrics_listen=_listen(args.metrics_listen),
+        metrics_listen=optional_address("--metrics-listen", args.metrics_listen, ":8082"),
         is_once=args.once,
     )
 
@@ -193,8 +193,9 @@ def _serve_metrics(listen: tuple[str, int] | None, metrics: Metrics, stack: Exit
     if listen is None:
         return
     host, port = listen
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as the flag says
     try:
-        server, thread = start_http_server(port, host, metrics.registry)
+        server, thread = start_http_server(port, host or everywhere, metrics.registry)
     except OSError as error:
         problem = f"--metrics-listen: cannot listen on {host}:{port}: {error.strerror}"
         raise CommandFailed(f"{problem}: name another address, or off") from error
@@ -207,28 +208,14 @@ def _serve_metrics(listen: tuple[str, int] | None, metrics: Metrics, stack: Exit
 def _replicas(given: list[str] | None, namespace: str) -> tuple[Address, ...]:
     from certs.probe import Address
 
-    try:
-        found = [Address.parse(text) for text in sorted(listed("--replicas", given) or {REPLICAS})]
-    except ValueError as error:
-        raise CommandFailed(f"--replicas: {error}: write for example {REPLICAS}") from error
+    texts = sorted(listed("--replicas", given) or {REPLICAS})
+    found = [remote_address("--replicas", text, REPLICAS) for text in texts]
     return tuple(Address(_host(host, namespace), port) for host, port in found)
 
 
 def _host(host: str, namespace: str) -> str:
     """Return a bare name as a Service of the namespace."""
     return host if "." in host or ":" in host or host == "localhost" else f"{host}.{namespace}.svc"
-
-
-def _listen(text: str) -> tuple[str, int] | None:
-    if text == "off":
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port[:6]) > 65535:
-        raise CommandFailed(
-            f"--metrics-listen: {text[:60]!r} is not HOST:PORT: write for example :8082, or off"
-        )
-    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as the flag says
-    return host.removeprefix("[").removesuffix("]") or everywhere, int(port)
 
 
 def _seconds(flag: str, text: str) -> timedelta:

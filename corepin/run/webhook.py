@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed
+from corepin.flags import add_flag, add_list_flag, add_optional_flag, address, listed
 
 if TYPE_CHECKING:
     import argparse
@@ -146,10 +146,7 @@ def _config_files(args: argparse.Namespace) -> tuple[File, File]:
 def _address(flag: str, text: str) -> Address:
     from webhook.server.listener import Address
 
-    try:
-        return Address.parse(text)
-    except ValueError as error:
-        raise CommandFailed(f"{flag}: {error}: write for example :8443") from error
+    return Address(*address(flag, text, ":8443"))
 
 
 def _flag_values(args: argparse.Namespace) -> dict[str, object]:

@@ -6,31 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, ApiFlags, parse_listen
+from agent.config import AgentConfig, ApiFlags
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
 from pinning.errors import BadContract
-
-
-@pytest.mark.parametrize(
-    ("text", "listen"),
-    [
-        pytest.param(":8081", ("", 8081), id="every interface"),
-        pytest.param("127.0.0.1:0", ("127.0.0.1", 0), id="any port"),
-        pytest.param("[::1]:80", ("::1", 80), id="IPv6"),
-        pytest.param("off", None, id="off"),
-        pytest.param("", None, id="empty"),
-    ],
-)
-def test_listen_address_is_read(text: str, listen: tuple[str, int] | None) -> None:
-    """HOST:PORT, or nothing at all."""
-    assert parse_listen(text) == listen
-
-
-@pytest.mark.parametrize("text", ["8081", "host:", "host:http", ":70000"])
-def test_other_listen_addresses_are_refused(text: str) -> None:
-    """The flag and an example are named."""
-    with pytest.raises(BadContract, match=r"--metrics-listen.*:8081"):
-        parse_listen(text)
 
 
 @pytest.mark.parametrize(

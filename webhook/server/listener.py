@@ -43,14 +43,6 @@ class Address(NamedTuple):
     host: str
     port: int
 
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read `HOST:PORT`, `:PORT` or `[IPv6]:PORT`."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdecimal() or int(port[:6]) > 65535:
-            raise ValueError(f"{text[:60]!r} is not HOST:PORT")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -1,0 +1,49 @@
+"""HOST:PORT in flags: one way to read it, for all programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from corepin.errors import CommandFailed
+from corepin.flags import address, optional_address, remote_address
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        pytest.param(":8081", ("", 8081), id="every interface"),
+        pytest.param("127.0.0.1:0", ("127.0.0.1", 0), id="any port"),
+        pytest.param("a.b:8443", ("a.b", 8443), id="name"),
+        pytest.param("[::1]:65535", ("::1", 65535), id="IPv6"),
+    ],
+)
+def test_address_is_read(text: str, found: tuple[str, int]) -> None:
+    """A host, which may be every interface, and a port, which may be any."""
+    assert address("--listen", text, ":1") == optional_address("--listen", text, ":1") == found
+
+
+@pytest.mark.parametrize(
+    "text", ["8081", "host:", "host:http", ":70000", ":" + "9" * 5000, "a:\u00b2", "a:\u0663"]
+)
+def test_other_texts_are_refused(text: str) -> None:
+    """The flag, what was given, and an example are named."""
+    with pytest.raises(
+        CommandFailed, match=r"^--listen: .* is not HOST:PORT: write for example :8081, or off$"
+    ):
+        optional_address("--listen", text, ":8081")
+
+
+@pytest.mark.parametrize("text", ["off", ""])
+def test_listener_may_be_off(text: str) -> None:
+    """Only where that is a choice."""
+    assert optional_address("--listen", text, ":1") is None
+    with pytest.raises(CommandFailed, match=r"write for example :1$"):
+        address("--listen", text, ":1")
+
+
+@pytest.mark.parametrize("text", [":1", "a:0"])
+def test_where_others_listen_is_a_whole_address(text: str) -> None:
+    """Nobody can connect to every interface, or to any port."""
+    assert remote_address("--replicas", "[::1]:1", "a:1") == ("::1", 1)
+    with pytest.raises(CommandFailed, match=r"--replicas: .* write for example a:1$"):
+        remote_address("--replicas", text, "a:1")
