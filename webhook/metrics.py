@@ -21,7 +21,7 @@ BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 # Gauges that somebody else reads, and what they mean.
 OBSERVED: Final[Mapping[str, str]] = {
     "corepin_webhook_certificate_not_after_seconds": "When the certificate in service expires, in seconds since 1970.",
-    "corepin_webhook_connections": "Connections that stand on the listener for reviews.",
+    "corepin_webhook_connections": "Open connections of the listener for reviews.",
     "corepin_webhook_ready": "1 while the webhook is ready.",
 }
 
@@ -66,10 +66,12 @@ class NodeMeter:
     def __init__(self, registry: CollectorRegistry) -> None:
         prefix = "corepin_webhook_node"
         self.known = Gauge(f"{prefix}s_known", "Watched nodes whose topology is known.", registry=registry)
-        self.ignored = Gauge(f"{prefix}s_ignored", "Watched nodes that tell nonsense.", registry=registry)
+        self.ignored = Gauge(
+            f"{prefix}s_ignored", "Watched nodes whose topology annotation cannot be used.", registry=registry
+        )
         self.refused = Counter(
             f"{prefix}_topologies_refused",
-            "Annotations of nodes that were ignored as nonsense.",
+            "Topology annotations of nodes that could not be used.",
             registry=registry,
         )
         self.connected = Gauge(
@@ -99,7 +101,7 @@ class ReviewMeter:
 
 
 class _Reviews(Collector):
-    """Tells what the meters have counted, when somebody asks."""
+    """Reports what the meters have counted, when it is scraped."""
 
     def __init__(self) -> None:
         self.meters: list[ReviewMeter] = []
@@ -135,11 +137,11 @@ class ReloadMeter:
         self._failures = metrics.failures.labels(files)
 
     def adopted(self, generation: int) -> None:
-        """Tell that the files on disk are those in service."""
+        """Note that the files on disk are those in service."""
         self._generation.set(generation)
         self._refused.set(0)
 
     def kept(self) -> None:
-        """Tell that the files on disk were refused and the older ones serve on."""
+        """Note that the files on disk were refused and the older ones serve on."""
         self._refused.set(1)
         self._failures.inc()

@@ -36,8 +36,8 @@ MOST_VALUES = (
 )
 MOST_COMMAS = 250_000  # a short text takes 60 bytes, with its place among others 150, and four on the wire
 UNREAD_LIMIT = 64 * 2**20  # bytes of bodies that are held at once while they arrive
-FIELDS_TOLD = 10
-TOLD_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
+FIELDS_LOGGED = 10
+LOGGED_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 NO_TELEMETRY: TelemetryConfig = {  # FastAPI looks for OpenTelemetry in the environment at every request otherwise
@@ -151,7 +151,7 @@ class ReviewEndpoint:
             text = f"corepin: cannot read the review: {error}\n".encode(errors="replace")
             return Reply(400, text, "rejected", "malformed", (error.path,), request, generation.number)
         except Exception:
-            uid = request.uid[:TOLD_LENGTH] if request else None
+            uid = request.uid[:LOGGED_LENGTH] if request else None
             logger.exception("review failed", extra={"facts": {"uid": uid, "endpoint": self._endpoint}})
             text = b"corepin: internal error, see the log of the webhook\n"
             return Reply(500, text, "failed", "bug", (), request, generation.number)
@@ -170,11 +170,11 @@ class ReviewEndpoint:
         )
         line.fields = reply.fields
         if (request := reply.request) is not None:
-            line.uid = request.uid[:TOLD_LENGTH]
-            line.namespace = request.namespace and request.namespace[:TOLD_LENGTH]
-            line.kind = request.kind.kind[:TOLD_LENGTH]
-            line.operation = request.operation[:TOLD_LENGTH]
-            line.name = request.name and request.name[:TOLD_LENGTH]
+            line.uid = request.uid[:LOGGED_LENGTH]
+            line.namespace = request.namespace and request.namespace[:LOGGED_LENGTH]
+            line.kind = request.kind.kind[:LOGGED_LENGTH]
+            line.operation = request.operation[:LOGGED_LENGTH]
+            line.name = request.name and request.name[:LOGGED_LENGTH]
             line.generate_name = None if request.name else wire.peek_generate_name(request)
         self._log(line)
 
@@ -217,7 +217,7 @@ def _decision(request: Request, answer: Answer, generation: int) -> Reply:
     if isinstance(answer, Denied):
         outcome = "denied"
         reason = answer.causes[0].reason
-        fields = tuple(cause.field[:TOLD_LENGTH] for cause in answer.causes[:FIELDS_TOLD])
+        fields = tuple(cause.field[:LOGGED_LENGTH] for cause in answer.causes[:FIELDS_LOGGED])
     elif isinstance(answer, Patched) and answer.operations:
         outcome = "patched"
     return Reply(200, encode(request.uid, answer), outcome, reason, fields, request, generation, JSON)

@@ -31,7 +31,7 @@ CAUSES_TOLD = 10
 WARNING_LIMIT = 256  # the API server may cut a longer one,
 WARNINGS_LIMIT = 4096  # and stops after this many characters
 MORE_WARNINGS_ROOM = 64  # for the line that counts what was left out
-HELD_PER_SAID = 5  # bytes in memory of what takes one on the wire, with that one
+HELD_PER_ENCODED = 5  # bytes in memory of what takes one on the wire, with that one
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,11 +39,11 @@ _encode = msgspec.json.Encoder().encode
 _HEAD = _encode({"apiVersion": API_VERSION, "kind": KIND})[:-1] + b',"response":{"uid":'
 
 
-class _Said:
-    """What an answer says on the wire, written once however often the same answer is given."""
+class _Encoded:
+    """An answer as it travels, encoded once however often it is given."""
 
     @lazy
-    def said(self: Any) -> bytes:
+    def encoded(self: Any) -> bytes:
         """Return the members of `response` but for the uid, with the closing brace."""
         return _encode(_response(self))[1:]
 
@@ -53,7 +53,7 @@ def _none() -> Mapping[str, str]:
 
 
 @dataclass(frozen=True)
-class Allowed(_Said):
+class Allowed(_Encoded):
     """The object is admitted as it is."""
 
     warnings: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Allowed(_Said):
 
 
 @dataclass(frozen=True)
-class Patched(_Said):
+class Patched(_Encoded):
     """The object is admitted after these changes."""
 
     operations: tuple[Operation, ...]
@@ -70,7 +70,7 @@ class Patched(_Said):
 
 
 @dataclass(frozen=True)
-class Denied(_Said):
+class Denied(_Encoded):
     """The object is refused, with every cause; `name` may be `prefix-...` of a generateName."""
 
     kind: str
@@ -85,13 +85,13 @@ Answer = Allowed | Patched | Denied
 
 
 def weight(answer: Answer) -> int:
-    """Return how many bytes an answer takes at most, with what it says on the wire."""
-    return HELD_PER_SAID * len(answer.said)
+    """Return how many bytes an answer takes at most, with its encoded form."""
+    return HELD_PER_ENCODED * len(answer.encoded)
 
 
 def encode(uid: str, answer: Answer) -> bytes:
     """Return the AdmissionReview that carries `answer` to the request `uid`."""
-    return b"".join((_HEAD, _encode(uid), b",", answer.said, b"}"))
+    return b"".join((_HEAD, _encode(uid), b",", answer.encoded, b"}"))
 
 
 def _response(answer: Answer) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
 
 
 def _cause(cause: Cause) -> dict[str, str]:
-    """Return a cause for kubectl, which prints `field: message` and not who said it."""
+    """Return a cause for kubectl, which prints `field: message` and not who refuses."""
     text = cause.message if cause.message.startswith(f"{PRODUCT}: ") else f"{PRODUCT}: {cause.message}"
     return {"reason": cause.reason, "message": text, "field": cause.field}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-KEYS: Final = {  # by which member the entries of a list are told apart
+KEYS: Final = {  # which member identifies the entries of a list
     "volumes": "name",
     "env": "name",
     "volumeMounts": "mountPath",
@@ -61,7 +61,7 @@ class WantedMembers(Wanted):
 
 @dataclass(frozen=True, slots=True)
 class WantedEntries(Wanted):
-    """A list whose entries are told apart by one member, if they have it."""
+    """A list whose entries are identified by one member, if they have it."""
 
     by: str
     named: tuple[tuple[Any, Operation], ...]
@@ -76,16 +76,16 @@ class WantedEntries(Wanted):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedStatements(Wanted):
-    """A list whose entries are told apart by all that they say."""
+class WantedWholeEntries(Wanted):
+    """A list whose entries are compared as a whole."""
 
-    said: tuple[tuple[Any, Operation], ...]
+    entries: tuple[tuple[Any, Operation], ...]
 
     def lacking(self, present: Any) -> list[Operation]:
-        """Return the steps for the entries that nobody has said yet."""
+        """Return the steps for the entries that are not there."""
         if not isinstance(present, list):
             return []
-        return [step for said, step in self.said if not _is_said(said, present)]
+        return [step for entry, step in self.entries if not _is_listed(entry, present)]
 
 
 def wanted(path: str, want: Mapping[str, Any]) -> tuple[Wanted, ...]:
@@ -102,7 +102,7 @@ def _wanted(key: str, path: str, value: Any) -> Wanted:
     by = KEYS.get(key)
     steps = [(entry, add(f"{path}/-", entry)) for entry in value]
     if by is None:
-        return WantedStatements(key, whole, tuple((_said(entry), step) for entry, step in steps))
+        return WantedWholeEntries(key, whole, tuple((_significant(entry), step) for entry, step in steps))
     named = tuple((entry.get(by) if isinstance(entry, dict) else entry, step) for entry, step in steps)
     return WantedEntries(key, whole, by, named)
 
@@ -132,16 +132,20 @@ def clashes(path: str, have: Any, want: Any) -> Iterator[str]:
         yield path
 
 
-def _is_said(said: Any, present: list[Any]) -> bool:
-    if not isinstance(said, dict):
-        return said in present
+def _is_listed(wanted_entry: Any, present: list[Any]) -> bool:
+    if not isinstance(wanted_entry, dict):
+        return wanted_entry in present
     for entry in present:
-        if isinstance(entry, dict) and said.items() <= entry.items() and _said(entry) == said:
+        if (
+            isinstance(entry, dict)
+            and wanted_entry.items() <= entry.items()
+            and _significant(entry) == wanted_entry
+        ):
             return True
     return False
 
 
-def _said(entry: Any) -> Any:
+def _significant(entry: Any) -> Any:
     """Drop members that say nothing: absent, null and empty are the same to the API."""
     if not isinstance(entry, dict):
         return entry

@@ -55,7 +55,7 @@ class DeciderLoader:
         settings = _loaded(self._config, load_settings, config, Settings())
         seen = tuple(shape for written in nodes if written for shape in load_shapes(written))
         settings = structs.replace(settings, node_shapes=(*settings.node_shapes, *seen))
-        _tell_checks(settings)
+        _log_checks(settings)
         decider = Decider(settings, _loaded(self._mutations, load_mutations, mutations, BUILT_IN))
         prove(decider)
         return decider
@@ -71,7 +71,7 @@ def prove(decider: Decisions) -> None:
     encode(request.uid, decider.validate(request))
 
 
-def _tell_checks(settings: Settings) -> None:
+def _log_checks(settings: Settings) -> None:
     """Say whether claims are held against what nodes have: without any knowledge of nodes nobody is refused."""
     if settings.node_shapes:
         facts: dict[str, object] = {"kinds": [shape.name for shape in settings.node_shapes]}

@@ -128,24 +128,24 @@ class Service:
             ]
             status = group.create_task(self.status.serve())
             reviews = group.create_task(self.reviews.serve())
-            await self._tell_ready()
+            await self._become_ready()
             await stop.wait()
             for task in background:
                 task.cancel()
-            self._tell_draining()
+            self._begin_draining()
             await reviews
             self.status.drain()
             await status
         logger.info("stopped")
 
-    async def _tell_ready(self) -> None:
+    async def _become_ready(self) -> None:
         await self.status.has_started.wait()
         await self.reviews.has_started.wait()
         self.readiness.is_listening = True
         facts = {"reviews": str(self.reviews.address), "metrics": str(self.status.address)}
         logger.info("serving", extra={"facts": facts})
 
-    def _tell_draining(self) -> None:
+    def _begin_draining(self) -> None:
         self.readiness.is_draining = True
         self.reviews.drain()
         logger.info("draining", extra={"facts": {"connections": len(self.reviews.connections)}})

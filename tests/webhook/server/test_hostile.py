@@ -21,7 +21,7 @@ from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, Server, serving
 from webhook.config.reload import Generation
 from webhook.metrics import Metrics, ReviewMeter
-from webhook.review.app import BODY_LIMIT, LARGE_BODY, MOST_VALUES, TOLD_LENGTH, ReviewEndpoint, Unread
+from webhook.review.app import BODY_LIMIT, LARGE_BODY, LOGGED_LENGTH, MOST_VALUES, ReviewEndpoint, Unread
 from webhook.review.handler import MOST_JUDGED
 from webhook.review.log import ReviewLog
 from webhook.review.response import Allowed, Denied
@@ -347,7 +347,7 @@ def test_log_lines_are_short_whatever_the_names_are() -> None:
     assert answer.json()["response"]["uid"] == uid
     line = edge.line()
     for key in ("uid", "namespace", "name", "kind", "operation"):
-        assert len(line[key]) == TOLD_LENGTH
+        assert len(line[key]) == LOGGED_LENGTH
     assert len(edge.lines[0]) < 3000
     assert edge.lines[0].count(b"\n") == 1
 
@@ -358,4 +358,4 @@ def test_refused_fields_are_told_in_short() -> None:
     answer = edge.post("/validate", review(annotations={f"cpu-manager.corepin.io/container.{LONG}": "wrong"}))
     (cause, *_) = answer.json()["response"]["status"]["details"]["causes"]
     assert len(cause["field"]) < 400
-    assert all(len(field) <= TOLD_LENGTH for field in edge.line()["fields"])
+    assert all(len(field) <= LOGGED_LENGTH for field in edge.line()["fields"])
