@@ -9,9 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinning.contract import CPUPolicy, NUMAPolicy, QoSClass, SMTPolicy
-from pinning.pods.claims import Claim, Origin, read_pod
+from pinning.pods.claims import MOST_CONTAINERS, Claim, Origin, read_pod
 from pinning.pods.resources import Role, qos_class
-from tests.pods import CORES, CPU_MANAGER, LAUNCHER, NUMA, OTHER_CORES, SMT, container, fields, launcher, pod
+from tests.pods import (
+    CORES,
+    CPU_MANAGER,
+    DEDICATED,
+    LAUNCHER,
+    NUMA,
+    OTHER_CORES,
+    SMT,
+    container,
+    fields,
+    launcher,
+    pod,
+)
 
 CRANE = "qos.gocrane.io/cpu-manager"
 MAIN = "cpu-manager.corepin.io/container.main"
@@ -307,6 +319,29 @@ def test_the_count_is_what_the_kubelet_allocated(allocated: str | None, count: i
         ]
     }
     assert [claim.count for claim in read_pod(document).claims] == ([count] if count else [])
+
+
+@pytest.mark.parametrize(
+    "claiming",
+    [
+        pytest.param({"annotations": {CPU_MANAGER: "exclusive"}}, id="annotation"),
+        pytest.param({"labels": LAUNCHER, "nodeSelector": DEDICATED}, id="virtual machine"),
+        pytest.param({"init": [container("first", {CORES: 1})]}, id="CMK resource"),
+    ],
+)
+def test_a_crowd_that_asks_for_cpus_is_refused_unread(claiming: Any) -> None:
+    """A pod of more containers than an agent can remember has no claims, whatever else is wrong with it."""
+    crowd = [container(f"c{number}", "x") for number in range(MOST_CONTAINERS + 1)]
+    asked = read_pod(pod(*crowd, **claiming))
+    assert (asked.claims, asked.members, asked.warnings) == ((), (), ())
+    assert [cause.field for cause in asked.causes] == ["spec.containers"]
+    assert asked.claim_of("c0") is None
+
+
+def test_a_crowd_that_asks_for_nothing_is_nobodys_business() -> None:
+    """Pods without claims may have as many containers as the API server lets them have."""
+    asked = read_pod(pod(*(container(f"c{number}") for number in range(MOST_CONTAINERS + 1))))
+    assert (asked.claims, asked.causes) == ((), ())
 
 
 def test_claims_are_found_by_container() -> None:
