@@ -100,7 +100,7 @@ class Facts:
 
 
 def examine(facts: Facts) -> tuple[Check, ...]:
-    """Return every check, in the order in which one mends things."""
+    """Return every check, in the order in which problems are best solved."""
     return tuple(
         check
         for examined in (

@@ -29,14 +29,14 @@ class Later(Exception):
 
 
 class Reporter(Protocol):
-    """Somebody who is told of every new state; never two calls at a time, and only the newest state counts."""
+    """Publishes every new state somewhere; never two calls at a time, and only the newest state counts."""
 
     async def publish(self, state: NodeState) -> None:
-        """Tell `state`; an APIError is tried again with backoff, with the state that is the newest by then."""
+        """Publish `state`; an APIError is tried again with backoff, with the state that is the newest by then."""
         ...
 
     async def reset(self) -> None:
-        """Remove everything that was ever told (uninstall)."""
+        """Remove everything that was ever published (uninstall)."""
         ...
 
 
