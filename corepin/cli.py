@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="corepin",
         description="Gives containers and virtual machines on Kubernetes the CPUs they were promised.",
+        epilog="`corepin VERB --help` explains a verb. inject, validate and plan need neither cluster nor machine.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="show the version and exit"

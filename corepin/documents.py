@@ -49,7 +49,7 @@ class Document:
             below = f"{pointer}/items/{at}"
             if not isinstance(entry, dict):
                 raise self.failed(
-                    f"{_dotted(below)} is no object, but {_what(entry)}: write an object, or remove the entry"
+                    f"{_dotted(below)} is {_what(entry)}, not an object: write an object, or remove the entry"
                 )
             yield from self._items(below, entry, item.kind.removesuffix(_LIST))
 
@@ -187,7 +187,7 @@ def write_out(text: str) -> None:
 def _read(source: str, shown: str) -> bytes:
     try:
         if source == STDIN and sys.stdin is None:  # `<&-`
-            raise CommandFailed(f"{shown}: is closed: name a file")
+            raise CommandFailed(f"{shown} is closed: name a file")
         if source == STDIN:
             data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
         else:
@@ -233,7 +233,7 @@ def _as_template(text: str, error: BadYAML) -> str:
     line = next(marks, error.line + 1)
     if line > error.line:
         return ""
-    problem = f"this is a template, a mark such as {{{{ }}}} stands on line {line}"
+    problem = f"this is a template (line {line} has a mark such as {{{{ }}}})"
     return f"{problem}: render it first, for example with `helm template`"
 
 

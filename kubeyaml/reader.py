@@ -115,7 +115,7 @@ class _Reader:
         if event.anchor not in self.anchors:
             raise BadYAML(
                 _line(event),
-                f"alias *{event.anchor} names no anchor that stands before it: write &{event.anchor} first",
+                f"alias *{event.anchor} refers to no earlier anchor: write &{event.anchor} first",
             )
         value, size = self.anchors[event.anchor]
         self.size += size
@@ -166,7 +166,7 @@ def _key(event: Any) -> str:
 def _merged(value: Any, event: Any) -> dict[str, Any]:
     sources = value if isinstance(value, list) else [value]
     if not all(isinstance(source, dict) for source in sources):
-        raise BadYAML(_line(event), "<< merges something else than mappings: name mappings")
+        raise BadYAML(_line(event), "<< merges mappings only: name mappings")
     whole: dict[str, Any] = {}
     for source in sources:
         whole = {**source, **whole}
@@ -231,5 +231,5 @@ def _explained(error: yaml.MarkedYAMLError, text: str) -> BadYAML:
     at = min(int(mark.line), len(lines) - 1) if mark else 0  # what is missing is missed behind the last line
     indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
     why = str(error.problem or error.context)
-    remedy = "indent it by spaces, here is a tab" if "\t" in indent else "mend the YAML here or just above"
+    remedy = "indent it with spaces, here is a tab" if "\t" in indent else "fix the YAML here or just above"
     return BadYAML(at + 1, f"{why}: {remedy}")

@@ -30,7 +30,7 @@ def read_state(path: str) -> dict[str, Any]:
             connection.connect(path)
             content = b"".join(iter(lambda: connection.recv(2**16), b""))
     except PermissionError as error:
-        raise CommandFailed(f"{path}: {error.strerror}: only root may ask the agent") from error
+        raise CommandFailed(f"{path}: {error.strerror}: ask as root, nobody else may") from error
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
     try:
@@ -38,7 +38,7 @@ def read_state(path: str) -> dict[str, Any]:
     except ValueError as error:
         state = None
         if content.strip():
-            raise CommandFailed(f"{path}: what answers there is no corepin agent") from error
+            raise CommandFailed(f"{path}: what answers there is not a corepin agent") from error
     if not isinstance(state, dict):
         raise CommandFailed("the agent has just started and knows nothing yet: ask again in a moment")
     return state

@@ -39,7 +39,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_socket_flag(parser)
     add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
     add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
-    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
+    add_flag(
+        parser,
+        "--sysfs-root",
+        "DIR",
+        "the directory that stands for the host's /, with sys and proc in it",
+        "/",
+    )
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
     add_kubelet_root_flag(parser)
     add_flag(
@@ -57,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; return 1 when something is to be mended."""
+    """Print what was found; return 1 when something is to be fixed."""
     from agent.doctor.checks import Verdict, examine
 
     checks = examine(_facts(args))
@@ -81,7 +87,7 @@ def _facts(args: argparse.Namespace) -> Facts:
         facts = read_facts(places, state, _seconds(args.seconds))
     except (KeyError, TypeError, ValueError) as error:
         raise CommandFailed(
-            f"the agent speaks another version of corepin ({error!r}): use the same"
+            f"the agent is of another version of corepin ({error!r}): use the same version"
         ) from error
     return _with_cluster(facts, args.node or (state or {}).get("node"), {"agent": why} if why else {})
 
@@ -140,7 +146,7 @@ def _text(checks: tuple[Check, ...]) -> str:
     lines = [line for check in checks for line in _lines(check, width)]
     found = sum(check.verdict == "finding" for check in checks)
     unknown = sum(check.verdict == "unknown" for check in checks)
-    ending = f"{found} to mend, {unknown} not known, {len(checks) - found - unknown} fine."
+    ending = f"{found} to fix, {unknown} unknown, {len(checks) - found - unknown} fine."
     return "\n".join([*lines, "", ending]) + "\n"
 
 

@@ -78,6 +78,8 @@ def _settings() -> Any:
             file = os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
             config.load_kube_config(file, client_configuration=settings)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise CommandFailed(f"no cluster: {error}: set KUBECONFIG, or log in") from error
+        raise CommandFailed(
+            f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or log in"
+        ) from error
     settings.retries = False  # a server that is out of reach is told at once
     return settings

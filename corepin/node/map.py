@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Show every core of a node and who owns it."
 EPILOG = """\
-Without --node the agent on this machine is asked, over its local socket: then each container is shown with what the
-kernel says of it. With --node the node's annotations are read through the kubeconfig: they hold machine and owners.
+Without --node the agent on this machine answers over its local socket, and each container is shown with the CPUs that
+the kernel lets it use. With --node the annotations of that node are read through the kubeconfig: they hold the machine
+and the owners of its CPUs.
 """
 LOCAL_SECONDS: Final = 0.5  # between two looks
 CLUSTER_SECONDS: Final = 2.0

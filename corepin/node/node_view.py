@@ -33,7 +33,7 @@ def view_of_state(state: Mapping[str, Any]) -> NodeView:
         return _of_state(state)
     except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
         raise CommandFailed(
-            f"the agent speaks another version of corepin ({error!r}): use the same"
+            f"the agent is of another version of corepin ({error!r}): use the same version"
         ) from error
 
 
@@ -79,7 +79,7 @@ def _ordered(owners: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 _OBSERVES = (
-    "corepin only observes here: the kubelet's static policy gives the CPUs out, or `observe` is configured"
+    "corepin only observes here: the kubelet's static policy assigns the CPUs, or `observe` is configured"
 )
 
 
@@ -122,27 +122,31 @@ def _words(container: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"but the kernel lets it use {proof['cpus']}"
     if proof and proof["outside"]:
-        yield f"{proof['outside']} tasks allowed elsewhere"
+        yield f"{_tasks(proof['outside'])} allowed elsewhere"
     if proof and proof["narrowed"]:
-        yield f"{proof['narrowed']} tasks on a part of them, by their own choice"
+        yield f"{_tasks(proof['narrowed'])} on fewer of them, by their own choice"
     if container["intruders"]:
         yield f"with {', '.join(container['intruders'])} on its CPUs"
     if refusal:
         yield f"NOT PINNED ({refusal['reason']}: {refusal['message']})"
 
 
+def _tasks(count: int) -> str:
+    return f"{count} task{'s' * (count != 1)}"
+
+
 def _troubles(state: Mapping[str, Any]) -> Iterator[str]:
     if state["observes"]:
         yield _OBSERVES
     if not state["podsComplete"]:
-        yield "the pods are not listed in full: nothing is taken from anybody until they are"
+        yield "the list of pods is incomplete: nobody loses CPUs until it is complete"
     if not state["containersComplete"]:
         yield "the runtime does not answer: what is shown may be old"
     for pod in state["pods"]:
         if pod["refusal"]:
             yield f"{pod['namespace']}/{pod['name']}: {pod['refusal']['message']}"
     for fight in state["fights"]:
-        cause = f"another program rewrote its CPUs {fight['rewrites']} times"
-        yield f"{fight['container']}: {cause} and is let be for now: stop it (`corepin doctor` names candidates)"
+        cause = f"another program rewrote its CPUs {fight['rewrites']} times, and they are left so for now"
+        yield f"{fight['container']}: {cause}: stop that program (`corepin doctor` names candidates)"
     for name in state["failures"]:
-        yield f"{name}: its CPUs could not be set, it is tried again: see the agent's log"
+        yield f"{name}: its CPUs could not be set, and the agent tries again: see its log"

@@ -27,7 +27,7 @@ _EXPECTED: Final = {
     "object": ("a mapping", "write its keys below it"),
     "array": ("a list", "begin each entry with a dash"),
     "str": ("a text", "put the value in quotes"),
-    "int": ("a whole number", "write digits only, without quotes and point"),
+    "int": ("a whole number", "write digits only, without quotes or a decimal point"),
     "bool": ("true or false", "write one of them without quotes"),
     "float | int | str": ("an amount", "write for example 2, 500m or 64M"),
 }

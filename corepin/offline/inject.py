@@ -20,7 +20,7 @@ DESCRIPTION = "Complete pods and pod templates as the webhook would, and print t
 EPILOG = """\
 Pods and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets,
 Jobs and CronJobs are completed; every other document is printed as it is.
-Comments go, the order of keys stays. Warnings go to standard error.
+Comments are dropped, the order of keys is kept. Warnings go to standard error.
 
 exit code: 0 printed, 2 a document could not be read (then nothing is printed)
 example:   corepin inject -f pod.yaml | kubectl apply -f -

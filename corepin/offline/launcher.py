@@ -31,7 +31,7 @@ def launcher(item: Item, kind: Kind, document: VirtObject) -> Pod:
         more = f" (and {len(causes) - 1} more: see corepin validate)" if len(causes) > 1 else ""
         raise item.document.failed(f"{item.title}: {causes[0].field}: {causes[0].message}{more}")
     if template.has_instancetype:
-        problem = "its instancetype says how many CPUs it has, and is not read"
+        problem = "its CPUs are stated in its instancetype, which is not read"
         raise item.document.failed(
             f"{item.title}: {problem}: give the VirtualMachineInstance, as `kubectl get vmi -o yaml` shows it"
         )

@@ -55,8 +55,8 @@ def how_many(item: Item) -> tuple[int, str]:
     ]
     count, path = min(amounts, default=(1, ()))
     if count > MOST_REPLICAS:
-        problem = f"is {shortened(count)}, and a plan of one node takes {MOST_REPLICAS} at most"
-        raise item.failed(path, f"{problem}: write how many shall run there")
+        problem = f"is {shortened(count)}, and a plan of one node takes at most {MOST_REPLICAS}"
+        raise item.failed(path, f"{problem}: write how many should run there")
     return count, "" if count else f"{'.'.join(path)} is 0"
 
 

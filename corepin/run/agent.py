@@ -39,7 +39,7 @@ DESCRIPTION = "Own the CPUs of one node: give them to the containers that were p
 EPILOG = """\
 Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
 (in-cluster account) or in a directory. The checkpoint below --state-dir never has to be deleted by hand. SIGTERM
-leaves every container as it is; --reset gives every container all CPUs back, removes what was told, and exits.
+leaves every container as it is; --reset gives every container all CPUs back, removes what the agent reported, and exits.
 """
 
 
@@ -56,7 +56,13 @@ def add_parser(
     add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
     add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
-    add_flag(parser, "--sysfs-root", "DIR", "what stands for the host's /, with sys and proc below", "/")
+    add_flag(
+        parser,
+        "--sysfs-root",
+        "DIR",
+        "the directory that stands for the host's /, with sys and proc in it",
+        "/",
+    )
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
     add_kubelet_root_flag(parser)
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
@@ -94,9 +100,9 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         parser,
         "--taint",
         "cmk|overcommit",
-        "taints to set: cmk=true:NoSchedule, and one while shared CPUs are overcommitted",
+        "taints to set: cmk is cmk=true:NoSchedule, overcommit is set while the shared CPUs are overcommitted",
     )
-    text = "what the webhook's sidecarResources are, to tell what its sidecars cost"
+    text = "the webhook's sidecarResources, to report what its sidecars cost"
     add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, f"{SIDECAR_CPU},{SIDECAR_MEMORY}")
 
 
@@ -113,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finish(work: Coroutine[object, object, None]) -> None:
-    """Run the loop; what an operator has to mend becomes one line."""
+    """Run the loop; what an operator has to fix becomes one line."""
     import asyncio
 
     from agent.errors import AgentError
@@ -126,7 +132,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
         raise CommandFailed(str(error)) from error
     except OSError as error:  # a directory, a socket or a port
         problem = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
-        raise CommandFailed(f"{problem}: mend that, or name another by its flag") from error
+        raise CommandFailed(f"{problem}: fix that, or name another with its flag") from error
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:

@@ -115,5 +115,5 @@ def _addresses(texts: list[str]) -> tuple[IPAddress, ...]:
 
 def _days(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days: write 1 to {MOST_DAYS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days: write 1 to {MOST_DAYS}")
     return int(text)

@@ -29,7 +29,7 @@ DESCRIPTION: Final = (
 )
 EPILOG: Final = """\
 Every step is decided from the Secret, the webhook configurations, what the replicas show, and the clock: it may be
-killed anywhere and goes on. It needs get and patch on that Secret and on the named configurations, and may create
+killed at any point and continues from there. It needs get and patch on that Secret and on the named configurations, and may create
 events. A new CA at once: kubectl annotate secret NAME certs.corepin.io/rotate=ca
 """
 
@@ -68,7 +68,7 @@ def add_parser(
         "how long a kubelet may still give an old Secret to a replica that starts: more than its syncFrequency",
         "90",
     )
-    add_flag(parser, "--interval", "SECONDS", "how long to wait between two looks, at most", "10")
+    add_flag(parser, "--interval", "SECONDS", "the longest wait between two checks", "10")
     text = "where to serve metrics, plain HTTP; off: not served"
     add_flag(parser, "--metrics-listen", "HOST:PORT", text, ":8082")
     parser.add_argument("--once", action="store_true", help="take the steps that can be taken now, and exit")
@@ -224,5 +224,5 @@ def _seconds(flag: str, text: str) -> timedelta:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < timedelta(days=1).total_seconds():
-        raise CommandFailed(f"{flag}: {text!r} is no number of seconds up to a day: write for example 60")
+        raise CommandFailed(f"{flag}: {text!r} is not a number of seconds up to a day: write for example 60")
     return timedelta(seconds=seconds)

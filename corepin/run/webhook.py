@@ -24,7 +24,8 @@ DESCRIPTION = "Serve admission reviews over TLS: complete pods, and check pods a
 EPILOG = """\
 POST /mutate and /validate answer reviews of admission.k8s.io/v1. The plain listener has /healthz, /readyz and
 /metrics. Certificates, configuration and mutations are re-read when their bytes change; bad ones are refused, with
-the reason in the log, and the older ones serve on. SIGTERM drains: what has begun is answered, then it exits with 0.
+the reason in the log, and those before them stay in use. SIGTERM drains: requests that have begun are answered, then it
+exits with 0.
 """
 
 

@@ -66,19 +66,19 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
         ),
         (
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ .Values.name }}\n",
-            ":4: this is a template, a mark such as {{ }} stands on line 4: render it first, for example with `helm template`",
+            ":4: this is a template (line 4 has a mark such as {{ }}): render it first, for example with `helm template`",
         ),
         (
             "{{- if .Values.on }}\nkind: Pod\n{{- end }}\n",
-            ":1: this is a template, a mark such as {{ }} stands on line 1: render it first, for example with `helm template`",
+            ":1: this is a template (line 1 has a mark such as {{ }}): render it first, for example with `helm template`",
         ),
         (
             "{% if on %}\nkind: Pod\n{% endif %}\n",
-            ":1: this is a template, a mark such as {{ }} stands on line 1: render it first, for example with `helm template`",
+            ":1: this is a template (line 1 has a mark such as {{ }}): render it first, for example with `helm template`",
         ),
         (
             "a: b: c\nd: '{{ .Values.x }}'\n",
-            ":1: mapping values are not allowed in this context: mend the YAML here or just above",
+            ":1: mapping values are not allowed in this context: fix the YAML here or just above",
         ),
         (
             '{"apiVersion": "v1"}\n{"a": 1,\n"a": 2}',
@@ -86,7 +86,7 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
         ),
         (
             "apiVersion: v1\nkind: List\nitems: [1]\n",
-            ":1: items[0] is no object, but a number: write an object, or remove the entry",
+            ":1: items[0] is a number, not an object: write an object, or remove the entry",
         ),
         (
             "apiVersion: v1\nkind: List\nitems: [{}]\n",
@@ -94,7 +94,7 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
         ),
         (
             '{"apiVersion": "v1",\n "kind" "Pod"}',
-            ":2: did not find expected ',' or '}': mend the YAML here or just above",
+            ":2: did not find expected ',' or '}': fix the YAML here or just above",
         ),
     ],
     ids=lambda value: repr(value)[-30:],
@@ -365,7 +365,7 @@ def test_closed_output_is_one_line(tmp_path: Path, verb: str) -> None:
     assert (no_output.returncode, last) == (2, f"corepin {verb}: standard output is closed")
     assert (no_input.returncode, no_input.stderr) == (
         2,
-        f"corepin {verb}: standard input: is closed: name a file\n",
+        f"corepin {verb}: standard input is closed: name a file\n",
     )
 
 

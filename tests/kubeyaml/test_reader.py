@@ -75,7 +75,7 @@ def test_documents_come_with_their_lines() -> None:
 
 def test_anchors_end_with_their_document() -> None:
     """An alias cannot reach into another document."""
-    with pytest.raises(BadYAML, match=r"line 3: alias \*x names no anchor"):
+    with pytest.raises(BadYAML, match=r"line 3: alias \*x refers to no earlier anchor"):
         list(read_yaml("a: &x 1\n---\nb: *x\n"))
 
 
@@ -88,13 +88,13 @@ def test_anchors_end_with_their_document() -> None:
         ("a: b: c\n", 1, "mapping values are not allowed"),
         ("a: \x01\n", 1, "control characters are not allowed"),
         ("é: 1\nb: \ud800\n", 2, "not Unicode"),
-        ("a: &a [*a]\n", 1, "names no anchor that stands before it"),
+        ("a: &a [*a]\n", 1, "refers to no earlier anchor"),
         ("a: !!python/object:os.system x\n", 1, "does not fit 'x'"),
         ("a: !!int x\n", 1, "does not fit 'x'"),
         ("a: !!set {b}\n", 1, "means nothing to Kubernetes"),
         ("a: !x [1]\n", 1, "means nothing to Kubernetes"),
         ("? [a]\n: 1\n", 1, "a key is an alias, a list or a mapping: write a text"),
-        ("<<: 1\n", 1, "merges something else than mappings: name mappings"),
+        ("<<: 1\n", 1, "merges mappings only: name mappings"),
         ("[" * 100_000, 1, f"nested more than {DEPTH_LIMIT} deep"),
     ],
     ids=lambda value: repr(value)[:30],

@@ -44,7 +44,7 @@ def test_machine_without_anything(
     assert "ok    cgroups: version 1, writable" in shown
     assert "?     agent: it does not answer" in shown
     assert "-> start `corepin agent`" in shown
-    assert shown.splitlines()[-1].startswith("0 to mend, ")
+    assert shown.splitlines()[-1].startswith("0 to fix, ")
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 

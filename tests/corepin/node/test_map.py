@@ -87,10 +87,10 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for words in (
         "but the kernel lets it use 0-7",
         "2 tasks allowed elsewhere",
-        "1 tasks on a part of them",
+        "1 task on fewer of them",
         "with kube-system/x/y on its CPUs",
         "corepin only observes here",
-        "the pods are not listed in full",
+        "the list of pods is incomplete",
         "the runtime does not answer",
         "'exlusive' is not a policy",
         "d/e/f: another program rewrote its CPUs 3 times",
@@ -146,7 +146,7 @@ def test_plan_uses_the_published_node(
     ("answer", "message"),
     [
         pytest.param(b"\n", "has just started", id="no state yet"),
-        pytest.param(b"hello\n", "is no corepin agent", id="somebody else"),
+        pytest.param(b"hello\n", "is not a corepin agent", id="somebody else"),
         pytest.param(b"{}\n", "another version of corepin", id="another version"),
     ],
 )

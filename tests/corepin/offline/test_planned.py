@@ -191,7 +191,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
     _, notes = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
 
     assert notes == (
-        "corepin plan: passed over, for they bring no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
+        "corepin plan: passed over because they bring no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
     )
 
 
@@ -200,7 +200,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
     [
         (
             workload("Deployment", "replicas: 1000000000"),
-            f"Deployment web: spec.replicas is 1000000000, and a plan of one node takes {MOST_REPLICAS} at most: write",
+            f"Deployment web: spec.replicas is 1000000000, and a plan of one node takes at most {MOST_REPLICAS}: write",
         ),
         (workload("Deployment", "replicas: 1" + "0" * 30), "spec.replicas is 1e+30: write a whole number"),
         (workload("Deployment", "replicas: -1"), "spec.replicas is -1: write a whole number of 0 or more"),
@@ -223,7 +223,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
         (virtual("VirtualMachine", spec="template: 3"), "spec.template: expected a mapping, found a number"),
         (
             virtual("VirtualMachine", "instancetype: {name: large}", "template: {spec: {domain: {}}}"),
-            "its instancetype says how many CPUs it has, and is not read: give the VirtualMachineInstance",
+            "its CPUs are stated in its instancetype, which is not read: give the VirtualMachineInstance",
         ),
         (
             virtual("VirtualMachine", spec=DEDICATED.replace("memory: {guest: 1Gi}, ", "")),

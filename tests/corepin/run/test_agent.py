@@ -103,7 +103,7 @@ def test_places_that_cannot_be_used_are_told(capsys: pytest.CaptureFixture[str],
         capsys, "--state-dir", str(tmp_path / "file/state"), "--api-server", "https://127.0.0.1:1"
     )
     assert f"{tmp_path}/file" in message
-    assert message.endswith("mend that, or name another by its flag")
+    assert message.endswith("fix that, or name another with its flag")
 
 
 def test_outside_of_a_pod_the_api_server_has_to_be_named(

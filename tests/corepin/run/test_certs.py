@@ -106,4 +106,4 @@ def test_days_have_limits(tmp_path: Path, days: str, capsys: pytest.CaptureFixtu
         issue(tmp_path, "--days", days)
 
     assert stopped.value.code == 2
-    assert "is no number of days" in capsys.readouterr().err
+    assert "is not a number of days" in capsys.readouterr().err
