@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is told about the Secret; warnings want somebody's attention."""
+    """What happened to the Secret; warnings want somebody's attention."""
 
     reason: str
     message: str

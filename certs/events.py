@@ -75,15 +75,17 @@ def _warning(reason: str, message: str) -> Event:
 
 
 class Once:
-    """Lets an event through when it begins, and while it lasts only each hour. Forgotten at a restart: told again."""
+    """Lets an event through when it begins, and while it lasts only each hour. A restart forgets: it begins again."""
 
     def __init__(self) -> None:
-        self._told: dict[Event, datetime] = {}
+        self._emitted: dict[Event, datetime] = {}
 
     def new(self, lasting: Iterable[Event], now: datetime) -> list[Event]:
-        """Return those that are to be told; what does not last any more is forgotten."""
+        """Return those that are due; what does not last any more is forgotten."""
         current = list(lasting)
-        self._told = {event: when for event, when in self._told.items() if event in current}
-        fresh = [event for event in current if event not in self._told or now - self._told[event] >= AGAIN]
-        self._told.update(dict.fromkeys(fresh, now))
+        self._emitted = {event: when for event, when in self._emitted.items() if event in current}
+        fresh = [
+            event for event in current if event not in self._emitted or now - self._emitted[event] >= AGAIN
+        ]
+        self._emitted.update(dict.fromkeys(fresh, now))
         return fresh

@@ -1,7 +1,7 @@
 """Take the steps: look, decide, act, and look again. Between two passes nothing is remembered that matters.
 
 Killed anywhere, the next process sees what the last write left and goes on from there. What is kept in memory is how
-the clock ran (a jump makes waits begin anew) and which warnings were told.
+the clock ran (a jump makes waits begin anew) and which warnings were given.
 """
 
 from __future__ import annotations

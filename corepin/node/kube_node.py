@@ -12,6 +12,7 @@ from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+USER_AGENT = "corepin"  # as audit logs name the command
 TIMEOUT_SECONDS = 10
 DEFAULT_KUBECONFIG = "~/.kube/config"
 
@@ -58,6 +59,7 @@ def _ask(name: str) -> Any:
 
     try:
         with client.ApiClient(_settings()) as api:
+            api.user_agent = USER_AGENT
             return client.CoreV1Api(api).read_node(name, _request_timeout=TIMEOUT_SECONDS)
     except client.ApiException as error:
         answer = f"the API server answered {error.status} ({error.reason})"
@@ -81,5 +83,5 @@ def _settings() -> Any:
         raise CommandFailed(
             f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or log in"
         ) from error
-    settings.retries = False  # a server that is out of reach is told at once
+    settings.retries = False  # a server that is out of reach is an error at once
     return settings

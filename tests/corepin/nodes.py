@@ -42,7 +42,7 @@ def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
 
 @contextmanager
 def api_server(directory: Path, annotations: Mapping[str, str], **allocatable: str) -> Iterator[Path]:
-    """Serve a node `n1`, every other one being unknown; yield a kubeconfig."""
+    """Serve a node `n1` to who says to be `corepin`, and no other one; yield a kubeconfig."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -52,7 +52,7 @@ def api_server(directory: Path, annotations: Mapping[str, str], **allocatable: s
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            is_there = self.path == "/api/v1/nodes/n1"
+            is_there = (self.path, self.headers["User-Agent"]) == ("/api/v1/nodes/n1", "corepin")
             body = json.dumps(node if is_there else {"kind": "Status", "reason": "NotFound"}).encode()
             self.send_response(200 if is_there else 404)
             self.send_header("Content-Type", "application/json")
