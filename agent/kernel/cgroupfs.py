@@ -25,15 +25,21 @@ _GONE: Final = frozenset(
 )  # ENODEV: removed while the file was open
 _NO_SUBFOLDERS: Final = 2  # a folder's own names; a file system that does not count them says 1
 CHUNK: Final = 65536  # bytes: more than the list of tasks of most cgroups
-_WORDS: Final = {
-    errno.EACCES: "no right to write it, or (cgroup v1) the cgroup above lacks one of the CPUs: run the agent as"
-    " root, and see that every CPU is online",
-    errno.EPERM: "not permitted: run the agent as root with the host's cgroups mounted",
-    errno.EROFS: "mounted read-only: mount the host's /sys/fs/cgroup writable into the agent",
-    errno.ENOSPC: "its tasks would be left without a CPU or a memory node: choose CPUs that are online",
-    errno.EINVAL: "a CPU is offline, or the cgroup above has none of them: choose CPUs that are online",
-    errno.ERANGE: "this kernel has no CPU of that number: choose CPUs that exist",
-    errno.EBUSY: "a cgroup below it or a real-time task still needs a CPU that is taken away: try again",
+_ONLINE: Final = "choose CPUs that are online"
+_REASONS: Final = {  # with their remedies
+    errno.EACCES: (
+        "no right to write it, or on cgroup v1 the cgroup above lacks one of the CPUs",
+        "run the agent as root, and see that every CPU is online",
+    ),
+    errno.EPERM: ("not permitted", "run the agent as root with the host's cgroups mounted"),
+    errno.EROFS: ("mounted read-only", "mount the host's /sys/fs/cgroup writable into the agent"),
+    errno.ENOSPC: ("its tasks would be left without a CPU or a memory node", _ONLINE),
+    errno.EINVAL: ("a CPU is offline, or the cgroup above has none of them", _ONLINE),
+    errno.ERANGE: ("this kernel has no CPU of that number", "choose CPUs that exist"),
+    errno.EBUSY: (
+        "a cgroup below it or a real-time task still needs a CPU that is taken away",
+        "try again",
+    ),
 }
 
 
@@ -153,15 +159,21 @@ def _read_or_none(path: Path) -> str | None:
 
 
 def translated(error: OSError, file: Path | str, text: str = "") -> Gone | Refused:
-    """Return the agent's word for an error of the kernel."""
+    """Return the agent's error for one of the kernel, met when a file was read, or when `text` was written to it."""
     path = Path(file)
-    tried = f"{path}: {text} refused" if text else f"{path}"
     if error.errno not in _GONE:
-        return Refused(f"{tried}: {_WORDS.get(error.errno or 0, error.strerror)}")
+        return Refused(_refusal(error, f"{path} refuses {text}" if text else f"{path} cannot be read"))
     if path.name == CPUS and _lacks_controller(path.parent):
         remedy = "the kubelet or the runtime must enable it (+cpuset in cgroup.subtree_control above)"
-        return Refused(f"{path} is missing: the cpuset controller is off for this cgroup: {remedy}")
+        return Refused(f"{path} is missing because the cpuset controller is off for this cgroup: {remedy}")
     return Gone(f"{path.parent} is not there any more")
+
+
+def _refusal(error: OSError, tried: str) -> str:
+    if error.errno not in _REASONS:
+        return f"{tried} ({error.strerror})"
+    reason, remedy = _REASONS[error.errno]
+    return f"{tried} ({reason}): {remedy}"
 
 
 def _lacks_controller(folder: Path) -> bool:

@@ -74,9 +74,9 @@ class Inotify:
 
 
 def inotify_refused(error: OSError) -> Refused:
-    """Return the agent's word for an error of the kernel."""
-    limits = "raise fs.inotify.max_user_instances and max_user_watches on the node"
-    return Refused(f"inotify: {error.strerror}: {limits}")
+    """Return the agent's error for one of the kernel."""
+    remedy = "raise fs.inotify.max_user_instances and max_user_watches on the node"
+    return Refused(f"inotify cannot watch ({error.strerror}): {remedy}")
 
 
 def _events(buffer: bytes) -> Iterator[Event]:

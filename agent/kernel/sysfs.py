@@ -28,7 +28,9 @@ def read_topology(root: Path) -> Topology:
     system = root / "sys/devices/system"
     online = read_cpus(system / "cpu/online")
     if online is None:
-        raise BadTopology(f"{system / 'cpu/online'}: missing: mount sysfs below {root}, or name another root")
+        raise BadTopology(
+            f"{system / 'cpu/online'} is missing: mount sysfs below {root}, or name another root"
+        )
     nodes, types = _numa_nodes(system / "node"), _core_types(root / "sys/devices")
     facts = []
     for folder in (system / "cpu").glob("cpu[0-9]*"):
@@ -44,7 +46,7 @@ def read_cpus(path: Path) -> CPUSet | None:
     try:
         return None if text is None else CPUSet.parse(text)
     except BadCPUList as error:
-        raise BadTopology(f"{path}: {error}: expected a CPU list such as 0-3,8") from error
+        raise BadTopology(f"{path} is no CPU list such as 0-3,8 ({error})") from error
 
 
 def read_int(path: Path) -> int | None:
@@ -53,7 +55,9 @@ def read_int(path: Path) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError as error:
-        raise BadTopology(f"{path}: {text!r} is not a number: report it with the kernel's version") from error
+        raise BadTopology(
+            f"{path} says {text!r}, which is no number: report it with the kernel's version"
+        ) from error
 
 
 def _read(path: Path) -> str | None:
@@ -62,7 +66,7 @@ def _read(path: Path) -> str | None:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):  # ENODEV: it went offline just now
             return None
-        raise BadTopology(f"{path}: {error.strerror}: let the agent read it") from error
+        raise BadTopology(f"{path} cannot be read ({error.strerror}): let the agent read it") from error
 
 
 def _read_first(folder: Path, names: tuple[str, ...]) -> CPUSet:

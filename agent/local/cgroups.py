@@ -70,7 +70,7 @@ class KernelContainerCgroups:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise Refused(
-                f"{folder}: {error.strerror}: run the agent as root, with writable cgroups"
+                f"{folder} cannot be made ({error.strerror}): run the agent as root, with writable cgroups"
             ) from error
         if self._hierarchy.version == V1:
             for name in (CPUS, _MEMS):  # v1 lets nobody in while one of them is empty

@@ -62,7 +62,7 @@ def _documents(content: bytes) -> Iterator[Any]:
 def _pod(document: Any, created: str) -> Pod:
     """Return one document as a pod with what the API server would have filled in."""
     if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != ("v1", "Pod"):
-        raise BadManifest("is no pod: write apiVersion: v1 and kind: Pod")
+        raise BadManifest("is no pod, which has apiVersion v1 and kind Pod")
     try:
         msgspec.convert(document, Pod)
     except msgspec.ValidationError as error:
@@ -93,4 +93,4 @@ def _check_names(pod: Pod) -> None:
 
 def _check(field: str, value: str | None, allowed: re.Pattern[str]) -> None:
     if not value or not allowed.fullmatch(value):
-        raise BadManifest(f"{field}: {value!r} is no name that Kubernetes would take")
+        raise BadManifest(f"{field} is {value!r}, which is no name that Kubernetes accepts")

@@ -54,7 +54,9 @@ class ManifestFiles:
         try:
             found = _manifests(self._folder)
         except OSError as error:
-            self.unreadable = {"": f"{self._folder}: {error.strerror}: make the folder, or name another one"}
+            self.unreadable = {
+                "": f"{self._folder} cannot be read ({error.strerror}): make the folder, or name another one"
+            }
             return False
         self._files = {name: file for name, file in self._files.items() if name in found}
         self.unreadable = {name: reason for name, reason in self.unreadable.items() if name in found}

@@ -74,7 +74,7 @@ def test_json_and_several_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         pytest.param(b"", "no document", id="empty"),
         pytest.param(b"{", "is no YAML", id="half written"),
@@ -82,8 +82,8 @@ def test_json_and_several_documents() -> None:
         pytest.param(b"kind: Deployment", "is no pod", id="another kind"),
         pytest.param(b"- 1", "is no pod", id="a list"),
         pytest.param(POD.replace(b"{name: web}", b"[]"), "not shaped as a pod", id="wrong shape"),
-        pytest.param(POD.replace(b"name: web", b"name: ../web"), "metadata.name: '../web'", id="a path"),
-        pytest.param(POD.replace(b"name: web", b"generateName: web-"), "metadata.name: None", id="no name"),
+        pytest.param(POD.replace(b"name: web", b"name: ../web"), "metadata.name is '../web'", id="a path"),
+        pytest.param(POD.replace(b"name: web", b"generateName: web-"), "metadata.name is None", id="no name"),
         pytest.param(POD.replace(b"name: web", b"name: web, uid: a/b"), "metadata.uid", id="uid with a path"),
         pytest.param(
             POD.replace(b"name: web", b"name: web, namespace: A"), "metadata.namespace", id="namespace"
@@ -96,7 +96,7 @@ def test_json_and_several_documents() -> None:
         pytest.param(b"{a: " * 300_000, "nested more than 200 deep", id="mappings too deep"),
     ],
 )
-def test_what_is_no_pod_is_told(content: bytes, told: str) -> None:
+def test_what_is_no_pod_is_told(content: bytes, message: str) -> None:
     """Each mistake has its own words; nothing that could be a path gets through."""
-    with pytest.raises(BadManifest, match=told.replace("[", r"\[").replace("..", r"\.\.")):
+    with pytest.raises(BadManifest, match=message.replace("[", r"\[").replace("..", r"\.\.")):
         read_manifest(content, CREATED)

@@ -237,7 +237,7 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
         pytest.param(
             (pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (maximum recursion", id="deep"
         ),
-        pytest.param((pod("name: x"),), ("--topology", "."), "online: missing: mount sysfs", id="no sysfs"),
+        pytest.param((pod("name: x"),), ("--topology", "."), "online is missing: mount sysfs", id="no sysfs"),
         pytest.param(
             (pod("name: x"),),
             ("--config", "/nowhere"),
