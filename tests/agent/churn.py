@@ -130,25 +130,28 @@ class Churn:
         """End a container and start it again."""
         live = self.live()
         if live:
-            one = self.random.choice(live)
-            self.machine.call("stop", id=one["id"])
-            self.machine.call("remove", id=one["id"])
-            self._start(one["pod_uid"], one["name"])
+            container = self.random.choice(live)
+            self.machine.call("stop", id=container["id"])
+            self.machine.call("remove", id=container["id"])
+            self._start(container["pod_uid"], container["name"])
 
     def remove(self) -> None:
         """Delete a pod and end its containers."""
         uid = self._pick()
         if uid:
             del self.pods[uid]
-            for one in self.live():
-                if one["pod_uid"] == uid:
-                    self.machine.call("stop", id=one["id"])
-                    self.machine.call("remove", id=one["id"])
+            for container in self.live():
+                if container["pod_uid"] == uid:
+                    self.machine.call("stop", id=container["id"])
+                    self.machine.call("remove", id=container["id"])
 
     def live(self) -> list[dict[str, Any]]:
         """Return the containers that run, with their CPUs."""
-        listed = [one for one in self.machine.call("list") if one["state"] != State.EXITED]
-        return [{**one, "cpus": self.machine.call("read", cgroup=one["cgroup"])} for one in listed]
+        listed = [container for container in self.machine.call("list") if container["state"] != State.EXITED]
+        return [
+            {**container, "cpus": self.machine.call("read", cgroup=container["cgroup"])}
+            for container in listed
+        ]
 
     def observe(self) -> Observed:
         """Return the node as it is."""
@@ -159,12 +162,12 @@ class Churn:
             tuple(SeenPod.of(pod) for pod in self.pods.values()),  # type: ignore[arg-type]
             tuple(
                 SeenContainer(
-                    one["id"],
-                    Owner(one["pod_uid"], one["name"]),
-                    State(one["state"]),
-                    CPUSet.parse(one["cpus"]),
+                    container["id"],
+                    Owner(container["pod_uid"], container["name"]),
+                    State(container["state"]),
+                    CPUSet.parse(container["cpus"]),
                 )
-                for one in self.live()
+                for container in self.live()
             ),
         )
 
@@ -199,13 +202,13 @@ def planned(
     deadline = time.monotonic() + PATIENCE_SECONDS
     why = "it told nothing"
     while time.monotonic() < deadline:
-        told = state()
-        if told and told["podsComplete"]:
-            ledger = ledger_from_dict(told["ledger"])
-            made = plan(observe(), ledger, DEFAULT)
-            if made.ledger == ledger and not made.actions:
+        answer = state()
+        if answer and answer["podsComplete"]:
+            ledger = ledger_from_dict(answer["ledger"])
+            planned = plan(observe(), ledger, DEFAULT)
+            if planned.ledger == ledger and not planned.actions:
                 return ledger
-            why = f"left to do: {made.actions} {set(made.ledger) ^ set(ledger)}"
+            why = f"left to do: {planned.actions} {set(planned.ledger) ^ set(ledger)}"
         time.sleep(POLL_SECONDS)
     raise AssertionError(f"not settled after {PATIENCE_SECONDS} s: {why}\n{log()[-3000:]}")
 

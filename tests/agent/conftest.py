@@ -13,6 +13,6 @@ from tests.agent.fakes import FakeNode
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[FakeNode]:
     """Return a node of 4 cores with 2 threads each: 0,4 1,5 2,6 3,7, the first of them reserved."""
-    made = FakeNode(tmp_path / "state")
-    yield made
-    made.close()
+    node = FakeNode(tmp_path / "state")
+    yield node
+    node.close()

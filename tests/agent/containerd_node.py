@@ -93,18 +93,24 @@ class ContainerdNode:
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [line.split(" ", 3)[3].strip() for line in lines if line.endswith("\n")]
 
-    def told(self) -> Mapping[str, Any]:
+    def reported(self) -> Mapping[str, Any]:
         """Return what the agent tells of each pod's container."""
-        return {pod["name"]: one for pod in self.agent.state()["pods"] for one in pod["containers"]}
+        return {
+            pod["name"]: container for pod in self.agent.state()["pods"] for container in pod["containers"]
+        }
 
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
         """Wait until every container has its CPUs, in its cgroup and for each of its processes."""
-        for one, cpus in expected.items():
-            until_equal(f"cpuset of {one.id[:12]}", lambda one=one: (one.cpus, one.allowed), (cpus, cpus))  # type: ignore[misc]
+        for container, cpus in expected.items():
+            until_equal(
+                f"cpuset of {container.id[:12]}",
+                lambda container=container: (container.cpus, container.allowed),  # type: ignore[misc]
+                (cpus, cpus),
+            )
 
-    def recorded(self, one: Container) -> CPUSet:
+    def recorded(self, container: Container) -> CPUSet:
         """Return what the runtime remembers as the CPUs of a container."""
-        request = api_pb2.ContainerStatusRequest(container_id=one.id, verbose=True)
+        request = api_pb2.ContainerStatusRequest(container_id=container.id, verbose=True)
         answer = self.containerd.call("ContainerStatus", request, api_pb2.ContainerStatusResponse)
         resources = json.loads(answer.info["info"])["runtimeSpec"]["linux"]["resources"]
         return CPUSet.parse(resources["cpu"].get("cpus", ""))
@@ -113,8 +119,8 @@ class ContainerdNode:
         """Return the node as it is."""
         topology = read_topology(Path("/"))
         live = (
-            SeenContainer(one.id, Owner(f"uid-{name}", NAME), State.RUNNING, one.cpus)
-            for name, one in self.containers.items()
+            SeenContainer(container.id, Owner(f"uid-{name}", NAME), State.RUNNING, container.cpus)
+            for name, container in self.containers.items()
         )
         return Observed(
             topology,

@@ -80,15 +80,15 @@ class FakeRuntime:
             raise Unavailable("the socket refuses")
         if container_id in self.errors:
             raise self.errors[container_id]
-        one = self.node.containers.get(container_id)
-        if one is None:
+        container = self.node.containers.get(container_id)
+        if container is None:
             raise Gone(container_id)
         if self.lost:
             self.lost -= 1
             return
         self.node.records[container_id] = cpus
-        if one.cgroup in self.node.cpusets:
-            self.node.cpusets[one.cgroup] = cpus
+        if container.cgroup in self.node.cpusets:
+            self.node.cpusets[container.cgroup] = cpus
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Tell of changes until cancelled."""
@@ -155,8 +155,10 @@ class FakeCgroups:
     def start_state(self, cgroup: str) -> StartState:
         """Return that the container runs for as long as the test says, not at all while it is created."""
         self.read(cgroup)
-        one = next(one for one in self.node.containers.values() if one.cgroup == cgroup)
-        is_running = one.state is State.RUNNING or cgroup in self.begun
+        container = next(
+            container for container in self.node.containers.values() if container.cgroup == cgroup
+        )
+        is_running = container.state is State.RUNNING or cgroup in self.begun
         return StartState(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
@@ -299,10 +301,10 @@ class FakeNode:
         """Create a pod in the API, or replace it by another object."""
         before = self.documents.get(uid)
         self._count += 1
-        made = pod_document(uid, list(wishes), created=self._count)
+        document = pod_document(uid, list(wishes), created=self._count)
         if before:
-            made["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"]
-        self.documents[uid] = made
+            document["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"]
+        self.documents[uid] = document
 
     def start(self, uid: str, name: str = "c0", state: State = State.RUNNING, *, in_vm: bool = False) -> str:
         """Let the runtime have a container, on every CPU; a created one has no cgroup yet. Return its id."""
@@ -319,8 +321,8 @@ class FakeNode:
 
     def begin(self, number: str, *, lost: bool = False) -> None:
         """Let a created container run, with the cpuset that the runtime remembers."""
-        one = self.containers[number]
-        self.containers[number] = replace(one, state=State.RUNNING)
+        container = self.containers[number]
+        self.containers[number] = replace(container, state=State.RUNNING)
         self.cpusets[self.cgroup(number)] = self.topology.online if lost else self.records[number]
 
     def stop(self, number: str) -> None:

@@ -60,7 +60,7 @@ def telling(wanted: CPUSet) -> tuple[str, ...]:
 def pinned_and_bystander(node: ContainerdNode) -> tuple[Container, Container, CPUSet]:
     """Return an exclusive container, one that asks for nothing, and the CPUs of the first."""
     pinned, bystander = node.add("pinned", "exclusive"), node.add("bystander")
-    until("own CPU", lambda: node.told()["pinned"]["pinned"])
+    until("own CPU", lambda: node.reported()["pinned"]["pinned"])
     own = pinned.cpus
     assert len(own) == 1
     node.settled({pinned: own, bystander: node.all - own})
@@ -79,7 +79,7 @@ def test_all_changes_of_policy(node: ContainerdNode) -> None:
     pinned, bystander, own = pinned_and_bystander(node)
     for policy in ("share", "none", "exclusive", "none", "share", "exclusive"):
         node.write("pinned", policy)
-        until_equal("told", lambda: node.told()["pinned"]["policy"] or "none", policy)
+        until_equal("told", lambda: node.reported()["pinned"]["policy"] or "none", policy)
         mine = node.all if policy == "none" else own
         node.settled({pinned: mine, bystander: node.all - own if policy == "exclusive" else node.all})
 
@@ -108,7 +108,7 @@ def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: Containe
     update_as_stranger(node, bystander, node.all)
     until("told", lambda: node.agent.state()["fights"])
     assert [one["container"] for one in node.agent.state()["fights"]] == ["default/bystander/main"]
-    assert node.told()["pinned"]["intruders"] == ["default/bystander/main"]
+    assert node.reported()["pinned"]["intruders"] == ["default/bystander/main"]
     assert bystander.cpus == node.all
 
 
@@ -140,7 +140,7 @@ class Told(threading.Thread):
     def run(self) -> None:
         """Ask until it is over."""
         while not self.over.wait(0.1):
-            for name, one in self._node.told().items():
+            for name, one in self._node.reported().items():
                 seconds = one["proof"] and one["proof"]["windowSeconds"]
                 if seconds is not None:
                     self.windows[name] = seconds

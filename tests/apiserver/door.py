@@ -30,10 +30,10 @@ class Door:
         try:
             await asyncio.gather(self._pump(reader, to_server), self._pump(from_server, writer))
         finally:
-            for one in (writer, to_server):
-                one.transport.abort()
+            for side in (writer, to_server):
+                side.transport.abort()
                 with suppress(OSError):
-                    await one.wait_closed()
+                    await side.wait_closed()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):  # one side is gone: so is the other, soon
@@ -46,8 +46,8 @@ class Door:
 
     async def close(self) -> None:
         """End every connection."""
-        for one in self._talks:
-            one.cancel()
+        for talk in self._talks:
+            talk.cancel()
         await asyncio.gather(*self._talks, return_exceptions=True)
 
 

@@ -48,8 +48,8 @@ class Machine:
             raise Unavailable("the machine has ended")
         reply = json.loads(line)
         if "error" in reply:
-            kind, _, told = reply["error"].partition(": ")
-            raise ERRORS[kind](told)
+            kind, _, message = reply["error"].partition(": ")
+            raise ERRORS[kind](message)
         return reply["ok"]
 
     def close(self) -> None:
@@ -93,17 +93,17 @@ class SimulatedRuntime:
         """Return every container."""
         return tuple(
             RuntimeContainer(
-                id=one["id"],
-                pod_uid=one["pod_uid"],
-                namespace=one["namespace"],
-                pod=one["pod"],
-                name=one["name"],
-                state=State(one["state"]),
+                id=container["id"],
+                pod_uid=container["pod_uid"],
+                namespace=container["namespace"],
+                pod=container["pod"],
+                name=container["name"],
+                state=State(container["state"]),
                 pid=0,
-                cgroup=one["cgroup"],
-                in_vm=one["in_vm"],
+                cgroup=container["cgroup"],
+                in_vm=container["in_vm"],
             )
-            for one in self._machine.call("list")
+            for container in self._machine.call("list")
         )
 
     async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
@@ -160,12 +160,12 @@ class SimulatedCgroups:
     async def watch(self, written: Callable[[str], None]) -> None:
         """Call `written` for each followed cgroup that somebody else wrote, until cancelled."""
 
-        def told(event: dict[str, Any]) -> None:
+        def report(event: dict[str, Any]) -> None:
             cgroup = f"/kubepods/pod{event['pod_uid']}/{event['id']}"
             if cgroup in self._followed and CPUSet.parse(event["cpus"]) != self._ours.get(cgroup):
                 written(cgroup)
 
-        await _poll(self._machine, told)
+        await _poll(self._machine, report)
 
     def hold(self) -> None:
         """Do nothing: a write is told whenever it is found."""
@@ -187,11 +187,11 @@ class SimulatedCgroups:
         return 0
 
 
-async def _poll(machine: Machine, told: Callable[[dict[str, Any]], None]) -> None:
+async def _poll(machine: Machine, report: Callable[[dict[str, Any]], None]) -> None:
     seen = len(machine.call("events"))
     while True:
         await asyncio.sleep(POLL_SECONDS)
         events = machine.call("events", since=seen)
         seen += len(events)
         for event in events:
-            told(event)
+            report(event)

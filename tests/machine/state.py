@@ -62,7 +62,7 @@ class Simulated:
         if id in self.containers:
             raise Wrong(f"refused: container {id} exists")
         cpus = self.topology.online
-        one = Held(
+        container = Held(
             id=id,
             pod_uid=pod_uid,
             namespace=more.get("namespace", "default"),
@@ -73,15 +73,15 @@ class Simulated:
             recorded=cpus,
             in_vm=more.get("in_vm", False),
         )
-        self._put("create", one)
+        self._put("create", container)
 
     def start(self, id: str) -> str:  # noqa: A002
         """Let a created container run; return the CPUs that its first instruction may run on."""
-        one = self._of(id)
-        if one.state is not State.CREATED:
-            raise Wrong(f"refused: container {id} is {one.state}")
-        self._put("start", replace(one, state=State.RUNNING))
-        return str(self._effective(one))
+        container = self._of(id)
+        if container.state is not State.CREATED:
+            raise Wrong(f"refused: container {id} is {container.state}")
+        self._put("start", replace(container, state=State.RUNNING))
+        return str(self._effective(container))
 
     def stop(self, id: str) -> None:  # noqa: A002
         """Let a container end; its cgroup goes with it."""
@@ -97,30 +97,30 @@ class Simulated:
         self._maybe_fail("list")
         return [
             {
-                "id": one.id,
-                "pod_uid": one.pod_uid,
-                "namespace": one.namespace,
-                "pod": one.pod,
-                "name": one.name,
-                "state": str(one.state),
-                "in_vm": one.in_vm,
-                "cgroup": one.cgroup,
-                "recorded": str(one.recorded),
+                "id": container.id,
+                "pod_uid": container.pod_uid,
+                "namespace": container.namespace,
+                "pod": container.pod,
+                "name": container.name,
+                "state": str(container.state),
+                "in_vm": container.in_vm,
+                "cgroup": container.cgroup,
+                "recorded": str(container.recorded),
             }
-            for one in self.containers.values()
+            for container in self.containers.values()
         ]
 
     def update(self, id: str, cpus: str) -> None:  # noqa: A002
         """Do the runtime's UpdateContainerResources: an empty set changes nothing, an offline CPU is refused."""
-        one, wanted = self._of(id), CPUSet.parse(cpus)
-        if one.state is State.EXITED:
+        container, wanted = self._of(id), CPUSet.parse(cpus)
+        if container.state is State.EXITED:
             raise Wrong(f"gone: container {id} has exited")
         if not wanted <= self.topology.online:
             raise Wrong(
                 f"refused: requested CPUs are not available - requested {wanted}, available {self.topology.online}"
             )
         if wanted and not self._goes_wrong("update"):
-            self._put("update", replace(one, written=wanted, recorded=wanted))
+            self._put("update", replace(container, written=wanted, recorded=wanted))
 
     def read(self, cgroup: str) -> str:
         """Return the effective CPUs of a cgroup."""
@@ -129,11 +129,11 @@ class Simulated:
 
     def write(self, cgroup: str, cpus: str) -> None:
         """Write cpuset.cpus of a cgroup, past the runtime."""
-        one, wanted = self._at(cgroup), CPUSet.parse(cpus)
+        container, wanted = self._at(cgroup), CPUSet.parse(cpus)
         if not wanted or not wanted <= self.topology.cpus:
             raise Wrong(f"invalid: cpuset.cpus cannot be {cpus!r}")
         if not self._goes_wrong("write"):
-            self._put("write", replace(one, written=wanted))
+            self._put("write", replace(container, written=wanted))
 
     def online(self, cpus: str) -> None:
         """Let exactly these CPUs run."""
@@ -142,8 +142,8 @@ class Simulated:
             raise Wrong(f"invalid: CPUs {cpus!r} cannot be the online ones of {self.topology.cpus}")
         self.topology = self.topology.with_online(wanted)
         write_tree(self.root, self.topology)
-        for one in self.containers.values():
-            self._note("online", one)
+        for container in self.containers.values():
+            self._note("online", container)
 
     def fault(self, of: str, kind: str, times: int = 1) -> None:
         """Let the next calls of an operation fail, or be lost although they are answered as done."""
@@ -161,23 +161,29 @@ class Simulated:
         return self.containers[id]
 
     def _at(self, cgroup: str) -> Held:
-        for one in self.containers.values():
-            if one.cgroup == cgroup and one.state is not State.EXITED:
-                return one
+        for container in self.containers.values():
+            if container.cgroup == cgroup and container.state is not State.EXITED:
+                return container
         raise Wrong(f"gone: there is no cgroup {cgroup}")
 
-    def _effective(self, one: Held) -> CPUSet:
+    def _effective(self, container: Held) -> CPUSet:
         """Return what the kernel uses: all CPUs once none of a cpuset runs any more (cgroup v2)."""
-        return (one.written & self.topology.online) or self.topology.online
+        return (container.written & self.topology.online) or self.topology.online
 
-    def _put(self, op: str, one: Held) -> None:
-        self.containers[one.id] = one
-        self._note(op, one)
+    def _put(self, op: str, container: Held) -> None:
+        self.containers[container.id] = container
+        self._note(op, container)
 
-    def _note(self, op: str, one: Held) -> None:
+    def _note(self, op: str, container: Held) -> None:
         self.history.append(
-            {"op": op, "id": one.id, "pod_uid": one.pod_uid, "name": one.name, "state": str(one.state)}
-            | {"cpus": str(self._effective(one))}
+            {
+                "op": op,
+                "id": container.id,
+                "pod_uid": container.pod_uid,
+                "name": container.name,
+                "state": str(container.state),
+            }
+            | {"cpus": str(self._effective(container))}
         )
 
     def _goes_wrong(self, op: str) -> bool:

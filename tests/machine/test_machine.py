@@ -65,7 +65,7 @@ def test_a_container_lives_and_dies(machine: Machine) -> None:
     machine.call("create", id="a1", pod_uid="a", name="c")
     asyncio.run(runtime.update_cpus("a1", CPUSet.parse("4-5")))
     assert machine.call("start", id="a1") == "4-5"
-    (seen,) = [one for one in asyncio.run(runtime.containers()) if one.id == "a1"]
+    (seen,) = [container for container in asyncio.run(runtime.containers()) if container.id == "a1"]
     assert (seen.pod_uid, seen.name, seen.state, seen.cgroup) == (
         "a",
         "c",
@@ -78,7 +78,7 @@ def test_a_container_lives_and_dies(machine: Machine) -> None:
     with pytest.raises(Gone, match="has exited"):
         asyncio.run(runtime.update_cpus("a1", CPUSet([1])))
     machine.call("remove", id="a1")
-    assert "a1" not in {one.id for one in asyncio.run(runtime.containers())}
+    assert "a1" not in {container.id for container in asyncio.run(runtime.containers())}
 
 
 def test_what_it_refuses(machine: Machine) -> None:
@@ -124,23 +124,23 @@ def test_watchers_hear_of_foreign_writes_only(machine: Machine) -> None:
     machine.call("create", id="w1", pod_uid="w", name="c")
 
     async def watched() -> tuple[list[str], int]:
-        told: list[str] = []
+        written: list[str] = []
         changes: list[None] = []
         cgroups = SimulatedCgroups(machine)
         cgroups.follow([cgroup])
         tasks = [
-            asyncio.create_task(cgroups.watch(told.append)),
+            asyncio.create_task(cgroups.watch(written.append)),
             asyncio.create_task(SimulatedRuntime(machine).watch(lambda: changes.append(None))),
         ]
         await asyncio.sleep(0.05)
         cgroups.write(cgroup, CPUSet([2]))
         machine.call("write", cgroup=cgroup, cpus="7")
         async with asyncio.timeout(60):
-            while not told or len(changes) < 2:
+            while not written or len(changes) < 2:
                 await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
-        return told, len(changes)
+        return written, len(changes)
 
     assert asyncio.run(watched()) == ([cgroup], 2)
     cgroups = SimulatedCgroups(machine)
@@ -167,7 +167,7 @@ def test_it_survives_a_killed_client(machine: Machine) -> None:
         assert client.stdout.readline() == b"made\n"
         os.kill(client.pid, signal.SIGKILL)
     again = Machine(machine.root)
-    assert "k1" in {one["id"] for one in again.call("list")}
+    assert "k1" in {container["id"] for container in again.call("list")}
     assert again.call("events")[-1]["op"] == "create"
     again.close()
 
@@ -187,24 +187,24 @@ def test_a_plan_can_be_carried_out_on_it(machine: Machine) -> None:
         topology = read_topology(machine.root)
         seen = tuple(
             SeenContainer(
-                one["id"],
-                Owner(one["pod_uid"], one["name"]),
-                State(one["state"]),
-                cgroups.read(one["cgroup"]),
+                container["id"],
+                Owner(container["pod_uid"], container["name"]),
+                State(container["state"]),
+                cgroups.read(container["cgroup"]),
             )
-            for one in machine.call("list")
-            if one["state"] != "exited"
+            for container in machine.call("list")
+            if container["state"] != "exited"
         )
         return Observed(topology, topology.online, pods, seen)
 
-    made = plan(observe(), Ledger(), DEFAULT)
-    for action in made.actions:
+    planned = plan(observe(), Ledger(), DEFAULT)
+    for action in planned.actions:
         cgroups.write(f"/kubepods/pod{action.owner.pod_uid}/{action.container_id}", action.cpus)
-    again = plan(observe(), made.ledger, DEFAULT)
+    again = plan(observe(), planned.ledger, DEFAULT)
     assert again.actions == ()
     assert str(cgroups.read("/kubepods/podp1/x-p1")) == "1,9"
     assert str(cgroups.read("/kubepods/podp2/x-p2")) == "2-3"
-    assert made.ledger.exclusive & cgroups.read("/kubepods/podp3/x-p3") == EMPTY
+    assert planned.ledger.exclusive & cgroups.read("/kubepods/podp3/x-p3") == EMPTY
 
 
 def test_connection_is_closed_when_the_block_fails(tmp_path: Path) -> None:

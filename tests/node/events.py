@@ -12,4 +12,6 @@ def events(node: KubeNode, name: str) -> dict[str, str]:
     """Return the agent's events about a pod, not about earlier ones of its name: reason and message."""
     uid = node.get("pod", name)["metadata"]["uid"]
     found = node.get("events", f"--field-selector=involvedObject.uid={uid}")["items"]
-    return {one["reason"]: one["message"] for one in found if one["source"].get("component") == "corepin"}
+    return {
+        event["reason"]: event["message"] for event in found if event["source"].get("component") == "corepin"
+    }

@@ -143,10 +143,10 @@ class AgentProcess:
         """Return one value of its metrics, 0 when it is not there."""
         families = text_string_to_metric_families(self._get("/metrics") or "")
         values = [
-            one.value
+            sample.value
             for family in families
-            for one in family.samples
-            if one.name == name and labels.items() <= one.labels.items()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
         ]
         return sum(values)
 
@@ -235,7 +235,7 @@ class KubeNode:
     def run(self, *documents: dict[str, Any]) -> list[Container]:
         """Create pods and wait until they run."""
         self.apply(*documents)
-        return [self.running(one["metadata"]["name"]) for one in documents]
+        return [self.running(document["metadata"]["name"]) for document in documents]
 
     def log_lines(self, name: str, uid: str) -> list[tuple[str, str]]:
         """Return what a pod wrote: time and text of each line."""
@@ -243,7 +243,7 @@ class KubeNode:
         with suppress(FileNotFoundError):
             whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
             fields = [line.split(" ", 3) for line in whole]
-            return [(one[0], one[3].strip()) for one in fields]
+            return [(row[0], row[3].strip()) for row in fields]
         return []
 
     def status(self, name: str) -> Any:
@@ -253,8 +253,12 @@ class KubeNode:
 
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
         """Wait until every container has its CPUs, in its cgroup and for each of its processes."""
-        for one, cpus in expected.items():
-            until_equal(f"cpuset of {one.id[:12]}", lambda one=one: (one.cpus, one.allowed), (cpus, cpus))  # type: ignore[misc]
+        for container, cpus in expected.items():
+            until_equal(
+                f"cpuset of {container.id[:12]}",
+                lambda container=container: (container.cpus, container.allowed),  # type: ignore[misc]
+                (cpus, cpus),
+            )
 
     def remove(self, *names: str) -> None:
         """Delete pods as a user does."""
@@ -288,7 +292,9 @@ class KubeNode:
         """Tell whether the kubelet says that it is ready."""
         with suppress(httpx.HTTPError):
             conditions = self.document()["status"].get("conditions") or ()
-            return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+            return any(
+                condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+            )
         return False
 
     def published(self) -> tuple[str, str]:

@@ -77,9 +77,9 @@ class Proxy(socketserver.ThreadingTCPServer):
     @contextmanager
     def counting(self) -> Iterator[list[Request]]:
         """Give a list that holds the requests of the block after it."""
-        first, made = len(self.requests), list[Request]()
-        yield made
-        made += self.requests[first:]
+        first, recorded = len(self.requests), list[Request]()
+        yield recorded
+        recorded += self.requests[first:]
 
     @contextmanager
     def holding(self, *connections: socket.socket) -> Iterator[None]:
@@ -127,11 +127,13 @@ class _Handler(socketserver.StreamRequestHandler):
         if not line:
             raise ConnectionResetError
         fields = list(iter(self.rfile.readline, b"\r\n"))
-        lengths = [int(one.split(b":")[1]) for one in fields if one.lower().startswith(b"content-length:")]
+        lengths = [
+            int(field.split(b":")[1]) for field in fields if field.lower().startswith(b"content-length:")
+        ]
         return line, fields, self.rfile.read(sum(lengths))
 
     def _pass_on(self, line: bytes, fields: list[bytes], body: bytes) -> None:
-        kept = [one for one in fields if not one.lower().startswith(b"connection:")]
+        kept = [field for field in fields if not field.lower().startswith(b"connection:")]
         plain = socket.create_connection(("127.0.0.1", self.server.upstream))
         with self.server.tls.wrap_socket(plain, server_hostname="127.0.0.1") as upstream:
             upstream.sendall(b"".join([line, *kept, b"Connection: close\r\n\r\n", body]))
@@ -156,4 +158,4 @@ def serve_proxy(port: int, authority: str) -> Iterator[Proxy]:
 
 def tally(requests: list[Request]) -> Counter[str]:
     """Return how many requests of each kind there were: method and path without its query."""
-    return Counter(f"{one.method} {one.path.partition('?')[0]}" for one in requests)
+    return Counter(f"{request.method} {request.path.partition('?')[0]}" for request in requests)

@@ -25,4 +25,6 @@ def restart_kubelet(node: Node, meanwhile: Callable[[], object] = lambda: None) 
 def heartbeat(node: Node) -> str:
     """Return when the kubelet told its state last."""
     conditions = node.document()["status"]["conditions"]
-    return str(next(one["lastHeartbeatTime"] for one in conditions if one["type"] == "Ready"))
+    return str(
+        next(condition["lastHeartbeatTime"] for condition in conditions if condition["type"] == "Ready")
+    )

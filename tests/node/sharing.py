@@ -21,5 +21,5 @@ def shared_pair(node: Node) -> tuple[Container, Container]:
 
 def identity(node: Node, name: str) -> tuple[str, int]:
     """Return what tells whether the container of a pod is still the same."""
-    one = node.running(name)
-    return one.id, one.restarts
+    container = node.running(name)
+    return container.id, container.restarts

@@ -20,9 +20,9 @@ GONE = 10  # of them are deleted while others start
 def windows(node: Node) -> dict[str, float | None]:
     """Return what the agent tells of each pod: for how many seconds it may have run elsewhere, None if not yet known."""
     return {
-        pod["name"]: one["proof"] and one["proof"]["windowSeconds"]
+        pod["name"]: container["proof"] and container["proof"]["windowSeconds"]
         for pod in node.agent.state()["pods"]
-        for one in pod["containers"]
+        for container in pod["containers"]
     }
 
 
@@ -33,14 +33,18 @@ def test_no_update_is_lost_under_churn(node: Node, capsys: pytest.CaptureFixture
     shared = node.all - pinned.cpus
     names = [f"churn-{number}" for number in range(PODS)]
     node.apply(*(pod(name, wanted=str(shared)) for name in names[: PODS // 2]))
-    until("some run", lambda: sum(one["status"]["phase"] == "Running" for one in node.pods()) > GONE)
+    until("some run", lambda: sum(pod["status"]["phase"] == "Running" for pod in node.pods()) > GONE)
     node.remove(*names[:GONE])
     node.apply(*(pod(name, wanted=str(shared)) for name in names[PODS // 2 :]))
 
     stayed = names[GONE:]
     for name in stayed:
-        one = node.running(name)
-        until_equal(f"CPUs of {name}", lambda one=one: (one.cpus, one.allowed), (shared, shared))  # type: ignore[misc]
+        container = node.running(name)
+        until_equal(
+            f"CPUs of {name}",
+            lambda container=container: (container.cpus, container.allowed),  # type: ignore[misc]
+            (shared, shared),
+        )
     assert len(pinned.cpus) == 1
 
     def lines(name: str) -> list[str]:
@@ -49,8 +53,8 @@ def test_no_update_is_lost_under_churn(node: Node, capsys: pytest.CaptureFixture
     for name in stayed:
         until_equal(f"log of {name}", lambda name=name: lines(name)[-1:], [str(shared)])  # type: ignore[misc]
     until("every window is told", lambda: all(windows(node).get(name) is not None for name in stayed))
-    told = windows(node)
-    late = {name: told[name] or 0.0 for name in stayed if len(lines(name)) > 1}
+    seconds = windows(node)
+    late = {name: seconds[name] or 0.0 for name in stayed if len(lines(name)) > 1}
     with capsys.disabled():
         sys.stdout.write(
             f"\n{len(stayed)} pods: {len(stayed) - len(late)} right at their first instruction, the others after"

@@ -51,9 +51,9 @@ def test_map_shows_the_owners_of_a_nodes_cpus(node: Node) -> None:
     assert f"default/pinned/main: exclusive, CPUs {pinned.cpus}" in shown(node, "map", "--node", node.name)
     local = shown(node, "map", "--socket", str(node.agent.socket))
     assert f"default/pinned/main: exclusive on CPUs {pinned.cpus}, as the kernel says" in local
-    told = json.loads(shown(node, "map", "--node", node.name, "-o", "json"))
-    assert told["pools"]["owners"]["default/pinned/main"]["cpus"] == str(pinned.cpus)
-    assert told["topology"]["online"] == str(node.all)
+    drawn = json.loads(shown(node, "map", "--node", node.name, "-o", "json"))
+    assert drawn["pools"]["owners"]["default/pinned/main"]["cpus"] == str(pinned.cpus)
+    assert drawn["topology"]["online"] == str(node.all)
 
     node.annotate("pinned", "none")
     until("told", lambda: "pinned" not in pools(node))

@@ -67,7 +67,7 @@ def account(node: Node, name: str, *rules: Any) -> Path:
 def agent_rules() -> list[Any]:
     """Return the rules of the agent's ClusterRole in the manifests."""
     documents = yaml.safe_load_all(RIGHTS.read_text())
-    [role] = [one for one in documents if one["kind"] == "ClusterRole"]
+    [role] = [document for document in documents if document["kind"] == "ClusterRole"]
     return list(role["rules"])
 
 

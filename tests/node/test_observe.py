@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def condition(node: Node) -> tuple[str, str]:
     """Return status and reason of the agent's condition about the kubelet."""
-    found = {one["type"]: one for one in node.document()["status"]["conditions"]}
-    one = found.get("CorepinKubeletPolicy", {"status": "", "reason": ""})
-    return one["status"], one["reason"]
+    found = {condition["type"]: condition for condition in node.document()["status"]["conditions"]}
+    condition = found.get("CorepinKubeletPolicy", {"status": "", "reason": ""})
+    return condition["status"], condition["reason"]
 
 
 def test_static_kubelet_is_observed(node: Node) -> None:

@@ -119,7 +119,7 @@ def test_forced_deletion_frees_nothing_before_the_container_is_gone(node: Node) 
     try:
         node.kubectl("delete", "pod/pinned", "--force", "--grace-period=0")
         until_equal("gone in the API", lambda: node.pod("pinned"), None)
-        until("the agent knows", lambda: not any(one["known"] for one in pods_named(node, "pinned")))
+        until("the agent knows", lambda: not any(pod["known"] for pod in pods_named(node, "pinned")))
         assert not pinned.is_gone
         assert (pinned.cpus, bystander.cpus) == (own, node.all - own)
         assert ledger_cpus(node) == own
@@ -132,7 +132,7 @@ def test_forced_deletion_frees_nothing_before_the_container_is_gone(node: Node) 
 
 def pods_named(node: Node, name: str) -> list[Any]:
     """Return what the agent knows of a pod."""
-    return [one for one in node.agent.state()["pods"] if one["name"] == name]
+    return [pod for pod in node.agent.state()["pods"] if pod["name"] == name]
 
 
 def ledger_cpus(node: Node) -> CPUSet:

@@ -20,9 +20,9 @@ def test_pod_says_where_it_runs(node: Node) -> None:
     """Annotation and event name the CPUs that the kernel shows; a pod that was promised nothing has neither."""
     pinned, _ = node.run(pod("pinned", EXCLUSIVE, cpu="1"), pod("bystander"))
     until("told", lambda: (node.status("pinned") or {}).get("pinned"))
-    told = node.status("pinned")
-    assert (told["policy"], told["cpus"]) == ("exclusive", str(pinned.cpus))
-    assert told["applied"]["cpus"] == str(pinned.allowed)
+    status = node.status("pinned")
+    assert (status["policy"], status["cpus"]) == ("exclusive", str(pinned.cpus))
+    assert status["applied"]["cpus"] == str(pinned.allowed)
     message = until("event", lambda: events(node, "pinned").get("Pinned"))
     assert f"runs on CPUs {pinned.cpus}" in message
     assert "Pinned" in node.kubectl("describe", "pod/pinned")

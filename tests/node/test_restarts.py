@@ -24,8 +24,8 @@ FAULT_SECONDS = float(os.environ.get("COREPIN_FAULT_SECONDS", "8"))  # 30 for th
 def alive(node: Node) -> dict[str, tuple[str, str, int]]:
     """Return phase, container and restarts of every pod."""
     return {
-        one["metadata"]["name"]: (one["status"]["phase"], *identity(node, one["metadata"]["name"]))
-        for one in node.pods()
+        pod["metadata"]["name"]: (pod["status"]["phase"], *identity(node, pod["metadata"]["name"]))
+        for pod in node.pods()
     }
 
 
@@ -57,7 +57,7 @@ def test_restarted_kubelet_rejects_no_running_pod(node: Node, agent: str) -> Non
     until_equal("published", node.published, (str(cores), str(cores)))
     assert {name: alive(node)[name] for name in before} == before
     assert (claimed.cpus, plain.cpus) == cpus
-    assert not [one for one in node.pods() if "OutOf" in str(one["status"].get("reason"))]
+    assert not [pod for pod in node.pods() if "OutOf" in str(pod["status"].get("reason"))]
 
 
 def test_restarted_api_server_is_followed_again(node: Node) -> None:
@@ -89,8 +89,12 @@ def test_expired_watch_means_a_new_list(node: Node) -> None:
             assert bystander.cpus != node.all  # nobody is gone while the API server is out of reach
         until("own CPU", lambda: not late.cpus & bystander.cpus)
         node.settled({late: late.cpus, bystander: node.all - late.cpus})
-    lists = [one for one in requests if one.path.startswith("/api/v1/pods?") and "watch=1" not in one.path]
-    assert any(one.failed_with is None for one in lists)
+    lists = [
+        request
+        for request in requests
+        if request.path.startswith("/api/v1/pods?") and "watch=1" not in request.path
+    ]
+    assert any(request.failed_with is None for request in lists)
     patient(requests, 60)
 
 
@@ -107,7 +111,7 @@ def test_failing_api_server_is_asked_seldom(node: Node, status: int) -> None:
         until("time is over", lambda: time.monotonic() > ends)
         assert (pinned.cpus, bystander.cpus) == cpus
         assert late.cpus == bystander.cpus  # a stranger joins the others
-    assert {one.failed_with for one in requests} == {status}
+    assert {request.failed_with for request in requests} == {status}
     patient(requests, 30 + int(FAULT_SECONDS))
     node.settled({pinned: node.all, bystander: node.all, late: node.all})
 
@@ -155,7 +159,7 @@ def test_killed_agent_leaves_every_container_where_it_is(node: Node) -> None:
     node.agent.start()
     until_equal("the newcomer", lambda: late.cpus, bystander.cpus)
     assert (pinned.cpus, bystander.cpus) == cpus
-    assert {name: one for name, one in alive(node).items() if name in same} == same
+    assert {name: container for name, container in alive(node).items() if name in same} == same
     assert node.agent.metric("corepin_agent_cpuset_writes_total", result="done") <= 1  # the newcomer's
     assert node.agent.metric("corepin_agent_rebuilds_total") == 0
 
@@ -181,7 +185,12 @@ def checkpoints(node: Node) -> list[Any]:
 
 def ours(node: Node) -> list[Any]:
     """Return what the agent knows of containers that hold CPUs."""
-    return [one for pod in node.agent.state()["pods"] for one in pod["containers"] if one["policy"]]
+    return [
+        container
+        for pod in node.agent.state()["pods"]
+        for container in pod["containers"]
+        if container["policy"]
+    ]
 
 
 def test_resource_of_running_pods_is_never_published_too_small(node: Node) -> None:
@@ -196,7 +205,7 @@ def test_resource_of_running_pods_is_never_published_too_small(node: Node) -> No
         until("the new agent tells the node", lambda: node.agent.state()["podsComplete"])
         restart_kubelet(node)
         until_equal("published", node.published, (str(cores), str(cores)))
-    numbers = [number for one in requests for number in published_by(one)]
+    numbers = [number for request in requests for number in published_by(request)]
     assert all(number == str(cores) for number in numbers), numbers
 
 

@@ -57,5 +57,8 @@ def owned_twice(snapshot: Snapshot) -> CPUSet:
 
 def nobodys(snapshot: Snapshot) -> CPUSet:
     """Return the online CPUs that are neither shared, nor held, nor kept idle: the lost ones."""
-    held = union(CPUSet.parse(one["cpus"]) | CPUSet.parse(one["idle"]) for one in snapshot["held"].values())
+    held = union(
+        CPUSet.parse(container["cpus"]) | CPUSet.parse(container["idle"])
+        for container in snapshot["held"].values()
+    )
     return CPUSet.parse(snapshot["online"]) - held - shared(snapshot)

@@ -144,8 +144,12 @@ class Node:
         """Return what the kernel and the agent say of every pod."""
         state = ask() or {}
         held = {
-            one["pod"]: {"cpus": one["cpus"], "idle": one["idle"], "policy": one["policy"]}
-            for one in state.get("ledger", {}).get("assignments", ())
+            assignment["pod"]: {
+                "cpus": assignment["cpus"],
+                "idle": assignment["idle"],
+                "policy": assignment["policy"],
+            }
+            for assignment in state.get("ledger", {}).get("assignments", ())
         }
         pods = {name: self.kernel(name) for name in sorted(self._pods)}
         return {
@@ -171,10 +175,10 @@ class Node:
         if not state or not state["podsComplete"] or not state["containersComplete"]:
             return False
         shown = {
-            pod["name"]: one
+            pod["name"]: container
             for pod in state["pods"]
-            for one in pod["containers"]
-            if one["policy"] is not None
+            for container in pod["containers"]
+            if container["policy"] is not None
         }
         if shown.keys() != {name for name, policy in self.wanted.items() if policy in {"exclusive", "share"}}:
             return False
@@ -235,9 +239,9 @@ def switch(cpu: int, *, on: bool) -> None:
     (CPUS / f"cpu{cpu}/online").write_text(str(int(on)))
 
 
-def overlap(one: str, other: str) -> CPUSet:
+def overlap(first: str, other: str) -> CPUSet:
     """Return the CPUs in both lists."""
-    return CPUSet.parse(one) & CPUSet.parse(other)
+    return CPUSet.parse(first) & CPUSet.parse(other)
 
 
 @contextmanager

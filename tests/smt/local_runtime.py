@@ -46,31 +46,31 @@ async def _steps() -> None:
     source.look()
     runtime, cgroups = open_local(source, CGROUPS, FOLDER)
     async with asyncio.timeout(SECONDS):
-        one = await _running(runtime)
+        container = await _running(runtime)
         while not log.read_text().endswith("waiting\n"):  # then the two that stay are there, and grep is gone
             await asyncio.sleep(0.01)
-        await runtime.update_cpus(one.id, MOVED)
-        folder = find_hierarchy(CGROUPS).folder(str(one.cgroup))
+        await runtime.update_cpus(container.id, MOVED)
+        folder = find_hierarchy(CGROUPS).folder(str(container.cgroup))
         pids = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
-        told = {
+        facts = {
             "runtime": runtime.name,
             "first": log.read_text().split()[-2],
-            "cpuset": str(cgroups.cpusets.read(str(one.cgroup))),
+            "cpuset": str(cgroups.cpusets.read(str(container.cgroup))),
             "processes": [str(CPUSet(os.sched_getaffinity(pid))) for pid in pids],
         }
         file.unlink()
         source.look()
         while await runtime.containers():
             await asyncio.sleep(0.01)
-    report("local", **told, left=[str(path) for path in CGROUPS.glob("corepin-local*")])
+    report("local", **facts, left=[str(path) for path in CGROUPS.glob("corepin-local*")])
 
 
 async def _running(runtime: LocalRuntime) -> RuntimeContainer:
     """Send its CPUs to the container when it is created, and return it when it runs."""
     while True:
-        for one in await runtime.containers():
-            if one.state is State.CREATED:
-                await runtime.update_cpus(one.id, BORN)
-            elif one.state is State.RUNNING:
-                return one
+        for container in await runtime.containers():
+            if container.state is State.CREATED:
+                await runtime.update_cpus(container.id, BORN)
+            elif container.state is State.RUNNING:
+                return container
         await asyncio.sleep(0.01)

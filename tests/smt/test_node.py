@@ -45,8 +45,8 @@ def test_scenario_comes_to_its_end(node: Report) -> None:
 def test_agent_reads_the_topology_of_lscpu(node: Report, column: int, key: str) -> None:
     """The agent and lscpu see the same cores, packages and NUMA nodes."""
     topology = node.one("topology")
-    told = topology["agent"][key]
-    lists = told.values() if isinstance(told, dict) else told
+    listed = topology["agent"][key]
+    lists = listed.values() if isinstance(listed, dict) else listed
 
     assert {CPUSet.parse(text) for text in lists} == grouped(topology["lscpu"], column)
 
@@ -61,13 +61,13 @@ def test_machine_has_sockets_cores_and_threads(node: Report) -> None:
 
 def test_local_runtime_uses_cgroups_of_version_2(node: Report) -> None:
     """A process is born on the CPUs that were sent, moved with its child, and leaves no cgroup behind."""
-    told = node.one("local")
+    local = node.one("local")
 
-    assert told["runtime"] == "local processes in cgroups v2"
-    assert told["first"] == "1"
-    assert told["cpuset"] == "2-3"
-    assert told["processes"] == ["2-3", "2-3"]
-    assert told["left"] == []
+    assert local["runtime"] == "local processes in cgroups v2"
+    assert local["first"] == "1"
+    assert local["cpuset"] == "2-3"
+    assert local["processes"] == ["2-3", "2-3"]
+    assert local["left"] == []
 
 
 def test_prefer_takes_a_whole_core_and_one_thread(node: Report) -> None:

@@ -91,7 +91,7 @@ class Cluster:
     def would_run(self, pod: Mapping[str, Any]) -> list[str]:
         """Return the containers that a pod would have once every webhook has seen it."""
         answer = self.client.post(PODS, params={"dryRun": "All"}, json=dict(pod)).raise_for_status().json()
-        return [one["name"] for one in answer["spec"]["containers"]]
+        return [container["name"] for container in answer["spec"]["containers"]]
 
     # What is seen, by the API server and by the kernel.
 
@@ -116,17 +116,19 @@ class Cluster:
     def pod(self, name: str) -> dict[str, Any]:
         """Return what the agent and the kernel say of a pod's containers."""
         found = self.get(f"{PODS}/{name}")
-        told = json.loads((found["metadata"].get("annotations") or {}).get(STATUS_CPUS, "{}"))
+        status = json.loads((found["metadata"].get("annotations") or {}).get(STATUS_CPUS, "{}"))
         running = {
-            one["name"]: one["containerID"].partition("//")[2]
-            for one in found["status"].get("containerStatuses") or ()
-            if "running" in one["state"]
+            container["name"]: container["containerID"].partition("//")[2]
+            for container in found["status"].get("containerStatuses") or ()
+            if "running" in container["state"]
         }
         return {
             "phase": found["status"].get("phase"),
             "qos": found["status"].get("qosClass"),
-            "told": told.get("containers", {}),
-            "resources": {one["name"]: one["resources"] for one in found["spec"]["containers"]},
+            "told": status.get("containers", {}),
+            "resources": {
+                container["name"]: container["resources"] for container in found["spec"]["containers"]
+            },
             "kernel": {name: kernel(key) for name, key in running.items()},
         }
 
@@ -168,18 +170,19 @@ class Cluster:
 
 def is_as_told(pod: Mapping[str, Any], policy: str | None, shared: str) -> bool:
     """Say whether `main` has its policy, and every container runs where the agent says: the others in the shared set."""
-    told, seen = pod["told"], pod["kernel"]
-    if seen.keys() != pod["resources"].keys() or (told.get(MAIN) or {}).get("policy") != policy:
+    statuses, seen = pod["told"], pod["kernel"]
+    if seen.keys() != pod["resources"].keys() or (statuses.get(MAIN) or {}).get("policy") != policy:
         return False
-    wanted = {name: (told.get(name) or {}).get("cpus", shared) for name in seen}
-    return all(is_undisturbed(one) for one in told.values()) and all(
-        one == {"cpuset": wanted[name], "allowed": [wanted[name]] * 2} for name, one in seen.items()
+    wanted = {name: (statuses.get(name) or {}).get("cpus", shared) for name in seen}
+    return all(is_undisturbed(container) for container in statuses.values()) and all(
+        container == {"cpuset": wanted[name], "allowed": [wanted[name]] * 2}
+        for name, container in seen.items()
     )
 
 
-def is_undisturbed(told: Mapping[str, Any]) -> bool:
+def is_undisturbed(status: Mapping[str, Any]) -> bool:
     """Say whether the agent calls a container pinned, and alone on its CPUs."""
-    return bool(told["pinned"]) and not {"drift", "intruders", "refusal"} & told.keys()
+    return bool(status["pinned"]) and not {"drift", "intruders", "refusal"} & status.keys()
 
 
 def kernel(container: str) -> dict[str, Any]:
@@ -188,7 +191,7 @@ def kernel(container: str) -> dict[str, Any]:
         with suppress(FileNotFoundError):
             cpuset = (folder / "cpuset.cpus.effective").read_text().strip()
             tasks = (folder / "cgroup.threads").read_text().split()
-            return {"cpuset": cpuset, "allowed": [one for task in tasks for one in _allowed(task)]}
+            return {"cpuset": cpuset, "allowed": [cpus for task in tasks for cpus in _allowed(task)]}
     return {"cpuset": None, "allowed": []}
 
 

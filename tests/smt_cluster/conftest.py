@@ -32,8 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what the walk through a cluster on a machine of four cores with two threads each reported."""
     install_packages(PACKAGES)
-    told = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, "")}
-    options = " ".join(f"{name}={value}" for name, value in told.items() if value)
+    environment = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, "")}
+    options = " ".join(f"{name}={value}" for name, value in environment.items() if value)
     folder = tmp_path_factory.mktemp("smt-cluster-")
     report = boot("tests.smt_cluster.walk", folder, machine=FOUR_CORES, kernel_options=options)
     request.config.stash[_REPORT] = report
@@ -46,8 +46,8 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     if report is None:
         return
     terminalreporter.section("what people typed and read in the emulated machine")
-    for told in report.facts.get("kubectl", []):
-        terminalreporter.write_line(f"$ {told['command']}\n{told['said']}")
+    for call in report.facts.get("kubectl", []):
+        terminalreporter.write_line(f"$ {call['command']}\n{call['said']}")
     for passed in report.facts.get("passed", []):
         terminalreporter.write_line(f"{passed['uptime']:>6.0f} s after boot: {passed['step']}")
     for failed in report.facts.get("failed", []):

@@ -88,7 +88,9 @@ def _program_folders() -> list[str]:
     """Return the folders that Python and the checkout are in, none of them within another."""
     folders = {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
     return sorted(
-        str(one) for one in folders if not any(one.is_relative_to(other) for other in folders - {one})
+        str(folder)
+        for folder in folders
+        if not any(folder.is_relative_to(other) for other in folders - {folder})
     )
 
 

@@ -14,10 +14,10 @@ from tests.smt_cluster.start import CONTROLLERS
 PINNED = {"policy": "exclusive", "cpus": "2-3", "pinned": True}
 
 
-def seen(told: dict[str, Any], *allowed: str, cpuset: str = "2-3") -> dict[str, Any]:
+def seen(status: dict[str, Any], *allowed: str, cpuset: str = "2-3") -> dict[str, Any]:
     """Return what would be seen of a pod with one container."""
     return {
-        "told": {"main": told} if told else {},
+        "told": {"main": status} if status else {},
         "resources": {"main": {}},
         "kernel": {"main": {"cpuset": cpuset, "allowed": list(allowed)}},
     }

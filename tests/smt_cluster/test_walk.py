@@ -20,7 +20,7 @@ Look = dict[str, Any]
 
 def look(walk: Report, step: str) -> Look:
     """Return what was seen at one moment."""
-    (found,) = [one for one in walk.all("look") if one["step"] == step]
+    (found,) = [look for look in walk.all("look") if look["step"] == step]
     return found
 
 
@@ -31,7 +31,7 @@ def cpus(seen: Look, pod: str, container: str = "main") -> CPUSet:
     return CPUSet.parse(kernel["cpuset"])
 
 
-def told(seen: Look, pod: str) -> dict[str, Any]:
+def status_of(seen: Look, pod: str) -> dict[str, Any]:
     """Return what the agent tells of a pod's container `main`, in the pod's annotation."""
     found: dict[str, Any] = seen["pods"][pod]["told"]["main"]
     return found
@@ -39,7 +39,7 @@ def told(seen: Look, pod: str) -> dict[str, Any]:
 
 def idle(seen: Look, pod: str) -> CPUSet:
     """Return the siblings that idle in a pod's charge."""
-    return CPUSet.parse(told(seen, pod)["idle"])
+    return CPUSet.parse(status_of(seen, pod)["idle"])
 
 
 def whole_cores(these: CPUSet) -> CPUSet:
@@ -49,7 +49,7 @@ def whole_cores(these: CPUSet) -> CPUSet:
 
 def typed(walk: Report, command: str) -> dict[str, Any]:
     """Return a command of which there is one that starts so."""
-    (found,) = [one for one in walk.all("kubectl") if one["command"].startswith(command)]
+    (found,) = [call for call in walk.all("kubectl") if call["command"].startswith(command)]
     return found
 
 
@@ -62,15 +62,15 @@ def published(seen: Look, resource: str) -> int:
 
 def test_walk_comes_to_its_end(walk: Report) -> None:
     """Every step was taken; no wait ended in vain."""
-    assert [one["traceback"] for one in walk.facts.get("failed", [])] == []
-    assert [one["step"] for one in walk.all("passed")] == STEPS
+    assert [failure["traceback"] for failure in walk.facts.get("failed", [])] == []
+    assert [passed["step"] for passed in walk.all("passed")] == STEPS
 
 
 def test_every_command_succeeds_but_the_forgery(walk: Report) -> None:
     """What people type works; who writes the agent's annotation by hand is refused and told who may."""
-    failed = [one for one in walk.all("kubectl") if one["status"]]
+    failed = [call for call in walk.all("kubectl") if call["status"]]
 
-    assert [one["command"].rpartition(" ")[2] for one in failed] == [f"{STATUS_CPUS}=forged"]
+    assert [call["command"].rpartition(" ")[2] for call in failed] == [f"{STATUS_CPUS}=forged"]
     assert 'is written only by the corepin agent of node "guest"' in failed[0]["said"]
 
 
@@ -206,24 +206,24 @@ def test_cmk_pod_is_scheduled_and_served(walk: Report) -> None:
     assert cpus(seen, "bystander") == ALL - cpus(seen, "cmk")
     assert {"name": "CMK_NUM_CORES", "value": "1"} in main["env"]
     assert [mount["mountPath"] for mount in main["volumeMounts"]] == ["/opt/bin", "/etc/cmk"]
-    assert "cmk" in [one.get("key") for one in document["spec"]["tolerations"]]
+    assert "cmk" in [toleration.get("key") for toleration in document["spec"]["tolerations"]]
 
 
 def test_claim_that_does_not_fit_is_refused_aloud(walk: Report) -> None:
     """Three whole cores where two are free: an event with the remedy, and never called pinned; nobody else moves."""
     seen = look(walk, "refused")
-    event = next(one for one in walk.all("event") if one["pod"] == "greedy")
+    event = next(event for event in walk.all("event") if event["pod"] == "greedy")
 
     assert event["reason"] == "Unpinnable"
     assert "wanted 6 CPUs on wholly free cores, found 4: ask for at most 4" in event["message"]
-    assert told(seen, "greedy")["pinned"] is False
-    assert told(seen, "greedy")["refusal"]["reason"] == "NotEnoughCPUs"
+    assert status_of(seen, "greedy")["pinned"] is False
+    assert status_of(seen, "greedy")["refusal"]["reason"] == "NotEnoughCPUs"
     assert cpus(seen, "cmk") == cpus(look(walk, "cmk"), "cmk")
 
 
 def test_resource_that_is_not_there_waits_for_the_scheduler(walk: Report) -> None:
     """A pod that wants more of CMK's cores than are published is not bound, and told which resource is short."""
-    event = next(one for one in walk.all("event") if one["pod"] == "queued")
+    event = next(event for event in walk.all("event") if event["pod"] == "queued")
 
     assert event["reason"] == "FailedScheduling"
     assert f"Insufficient {EXCLUSIVE_CORES}" in event["message"]

@@ -91,7 +91,11 @@ def _bundles(cluster: Cluster) -> list[str]:
         cluster.get(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/zz-corepin")
         for kind in ("mutating", "validating")
     ]
-    return [entry["clientConfig"].get("caBundle", "") for one in found for entry in one["webhooks"]]
+    return [
+        entry["clientConfig"].get("caBundle", "")
+        for configuration in found
+        for entry in configuration["webhooks"]
+    ]
 
 
 def policies(cluster: Cluster) -> None:
@@ -138,8 +142,8 @@ def live_change(cluster: Cluster) -> None:
 
 
 def _told(cluster: Cluster, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = cluster.pod(name)["told"].get(MAIN) or {}
-    return told
+    status: dict[str, Any] = cluster.pod(name)["told"].get(MAIN) or {}
+    return status
 
 
 def sidecar(cluster: Cluster) -> None:
@@ -161,7 +165,7 @@ def sidecar(cluster: Cluster) -> None:
 
 def add_sidecar(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Add a proxy that states nothing, unless it is there."""
-    if any(one["name"] == "proxy" for one in document["spec"]["containers"]):
+    if any(container["name"] == "proxy" for container in document["spec"]["containers"]):
         return []
     proxy = {
         "name": "proxy",
@@ -196,7 +200,7 @@ def cmk(cluster: Cluster) -> None:
 def _events(cluster: Cluster, name: str) -> dict[str, str]:
     """Return reason and message of the events about a pod."""
     found = cluster.get(f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={name}")
-    return {one["reason"]: one["message"] for one in found["items"]}
+    return {event["reason"]: event["message"] for event in found["items"]}
 
 
 def offline_and_back(cluster: Cluster) -> None:

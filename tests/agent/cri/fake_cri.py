@@ -99,7 +99,7 @@ class FakeRuntime:
 
     async def _list(self, request: Any) -> Any:
         wanted = request.filter.id
-        found = [one for one in self.containers if not wanted or one.id == wanted]
+        found = [container for container in self.containers if not wanted or container.id == wanted]
         return api_pb2.ListContainersResponse(containers=found)
 
     async def _list_sandboxes(self, _: Any) -> Any:
@@ -126,9 +126,9 @@ class FakeRuntime:
         assert self.events is not None
         while name := await self.events.get():
             metadata = api_pb2.PodSandboxMetadata(uid=f"uid-{name}")
-            one = api_pb2.ContainerStatus(id=name, metadata=api_pb2.ContainerMetadata(name=name))
+            status = api_pb2.ContainerStatus(id=name, metadata=api_pb2.ContainerMetadata(name=name))
             yield api_pb2.ContainerEventResponse(
                 container_id=name,
                 pod_sandbox_status=api_pb2.PodSandboxStatus(metadata=metadata),
-                containers_statuses=[one],
+                containers_statuses=[status],
             )

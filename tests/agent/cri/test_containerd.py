@@ -45,10 +45,10 @@ async def connected(containerd: Containerd, **options: float) -> AsyncIterator[C
 @asynccontextmanager
 async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[Any]]:
     """Run a `watch` of the interfaces, and put what it tells into the queue."""
-    told: asyncio.Queue[Any] = asyncio.Queue()
-    task = asyncio.create_task(watch(lambda *said: told.put_nowait(said)))
+    changes: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(watch(lambda *said: changes.put_nowait(said)))
     try:
-        yield told
+        yield changes
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -56,7 +56,7 @@ async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[An
 
 async def listed(runtime: CRI) -> dict[str, RuntimeContainer]:
     """Return the containers by name."""
-    return {one.name: one for one in await runtime.containers()}
+    return {container.name: container for container in await runtime.containers()}
 
 
 def containers(containerd: Containerd) -> dict[str, RuntimeContainer]:
@@ -119,7 +119,7 @@ def test_listing_tells_who_a_container_is(containerd: Containerd) -> None:
 
     found = containers(containerd)
 
-    assert {name: one.state for name, one in found.items()} == {
+    assert {name: container.state for name, container in found.items()} == {
         "created": State.CREATED,
         "running": State.RUNNING,
         "exited": State.EXITED,
@@ -174,40 +174,40 @@ def test_update_moves_every_process(containerd: Containerd) -> None:
     """A running container's processes and cgroup are where CRI was asked to put them."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one", FORKING)
-    one = containers(containerd)["one"]
-    wait_until(lambda: commands(one) == ["sh", "sleep"])
+    container = containers(containerd)["one"]
+    wait_until(lambda: commands(container) == ["sh", "sleep"])
 
-    update(containerd, one.id, ONE)
+    update(containerd, container.id, ONE)
 
-    assert opened().cpusets.read(cgroup_of(one)) == ONE
-    assert [os.sched_getaffinity(task) for task in tasks(one)] == [{0}, {0}]
+    assert opened().cpusets.read(cgroup_of(container)) == ONE
+    assert [os.sched_getaffinity(task) for task in tasks(container)] == [{0}, {0}]
 
 
 def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
     """A container is moved by its cgroup alone, there and back."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = containers(containerd)["one"], opened()
 
     for cpus in (ONE, ALL - ONE, ALL):
-        cgroups.cpusets.write(cgroup_of(one), cpus)
+        cgroups.cpusets.write(cgroup_of(container), cpus)
 
-        assert cgroups.cpusets.read(cgroup_of(one)) == cpus
-        assert os.sched_getaffinity(one.pid) == set(cpus)
+        assert cgroups.cpusets.read(cgroup_of(container)) == cpus
+        assert os.sched_getaffinity(container.pid) == set(cpus)
 
 
 def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
     """A cgroup that a container made below its own is in the way of no change, and is widened again."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], opened()
-    child = find_hierarchy(CGROUP_ROOT).folder(cgroup_of(one)) / "child"
+    container, cgroups = containers(containerd)["one"], opened()
+    child = find_hierarchy(CGROUP_ROOT).folder(cgroup_of(container)) / "child"
     child.mkdir()
     try:
-        cgroups.cpusets.write(f"{one.cgroup}/child", ALL)
+        cgroups.cpusets.write(f"{container.cgroup}/child", ALL)
         for cpus in (ONE, ALL - ONE, ALL):
-            cgroups.cpusets.write(cgroup_of(one), cpus)
-            assert cgroups.cpusets.read(f"{one.cgroup}/child") == cpus
+            cgroups.cpusets.write(cgroup_of(container), cpus)
+            assert cgroups.cpusets.read(f"{container.cgroup}/child") == cpus
     finally:
         child.rmdir()
 
@@ -216,14 +216,14 @@ def test_cpus_missing_above_are_given_first(containerd: Containerd) -> None:
     """A CPU that neither the pod nor the root of the pods has is given to both, from the top."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], opened()
-    above = [str(path) for path in list(Path(cgroup_of(one)).parents)[:-1]]
+    container, cgroups = containers(containerd)["one"], opened()
+    above = [str(path) for path in list(Path(cgroup_of(container)).parents)[:-1]]
     cgroups.cpusets.write(above[-1], ONE)
-    assert cgroups.cpusets.read(cgroup_of(one)) == ONE
+    assert cgroups.cpusets.read(cgroup_of(container)) == ONE
 
-    cgroups.cpusets.write(cgroup_of(one), ALL)
+    cgroups.cpusets.write(cgroup_of(container), ALL)
 
-    assert cgroups.cpusets.read(cgroup_of(one)) == ALL
+    assert cgroups.cpusets.read(cgroup_of(container)) == ALL
     if cgroups.cpusets.version == 1:
         assert [cgroups.cpusets.read(cgroup) for cgroup in above] == [ALL] * len(above)
 
@@ -235,8 +235,8 @@ def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
     pod.run("narrow", NARROW)
     found, cgroups = containers(containerd), opened()
     wide, narrow = found["wide"], found["narrow"]
-    for one in (wide, narrow):
-        wait_until(lambda one=one: commands(one) == ["sh", "sleep"])  # type: ignore[misc]
+    for container in (wide, narrow):
+        wait_until(lambda container=container: commands(container) == ["sh", "sleep"])  # type: ignore[misc]
 
     strays = cgroups.tasks.stray_tasks(cgroup_of(wide), ONE)
     assert (set(strays.outside), strays.narrowed) == (set(tasks(wide)), ())
@@ -248,22 +248,22 @@ def test_foreign_update_is_seen(containerd: Containerd) -> None:
     """A set that somebody else sends over CRI is told; our own writing of the same file is not."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], opened()
-    cgroup = cgroup_of(one)
+    container, cgroups = containers(containerd)["one"], opened()
+    cgroup = cgroup_of(container)
     linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(ALL - ONE))
-    request = api_pb2.UpdateContainerResourcesRequest(container_id=one.id, linux=linux)
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=container.id, linux=linux)
 
     async def interfere() -> tuple[str]:
-        async with watched(cgroups.watch.watch) as told:
+        async with watched(cgroups.watch.watch) as changes:
             cgroups.watch.follow([cgroup])
             cgroups.cpusets.write(cgroup, ONE)
             await asyncio.to_thread(
                 containerd.call, "UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse
             )
-            said: tuple[str] = await asyncio.wait_for(told.get(), SECONDS)
+            said: tuple[str] = await asyncio.wait_for(changes.get(), SECONDS)
             cgroups.cpusets.write(cgroup, ONE)
             await asyncio.sleep(0)
-            assert told.empty()
+            assert changes.empty()
             return said
 
     assert asyncio.run(interfere()) == (cgroup,)
@@ -273,8 +273,8 @@ def test_quota_of_a_container(containerd: Containerd) -> None:
     """The quota is read, how often it stopped the container is counted, and it can be taken away."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], opened()
-    cgroup = cgroup_of(one)
+    container, cgroups = containers(containerd)["one"], opened()
+    cgroup = cgroup_of(container)
     assert cgroups.quotas.quota(cgroup) == 50000
     assert cgroups.quotas.times_throttled(cgroup) >= 0
 
@@ -287,21 +287,21 @@ def test_gone_and_impossible_are_told_apart(containerd: Containerd) -> None:
     """What is not there is gone, CPUs that do not exist are refused, by both ways; an update after the end is no error."""
     pod = containerd.run_pod("web", "uid-1")
     pod.run("one")
-    one, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = containers(containerd)["one"], opened()
     beyond = CPUSet.parse("4000")
 
     with pytest.raises(Refused):
-        cgroups.cpusets.write(cgroup_of(one), beyond)
+        cgroups.cpusets.write(cgroup_of(container), beyond)
     with pytest.raises(Refused):
-        update(containerd, one.id, beyond)
+        update(containerd, container.id, beyond)
     with pytest.raises(Gone):
         update(containerd, "f" * 64, ONE)
-    pod.stop(one.id)
-    update(containerd, one.id, ONE)
+    pod.stop(container.id)
+    update(containerd, container.id, ONE)
     with pytest.raises(Gone):
-        cgroups.cpusets.write(cgroup_of(one), ONE)
+        cgroups.cpusets.write(cgroup_of(container), ONE)
     with pytest.raises(Gone):
-        cgroups.cpusets.read(cgroup_of(one))
+        cgroups.cpusets.read(cgroup_of(container))
 
 
 def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:
@@ -313,11 +313,11 @@ def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:
 
         async def until(state: State) -> None:
             while (found := await listed(runtime)).get("one") is None or found["one"].state is not state:
-                await asyncio.wait_for(told.get(), SECONDS)
+                await asyncio.wait_for(changes.get(), SECONDS)
             states.append(found["one"].state)
 
-        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as told:
-            await asyncio.wait_for(told.get(), SECONDS)
+        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as changes:
+            await asyncio.wait_for(changes.get(), SECONDS)
             container = await asyncio.to_thread(pod.create, "one")
             await until(State.CREATED)
             await asyncio.to_thread(pod.start, container)
@@ -335,8 +335,8 @@ def test_kill_of_containerd_is_survived(containerd: Containerd) -> None:
     pod.run("one")
 
     async def through() -> tuple[RuntimeContainer, RuntimeContainer]:
-        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as told:
-            await asyncio.wait_for(told.get(), SECONDS)
+        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as changes:
+            await asyncio.wait_for(changes.get(), SECONDS)
             before = (await listed(runtime))["one"]
             await runtime.update_cpus(before.id, ONE)
             containerd.kill()
@@ -345,10 +345,10 @@ def test_kill_of_containerd_is_survived(containerd: Containerd) -> None:
             with pytest.raises(Unavailable):
                 await runtime.update_cpus(before.id, ALL)
             containerd.start()
-            while not told.empty():
-                told.get_nowait()
+            while not changes.empty():
+                changes.get_nowait()
             await asyncio.to_thread(pod.create, "two")
-            await asyncio.wait_for(told.get(), SECONDS)
+            await asyncio.wait_for(changes.get(), SECONDS)
             after = (await listed(runtime))["one"]
             await runtime.update_cpus(after.id, ALL - ONE)
             return before, after

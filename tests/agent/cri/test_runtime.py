@@ -51,11 +51,11 @@ def play(
 @asynccontextmanager
 async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
     """Watch the runtime; the semaphore is released at every change told."""
-    told = asyncio.Semaphore(0)
-    task = asyncio.create_task(runtime.watch(told.release))
-    await asyncio.wait_for(told.acquire(), SECONDS)  # connecting is a change
+    changes = asyncio.Semaphore(0)
+    task = asyncio.create_task(runtime.watch(changes.release))
+    await asyncio.wait_for(changes.acquire(), SECONDS)  # connecting is a change
     try:
-        yield told
+        yield changes
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -68,9 +68,11 @@ def test_cri_o_listing(tmp_path: Path) -> None:
         fake.add("one", INFO)
         fake.add("vm", INFO, handler="kata")
         fake.add("lost", {}, state=api_pb2.CONTAINER_UNKNOWN)
-        one, vm, lost = await runtime.containers()
+        container, vm, lost = await runtime.containers()
         cgroup = "/kubepods.slice/kubepods-pod1.slice/crio-one.scope"
-        assert one == RuntimeContainer("one", "uid-one", "ns", "pod-one", "one", State.RUNNING, 42, cgroup)
+        assert container == RuntimeContainer(
+            "one", "uid-one", "ns", "pod-one", "one", State.RUNNING, 42, cgroup
+        )
         assert (vm.in_vm, vm.cgroup, vm.pid) == (True, None, 42)
         assert (lost.state, lost.pid, lost.cgroup) == (State.RUNNING, 0, None)
 
@@ -84,13 +86,13 @@ def test_status_is_asked_once_a_state(tmp_path: Path) -> None:
         fake.add("one", INFO | {"pid": 0}, state=api_pb2.CONTAINER_CREATED)
         fake.add("old", INFO, state=api_pb2.CONTAINER_EXITED)
         for _ in range(3):
-            assert [one.pid for one in await runtime.containers()] == [0, 0]
+            assert [container.pid for container in await runtime.containers()] == [0, 0]
         assert fake.asked["ContainerStatus"] == 1
         fake.containers[0].state, fake.infos["one"] = api_pb2.CONTAINER_RUNNING, INFO
         for _ in range(3):
-            assert [one.pid for one in await runtime.containers()] == [42, 0]
+            assert [container.pid for container in await runtime.containers()] == [42, 0]
         fake.containers[0].state = api_pb2.CONTAINER_EXITED
-        assert [one.pid for one in await runtime.containers()] == [0, 0]
+        assert [container.pid for container in await runtime.containers()] == [0, 0]
 
     asked = play(tmp_path, scenario).asked
     assert asked == {"ContainerStatus": 2, "ListContainers": 7, "ListPodSandbox": 7}
@@ -111,7 +113,7 @@ def test_one_odd_container_spoils_no_listing(
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.add("one", INFO)
         fake.errors["ContainerStatus"] = (error, "broken")
-        assert [one.name for one in await runtime.containers()] == names
+        assert [container.name for container in await runtime.containers()] == names
 
     play(tmp_path, scenario)
 
@@ -205,16 +207,16 @@ def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
     """A runtime without events is polled; polls that find what a listing showed tell nothing."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
-        async with watching(runtime) as told:
+        async with watching(runtime) as changes:
             fake.add("one", INFO)
-            await asyncio.wait_for(told.acquire(), SECONDS)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
             fake.containers[0].state = api_pb2.CONTAINER_EXITED
             await runtime.containers()
             await polled(fake, 2)  # one may have been on its way before the listing, and have told
-            while not told.locked():
-                await told.acquire()
+            while not changes.locked():
+                await changes.acquire()
             await polled(fake, 3)
-            assert told.locked()
+            assert changes.locked()
 
     assert play(tmp_path, scenario).asked["Version"] == 1
 
@@ -223,11 +225,11 @@ def test_events_are_told_at_once(tmp_path: Path) -> None:
     """Where the runtime has events, a change is told without waiting for the next poll."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
-        async with watching(runtime) as told:
+        async with watching(runtime) as changes:
             assert fake.events is not None
             for _ in range(2):
                 fake.events.put_nowait("one")
-                await asyncio.wait_for(told.acquire(), SECONDS)
+                await asyncio.wait_for(changes.acquire(), SECONDS)
         assert fake.asked["ListContainers"] == 0
 
     play(tmp_path, scenario, events=True, poll_seconds=60)
@@ -281,10 +283,10 @@ def test_owner_is_known_from_events(tmp_path: Path) -> None:
     """What an event told of is known without a call, until a listing began after it."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
-        async with watching(runtime) as told:
+        async with watching(runtime) as changes:
             assert fake.events is not None
             fake.events.put_nowait("one")
-            await asyncio.wait_for(told.acquire(), SECONDS)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
             assert await runtime.owner("one") == Owner("uid-one", "one")
         assert fake.asked["ListContainers"] == 0
         await runtime.containers()
@@ -298,10 +300,10 @@ def test_lost_stream_is_connected_again(tmp_path: Path) -> None:
     """When the stream ends the runtime is asked anew, and the reconnection is told as a change."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
-        async with watching(runtime) as told:
+        async with watching(runtime) as changes:
             assert fake.events is not None
             fake.events.put_nowait("")
-            await asyncio.wait_for(told.acquire(), SECONDS)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
         assert fake.asked["Version"] == 2
 
     play(tmp_path, scenario, events=True)
@@ -312,9 +314,9 @@ def test_refused_events_mean_polling(tmp_path: Path) -> None:
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.errors["GetContainerEvents"] = (grpc.StatusCode.UNKNOWN, "pod events are disabled")
-        async with watching(runtime) as told:
+        async with watching(runtime) as changes:
             fake.add("one", INFO)
-            await asyncio.wait_for(told.acquire(), SECONDS)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
         assert fake.asked["Version"] == fake.asked["GetContainerEvents"] == 1
 
     play(tmp_path, scenario, events=True)
@@ -325,9 +327,9 @@ def test_events_of_containerd_1_are_left_to_the_kubelet(tmp_path: Path) -> None:
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         fake.name, fake.version = "containerd", "v1.7.27"
-        async with watching(runtime) as told:
+        async with watching(runtime) as changes:
             fake.add("one", INFO)
-            await asyncio.wait_for(told.acquire(), SECONDS)
+            await asyncio.wait_for(changes.acquire(), SECONDS)
         assert runtime.name == "containerd 1.7.27"
         assert fake.asked["GetContainerEvents"] == 0
 
@@ -340,20 +342,20 @@ def test_watch_waits_for_a_runtime_that_is_not_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         fake = FakeRuntime(tmp_path / "cri.sock")
         runtime = CRI(fake.socket, poll_seconds=0.02)
-        told = asyncio.Semaphore(0)
-        watch = asyncio.create_task(runtime.watch(told.release))
+        changes = asyncio.Semaphore(0)
+        watch = asyncio.create_task(runtime.watch(changes.release))
         with pytest.raises(Unavailable):
             await runtime.containers()
         for _ in range(2):
             async with fake.serving():
-                await asyncio.wait_for(told.acquire(), SECONDS)
+                await asyncio.wait_for(changes.acquire(), SECONDS)
                 while not fake.asked["ListContainers"]:
                     await asyncio.sleep(0.005)
             fake.asked.clear()
             with pytest.raises(Unavailable):
                 await runtime.containers()
-            while not told.locked():
-                await told.acquire()
+            while not changes.locked():
+                await changes.acquire()
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         await runtime.close()

@@ -43,12 +43,12 @@ def process() -> Iterator[Callable[..., int]]:
     started = []
 
     def start(cpus: frozenset[int] = HERE, command: str = "sleep") -> int:
-        one = subprocess.Popen([command, "1000"])
-        started.append(one)
-        os.sched_setaffinity(one.pid, cpus)
-        return one.pid
+        child = subprocess.Popen([command, "1000"])
+        started.append(child)
+        os.sched_setaffinity(child.pid, cpus)
+        return child.pid
 
     yield start
-    for one in started:
-        one.kill()
-        one.wait()
+    for child in started:
+        child.kill()
+        child.wait()

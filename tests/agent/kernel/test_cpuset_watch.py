@@ -19,11 +19,11 @@ MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text()
 
 async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) -> list[str]:
     """Return what the watch tells of what `interfere` does."""
-    told: list[str] = []
+    reported: list[str] = []
     any_told = asyncio.Event()
 
     def written_by_somebody(cgroup: str) -> None:
-        told.append(cgroup)
+        reported.append(cgroup)
         any_told.set()
 
     watch = asyncio.create_task(cgroups.watch.watch(written_by_somebody))
@@ -32,7 +32,7 @@ async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) ->
     await asyncio.wait_for(any_told.wait(), 60)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
-    return told
+    return reported
 
 
 def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
@@ -71,27 +71,27 @@ def test_writes_are_told_only_after_a_hold(cgroups: OpenCgroups, cpuset: Path) -
     """While a pass runs nobody reads what was written; afterwards only what somebody else wrote is told."""
     two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
     cgroups.watch.follow([ONE, f"{POD}/two"])
-    told: list[str] = []
+    reported: list[str] = []
 
     async def scenario() -> None:
-        watch = asyncio.create_task(cgroups.watch.watch(told.append))
+        watch = asyncio.create_task(cgroups.watch.watch(reported.append))
         await asyncio.sleep(0)
         cgroups.watch.hold()
         cgroups.cpusets.write(ONE, CPUSet.parse("1"))
         (two / "cpuset.cpus").write_text("2")
         for _ in range(3):
             await asyncio.sleep(0)
-        assert told == []
+        assert reported == []
         cgroups.watch.release()
         async with asyncio.timeout(60):
-            while not told:
+            while not reported:
                 await asyncio.sleep(0)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         cgroups.watch.release()  # of a pass that ends after the watch did
 
     asyncio.run(scenario())
-    assert told == [f"{POD}/two"]
+    assert reported == [f"{POD}/two"]
 
 
 def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
@@ -109,8 +109,8 @@ def test_overflow_tells_of_every_other_value(cgroups: OpenCgroups, cpuset: Path,
             file.close()
         (cpuset / ONE[1:] / "cpuset.cpus").write_text("5")  # lost
 
-    told = asyncio.run(foreign_writes(cgroups, interfere))
-    assert set(told) == {ONE, f"{POD}/two", f"{POD}/three"}
+    reported = asyncio.run(foreign_writes(cgroups, interfere))
+    assert set(reported) == {ONE, f"{POD}/two", f"{POD}/three"}
 
 
 def test_inotify_limits_are_told(cgroups: OpenCgroups) -> None:

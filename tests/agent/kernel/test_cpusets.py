@@ -135,10 +135,10 @@ def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:
 )
 def test_errors_are_told_in_words(tmp_path: Path, error: int, kind: type[Exception], words: str) -> None:
     """Every error of the kernel says what was refused and what to do."""
-    told = translated(OSError(error, os.strerror(error)), tmp_path / "one/cpuset.cpus", "0-1")
+    translation = translated(OSError(error, os.strerror(error)), tmp_path / "one/cpuset.cpus", "0-1")
 
-    assert type(told) is kind
-    assert words in str(told)
+    assert type(translation) is kind
+    assert words in str(translation)
 
 
 def test_missing_cpus_are_given_top_down_on_version_1(

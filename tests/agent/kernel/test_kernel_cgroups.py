@@ -87,17 +87,17 @@ def pod() -> Iterator[Pod]:
         hierarchy = find_hierarchy(ROOT)
     except AgentError as error:
         pytest.skip(str(error))
-    made = Pod(hierarchy)
-    yield made
-    made.remove()
+    pod = Pod(hierarchy)
+    yield pod
+    pod.remove()
 
 
 @pytest.fixture
 def cgroups() -> Iterator[OpenCgroups]:
     """Return the agent's view of this machine."""
-    made = opened()
-    yield made
-    made.watch.close()
+    cgroups = opened()
+    yield cgroups
+    cgroups.watch.close()
 
 
 @pytest.mark.skipif(
@@ -162,13 +162,13 @@ def test_foreign_write_is_told_after_the_cgroup_came_again(pod: Pod, cgroups: Op
     cgroups.watch.follow([pod.container])
 
     async def interfere() -> str:
-        told: asyncio.Queue[str] = asyncio.Queue()
-        watch = asyncio.create_task(cgroups.watch.watch(told.put_nowait))
+        written: asyncio.Queue[str] = asyncio.Queue()
+        watch = asyncio.create_task(cgroups.watch.watch(written.put_nowait))
         await asyncio.sleep(0)
         cgroups.cpusets.write(pod.container, HERE)
         (pod.folder(pod.container) / "cpuset.cpus").write_text(str(LOW))
         try:
-            return await asyncio.wait_for(told.get(), 60)
+            return await asyncio.wait_for(written.get(), 60)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

@@ -38,20 +38,20 @@ def cpuset(tmp_path: Path) -> Path:
     return make_root(tmp_path, 1)
 
 
-def told(
+def found_by_watcher(
     cpuset: Path, happens: Callable[[CgroupWatcher], Awaitable[None]], *expected: str
 ) -> list[NewContainer]:
     """Watch while something happens, until as many containers as expected are told; return them."""
     watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
 
     async def run() -> list[NewContainer]:
-        born: list[NewContainer] = []
+        created: list[NewContainer] = []
         all_told = asyncio.Event()
 
-        def tell(newborn: NewContainer) -> None:
-            if newborn not in born:  # one that is made while its pod begins to be watched may be told twice
-                born.append(newborn)
-            if len(born) == len(expected):
+        def tell(container: NewContainer) -> None:
+            if container not in created:  # made while its pod begins to be watched, it may come twice
+                created.append(container)
+            if len(created) == len(expected):
                 all_told.set()
 
         watching = asyncio.create_task(watcher.watch(tell))
@@ -60,14 +60,14 @@ def told(
         await asyncio.wait_for(all_told.wait(), SECONDS)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        return born
+        return created
 
     try:
-        born = asyncio.run(run())
+        created = asyncio.run(run())
     finally:
         watcher.close()
-    assert [one.cgroup for one in born] == list(expected)
-    return born
+    assert [container.cgroup for container in created] == list(expected)
+    return created
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_container_beside_a_known_one_is_told(cpuset: Path) -> None:
         (cpuset / "kubepods/burstable/pod2" / OTHER).mkdir(parents=True)
 
     second = f"/kubepods/burstable/pod2/{OTHER}"
-    born = told(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}", second)
-    assert born[-1] == NewContainer(OTHER, Owner("uid", "b"), second)
+    created = found_by_watcher(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}", second)
+    assert created[-1] == NewContainer(OTHER, Owner("uid", "b"), second)
 
 
 def test_first_container_of_a_node_is_told(cpuset: Path) -> None:
@@ -112,7 +112,7 @@ def test_first_container_of_a_node_is_told(cpuset: Path) -> None:
         await asyncio.sleep(0)
         (cpuset / POD[1:] / ID).mkdir()
 
-    told(cpuset, happens, f"{POD}/{ID}")
+    found_by_watcher(cpuset, happens, f"{POD}/{ID}")
 
 
 def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
@@ -126,7 +126,7 @@ def test_sandbox_and_what_a_container_makes_are_not_told(cpuset: Path) -> None:
         await asyncio.sleep(0)
         (cpuset / POD[1:] / OTHER).mkdir()
 
-    told(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}")
+    found_by_watcher(cpuset, happens, f"{POD}/{ID}", f"{POD}/{OTHER}")
 
 
 def test_pods_that_are_gone_are_forgotten(cpuset: Path) -> None:
@@ -160,7 +160,7 @@ def test_lost_events_mean_a_new_look(cpuset: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         watcher.follow([])
 
-    told(cpuset, happens, f"{POD}/{ID}")
+    found_by_watcher(cpuset, happens, f"{POD}/{ID}")
 
 
 def test_inotify_limits_are_told(cpuset: Path) -> None:

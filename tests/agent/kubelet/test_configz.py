@@ -97,7 +97,7 @@ def test_odd_configz_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told", "reserved"),
+    ("chosen", "kubelet_reserves", "reserved"),
     [
         pytest.param(None, "1,5", "1,5", id="the kubelet's"),
         pytest.param("3", "1,5", "3", id="the operator's word first"),
@@ -106,10 +106,10 @@ def test_odd_configz_is_refused(text: bytes) -> None:
         pytest.param(None, "64", None, id="a CPU that is not there"),
     ],
 )
-def test_reserved_cpus_are_adopted(chosen: str | None, told: str, reserved: str | None) -> None:
+def test_reserved_cpus_are_adopted(chosen: str | None, kubelet_reserves: str, reserved: str | None) -> None:
     """Only where the operator named none, and where they leave something to give out."""
     config = NodeConfig(reserved=CPUSet.parse(chosen) if chosen else None)
-    kubelet = KubeletCPUConfig(NONE, CPUSet.parse(told) if told else EMPTY)
+    kubelet = KubeletCPUConfig(NONE, CPUSet.parse(kubelet_reserves) if kubelet_reserves else EMPTY)
 
     found = adopt(config, kubelet, FLAT, FLAT.online).reserved
     assert found == (CPUSet.parse(reserved) if reserved else None)
@@ -123,10 +123,10 @@ def ask(
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request)
-        one = next(script)
-        if isinstance(one, Exception):
-            raise one
-        return httpx.Response(200, content=one) if isinstance(one, bytes) else httpx.Response(one)
+        answer = next(script)
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(200, content=answer) if isinstance(answer, bytes) else httpx.Response(answer)
 
     async def sleep(_: float) -> None:
         await asyncio.sleep(0)
@@ -221,7 +221,7 @@ def test_other_addresses_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "told", "policy"),
+    ("file", "configz", "policy"),
     [
         pytest.param(None, STATIC, STATIC, id="no file"),
         pytest.param("none", STATIC, NONE, id="the file is newer"),
@@ -230,13 +230,13 @@ def test_other_addresses_are_refused(url: str) -> None:
     ],
 )
 def test_policy_of_configz_counts_where_the_file_says_nothing(
-    node: FakeNode, tmp_path: Path, file: str | None, told: KubeletPolicy, policy: KubeletPolicy
+    node: FakeNode, tmp_path: Path, file: str | None, configz: KubeletPolicy, policy: KubeletPolicy
 ) -> None:
     """The file is read in every pass, the kubelet was asked once: static makes the agent observe either way."""
     state = tmp_path / "cpu_manager_state"
     if file:
         state.write_text(json.dumps({"policyName": file}))
-    node.settings = Settings("node-1", node.config, state, told)
+    node.settings = Settings("node-1", node.config, state, configz)
     node.new_agent()
 
     found = node.run()

@@ -20,6 +20,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         pytest.fail(why)
     if why:
         pytest.skip(why)
-    made = World(tmp_path, request.param)
-    yield made
-    made.close()
+    world = World(tmp_path, request.param)
+    yield world
+    world.close()

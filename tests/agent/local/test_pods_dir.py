@@ -48,9 +48,9 @@ def source(tmp_path: Path) -> PodsDir:
     """Return the source of a folder with two pods, looked at once."""
     write(tmp_path / "a.yaml", manifest("a"))
     write(tmp_path / "b.json", manifest("b"))
-    made = PodsDir(tmp_path)
-    assert made.look()
-    return made
+    source = PodsDir(tmp_path)
+    assert source.look()
+    return source
 
 
 def test_every_manifest_is_a_pod(source: PodsDir) -> None:
@@ -240,9 +240,9 @@ def test_finished_pods_stay_so(source: PodsDir, tmp_path: Path) -> None:
     uid = uid_for("default/a")
 
     def again() -> PodsDir:
-        made = PodsDir(tmp_path, memory)
-        made.look()
-        return made
+        source = PodsDir(tmp_path, memory)
+        source.look()
+        return source
 
     again().finish(uid, "Succeeded")
     assert again().pods()[uid].get("status") == {"phase": "Succeeded"}

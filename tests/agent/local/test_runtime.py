@@ -27,12 +27,17 @@ def test_first_instruction_is_on_the_sent_cpus(world: World) -> None:
 
     async def steps() -> None:
         found = await world.until(running("app"))
-        one = found["app"]
-        assert (one.pod_uid, one.namespace, one.pod, one.cgroup) == (UID, "default", "p", world.cgroup("app"))
+        container = found["app"]
+        assert (container.pod_uid, container.namespace, container.pod, container.cgroup) == (
+            UID,
+            "default",
+            "p",
+            world.cgroup("app"),
+        )
         await world.until_seen(lambda: bool(world.log("app")))
         assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
         await world.until_seen(
-            lambda: world.cgroups.pids(world.cgroup("app")) == [one.pid]
+            lambda: world.cgroups.pids(world.cgroup("app")) == [container.pid]
         )  # without its `grep`
 
     run(world, steps())
@@ -55,14 +60,14 @@ def test_running_container_moves(world: World) -> None:
     world.put(app(command="sleep 1000 & wait"))
 
     async def steps() -> None:
-        one = (await world.until(running("app")))["app"]
+        container = (await world.until(running("app")))["app"]
         await world.until_seen(lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2)
-        await world.runtime.update_cpus(one.id, CPUSet(os.sched_getaffinity(0)))
+        await world.runtime.update_cpus(container.id, CPUSet(os.sched_getaffinity(0)))
         assert [os.sched_getaffinity(pid) for pid in world.cgroups.pids(world.cgroup("app"))] == [
             os.sched_getaffinity(0)
         ] * 2
         assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
-        await world.runtime.update_cpus(one.id, LAST)
+        await world.runtime.update_cpus(container.id, LAST)
         assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside == ()
 
     run(world, steps())
@@ -90,7 +95,7 @@ def test_removed_pod_leaves_nothing(world: World) -> None:
         found = await world.until(running("app", "other"))
         world.remove()
         await world.until(lambda found: not found)
-        assert not any(is_alive(one.pid) for one in found.values())
+        assert not any(is_alive(container.pid) for container in found.values())
         assert world.cgroups.found() == []
         with pytest.raises(Gone):
             await world.runtime.update_cpus(found["app"].id, LAST)
@@ -123,7 +128,7 @@ def test_pod_that_ends_is_told_its_phase(world: World) -> None:
     async def steps() -> None:
         await world.until(lambda _: world.source.pods().get(UID, {}).get("status") == {"phase": "Succeeded"})
         found = await world.until(lambda found: running()(found) and not world.cgroups.found())
-        assert {one.state for one in found.values()} == {State.EXITED}
+        assert {container.state for container in found.values()} == {State.EXITED}
 
     run(world, steps())
 
@@ -202,13 +207,13 @@ def test_what_runs_of_a_finished_pod_is_ended(world: World) -> None:
     world.put(app())
 
     async def steps() -> None:
-        one = (await world.until(running("app")))["app"]
+        container = (await world.until(running("app")))["app"]
         await world.stop()
         write_finished(world.folder / "finished.json", {UID: "Succeeded"})
         world.start()
         await world.until(lambda found: not found and world.source.complete)
         reap()
-        assert not is_alive(one.pid)
+        assert not is_alive(container.pid)
 
     run(world, steps())
 

@@ -36,7 +36,7 @@ def run_of(policy: str | None = None, **containers: Any) -> PodRun:
 )
 def test_containers_start_in_order(live: str, ended: dict[str, Ended], starts: str) -> None:
     """Init containers run one after the other, sidecars go on beside, and everything restarts by default."""
-    assert "".join(one.name for one in due(run_of(), frozenset(live), ended)) == starts
+    assert "".join(spec.name for spec in due(run_of(), frozenset(live), ended)) == starts
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_pod_is_over_when_nothing_runs_again(
     """The policy says who starts again; the codes say what the end is called."""
     all_ended = {"i": OK, "j": OK, **ended}
 
-    assert "".join(one.name for one in due(run_of(policy), frozenset("s"), all_ended)) == starts
+    assert "".join(spec.name for spec in due(run_of(policy), frozenset("s"), all_ended)) == starts
     assert final_phase(run_of(policy), frozenset("s"), all_ended) == phase
 
 
@@ -70,13 +70,13 @@ def test_failed_init_container_of_a_pod_that_never_restarts() -> None:
 def test_command_and_environment() -> None:
     """Arguments follow the command, variables are put in, and a container without a command sleeps."""
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"}, {"name": "C", "valueFrom": {}}]
-    made = read_run(
+    run = read_run(
         pod(container("a", command=["run", "$(B)"], args=["$(NOT)"], env=env), container("b", args=["x"]))
     )
 
-    assert made.containers[0].command == ("run", "12", "$(NOT)")
-    assert made.containers[0].environment == {"PATH": PATH, "A": "1", "B": "12", "C": ""}
-    assert made.containers[1].command == SLEEP
+    assert run.containers[0].command == ("run", "12", "$(NOT)")
+    assert run.containers[0].environment == {"PATH": PATH, "A": "1", "B": "12", "C": ""}
+    assert run.containers[1].command == SLEEP
 
 
 def test_time_of_grace() -> None:

@@ -82,7 +82,7 @@ class World:
         async with asyncio.timeout(SECONDS):
             while True:
                 self.changed.clear()
-                found = {one.name: one for one in await self.runtime.containers()}
+                found = {container.name: container for container in await self.runtime.containers()}
                 if is_so(found):
                     return found
                 await self._send(found)
@@ -109,9 +109,9 @@ class World:
         self.watching = []
 
     async def _send(self, found: dict[str, RuntimeContainer]) -> None:
-        for one in found.values():
-            if one.state is State.CREATED and self.sent:
-                await self.runtime.update_cpus(one.id, self.sent)
+        for container in found.values():
+            if container.state is State.CREATED and self.sent:
+                await self.runtime.update_cpus(container.id, self.sent)
 
     def log(self, container: str) -> str:
         """Return what a container wrote."""
@@ -151,7 +151,9 @@ def run(world: World, steps: Coroutine[Any, Any, None]) -> None:
 
 def running(*names: str) -> Callable[[dict[str, RuntimeContainer]], bool]:
     """Return the question whether these containers run, and no others."""
-    return lambda found: {name for name, one in found.items() if one.state is State.RUNNING} == set(names)
+    return lambda found: (
+        {name for name, container in found.items() if container.state is State.RUNNING} == set(names)
+    )
 
 
 def app(name: str = "app", command: str = "exec sleep 1000", **more: Any) -> dict[str, Any]:
