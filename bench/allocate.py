@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Subject:
-    """Something that allocates, with the time that design section 7 allows it."""
+    """Something that allocates, with the longest time that is good enough."""
 
     name: str
     act: Act

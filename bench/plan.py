@@ -37,7 +37,7 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True)
 class Case:
-    """One plan to be timed; `limit` is what design section 7 allows, in milliseconds."""
+    """One plan to be timed; `limit` is the longest time that is good enough, in milliseconds."""
 
     name: str
     limit: float

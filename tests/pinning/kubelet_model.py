@@ -31,7 +31,9 @@ class Model:
 
     def _grouped(self, key: Callable[[Core], int]) -> dict[int, CPUs]:
         keys = {key(core) for core in self.cores.values()}
-        return {one: frozenset(cpu for cpu, core in self.cores.items() if key(core) == one) for one in keys}
+        return {
+            group: frozenset(cpu for cpu, core in self.cores.items() if key(core) == group) for group in keys
+        }
 
     def nodes(self, free: CPUs) -> list[CPUs]:
         """NUMA nodes in order."""
@@ -152,7 +154,7 @@ def in_order(units: dict[int, CPUs], free: CPUs, inside: CPUs | None = None) -> 
     """Units with free CPUs (inside another unit), ascending by free CPUs, then by id."""
     among = free if inside is None else free & inside
     found = [(len(cpus & free), key, cpus) for key, cpus in units.items() if cpus & among]
-    return [cpus for _, _, cpus in sorted(found, key=lambda one: one[:2])]
+    return [cpus for _, _, cpus in sorted(found, key=lambda group: group[:2])]
 
 
 def once(units: Iterable[CPUs]) -> list[CPUs]:

@@ -38,10 +38,10 @@ def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = F
     for number, wish in enumerate(wishes):
         name = "compute" if vm else f"c{number}"
         limits = {"cmk.intel.com/exclusive-cores": wish.cores} if wish.cores else {"cpu": wish.cpu}
-        one: dict[str, Any] = {"name": name, "resources": {"limits": limits, "requests": limits}}
+        container: dict[str, Any] = {"name": name, "resources": {"limits": limits, "requests": limits}}
         if wish.init:
-            one["restartPolicy"] = wish.init
-        listed["containers" if wish.init is None else "initContainers"].append(one)
+            container["restartPolicy"] = wish.init
+        listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}
     metadata = {
@@ -85,9 +85,9 @@ class World:
 
     def plan(self) -> Plan:
         """Plan, and take the new ledger over as the agent's checkpoint does."""
-        made = plan(self.observe(), self.ledger, self.config)
-        self.ledger = made.ledger
-        return made
+        planned = plan(self.observe(), self.ledger, self.config)
+        self.ledger = planned.ledger
+        return planned
 
     def add(self, uid: str, wishes: list[Wish], *, vm: bool = False) -> None:
         """Create or replace a pod in the API."""
@@ -109,31 +109,31 @@ class World:
     def set_online(self, online: CPUSet) -> None:
         """Let CPUs go offline and come back; the kernel takes lost ones out of every cpuset (cgroup v2, effective)."""
         self.topology = self.topology.with_online(online)
-        for number, one in self.containers.items():
-            self.containers[number] = replace(one, cpus=(one.cpus & online) or online)
+        for number, container in self.containers.items():
+            self.containers[number] = replace(container, cpus=(container.cpus & online) or online)
 
     def write(self, action: Action) -> None:
         """Do one action."""
-        one = self.containers[action.container_id]
-        self.containers[one.id] = replace(one, cpus=action.cpus)
+        container = self.containers[action.container_id]
+        self.containers[container.id] = replace(container, cpus=action.cpus)
 
     def live(self) -> list[SeenContainer]:
         """Containers that run or may start."""
-        return [one for one in self.containers.values() if one.is_live]
+        return [container for container in self.containers.values() if container.is_live]
 
     def run_all(self) -> Plan:
         """Plan, and do every action in its order."""
-        made = self.plan()
-        for action in made.actions:
+        planned = self.plan()
+        for action in planned.actions:
             self.write(action)
-        return made
+        return planned
 
     def holds(self, uid: str, name: str = "c0") -> str:
         """Return what a container holds, as text: "cpus", or "cpus idle idle"."""
-        one = self.ledger.of(Owner(uid, name))
-        if one is None:
+        assignment = self.ledger.of(Owner(uid, name))
+        if assignment is None:
             return ""
-        return f"{one.cpus} idle {one.idle}" if one.idle else str(one.cpus)
+        return f"{assignment.cpus} idle {assignment.idle}" if assignment.idle else str(assignment.cpus)
 
 
 EXCLUSIVE = Wish("2", policy="exclusive")
@@ -161,6 +161,6 @@ def edit(node: World, uid: str, *wishes: Wish, vm: bool = False) -> Plan:
     return node.run_all()
 
 
-def reasons(made: Plan) -> dict[str, str]:
+def reasons(planned: Plan) -> dict[str, str]:
     """Return why which container was refused."""
-    return {refusal.name: str(refusal.reason) for refusal in made.refusals}
+    return {refusal.name: str(refusal.reason) for refusal in planned.refusals}

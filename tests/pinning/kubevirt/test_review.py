@@ -324,7 +324,7 @@ def test_sockets_over_maximum_are_told_once() -> None:
 
 def update_causes(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Cause, ...]:
     """Return why a spec may not change so, which is compared as the bytes that travel."""
-    before, after = (msgspec.Raw(msgspec.json.encode(one)) for one in (old, new))
+    before, after = (msgspec.Raw(msgspec.json.encode(spec)) for spec in (old, new))
     return tuple(vmi_update_causes(changes(before, after)))
 
 

@@ -66,26 +66,26 @@ def test_printing_and_parsing_gives_the_same_set(cpus: frozenset[int]) -> None:
 @given(numbers, numbers)
 def test_operators_agree_with_frozenset(left: frozenset[int], right: frozenset[int]) -> None:
     """Union, intersection, difference, symmetric difference, subset and disjointness are those of sets."""
-    one, two = CPUSet(left), CPUSet(right)
-    assert set(one | two) == left | right == set(union([one, two]))
-    assert set(one & two) == left & right
-    assert set(one - two) == left - right
-    assert set(one ^ two) == left ^ right
-    assert (one <= two) == (left <= right)
-    assert one.isdisjoint(two) == left.isdisjoint(right)
-    assert (one == two) == (left == right)
-    assert len(one) == len(left)
-    assert bool(one) == bool(left)
+    first, second = CPUSet(left), CPUSet(right)
+    assert set(first | second) == left | right == set(union([first, second]))
+    assert set(first & second) == left & right
+    assert set(first - second) == left - right
+    assert set(first ^ second) == left ^ right
+    assert (first <= second) == (left <= right)
+    assert first.isdisjoint(second) == left.isdisjoint(right)
+    assert (first == second) == (left == right)
+    assert len(first) == len(left)
+    assert bool(first) == bool(left)
 
 
 @given(numbers)
 def test_membership_and_order(cpus: frozenset[int]) -> None:
     """Iteration ascends, `in` agrees with it, and the lowest CPU comes first."""
-    made = CPUSet(cpus)
-    assert list(made) == sorted(cpus)
-    assert all((cpu in made) == (cpu in cpus) for cpu in range(-2, 602))
+    cpu_set = CPUSet(cpus)
+    assert list(cpu_set) == sorted(cpus)
+    assert all((cpu in cpu_set) == (cpu in cpus) for cpu in range(-2, 602))
     if cpus:
-        assert made.lowest() == min(cpus)
+        assert cpu_set.lowest() == min(cpus)
 
 
 def test_the_empty_set_has_no_lowest_cpu() -> None:
@@ -103,10 +103,10 @@ def test_a_cpu_number_out_of_range_is_refused(cpu: int) -> None:
 
 def test_a_set_cannot_be_changed() -> None:
     """There is no way to write to a CPUSet."""
-    made = CPUSet([1])
+    cpu_set = CPUSet([1])
     with pytest.raises(AttributeError):
-        made.mask = 3
-    assert made != {1}
+        cpu_set.mask = 3
+    assert cpu_set != {1}
 
 
 def test_equal_sets_hash_alike_and_print_themselves() -> None:

@@ -27,9 +27,9 @@ def written(before: str, after: str, current: str) -> list[str]:
     observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(_running(current)))
     actions = plan_actions(observed, _ledger(before), _ledger(after), SETS)
     return [
-        f"{one.kind} {one.container_id} {one.cpus}"
-        + "".join(f" < {actions[at].kind} {actions[at].container_id}" for at in one.waits_for)
-        for one in actions
+        f"{action.kind} {action.container_id} {action.cpus}"
+        + "".join(f" < {actions[at].kind} {actions[at].container_id}" for at in action.waits_for)
+        for action in actions
     ]
 
 

@@ -18,11 +18,11 @@ from tests.pinning.nodes import smt_machine
 def held(*entries: Assignment) -> Ledger:
     """Return a ledger with these assignments, entered without any check."""
     pods: dict[str, tuple[Assignment, ...]] = {}
-    for one in entries:
-        pods[one.owner.pod_uid] = (*pods.get(one.owner.pod_uid, ()), one)
+    for assignment in entries:
+        pods[assignment.owner.pod_uid] = (*pods.get(assignment.owner.pod_uid, ()), assignment)
     masks = [EMPTY, EMPTY]
-    for one in entries:
-        masks[one.is_exclusive] |= one.footprint
+    for assignment in entries:
+        masks[assignment.is_exclusive] |= assignment.footprint
     return Ledger(pods, masks[True], masks[False])
 
 
@@ -30,7 +30,7 @@ SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (r
 
 
 @pytest.mark.parametrize(
-    ("ledger", "told"),
+    ("ledger", "message"),
     [
         pytest.param(held(entry("a", "")), "without CPUs", id="no CPUs"),
         pytest.param(held(entry("a", "0")), "CPUs 0 are reserved", id="reserved"),
@@ -59,9 +59,9 @@ SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (r
         ),
     ],
 )
-def test_problems_name_every_broken_rule(ledger: Ledger, told: str) -> None:
+def test_problems_name_every_broken_rule(ledger: Ledger, message: str) -> None:
     """Each rule has its words."""
-    assert told in "; ".join(problems(ledger, SETS))
+    assert message in "; ".join(problems(ledger, SETS))
 
 
 def test_a_sound_ledger_has_no_problems() -> None:

@@ -18,55 +18,65 @@ from tests.pinning.entries import entry
 def test_transitions_return_new_ledgers() -> None:
     """What was entered, changed and released is in the new ledger and never in the old one."""
     empty = Ledger()
-    one = empty.assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE))
-    two = one.change(entry("a", "1"))
-    assert (len(empty), len(one), len(two)) == (0, 1, 1)
-    assert (str(one.exclusive), str(two.exclusive), str(two.held)) == ("1,5", "1", "1")
-    assert two.release(Owner("a", "c")) == empty
-    assert two.of(Owner("a", "x")) is None
-    assert str(two.assign(entry("b", "2", policy=CPUPolicy.SHARE)).share) == "2"
+    assigned = empty.assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE))
+    changed = assigned.change(entry("a", "1"))
+    assert (len(empty), len(assigned), len(changed)) == (0, 1, 1)
+    assert (str(assigned.exclusive), str(changed.exclusive), str(changed.held)) == ("1,5", "1", "1")
+    assert changed.release(Owner("a", "c")) == empty
+    assert changed.of(Owner("a", "x")) is None
+    assert str(changed.assign(entry("b", "2", policy=CPUPolicy.SHARE)).share) == "2"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         pytest.param(
-            lambda one: one.assign(entry("a", "3")), "n/a/c holds CPUs already", id="assigned twice"
-        ),
-        pytest.param(lambda one: one.change(entry("b", "3")), "n/b/c holds no CPUs", id="changing nothing"),
-        pytest.param(
-            lambda one: one.release(Owner("b", "c")), "container c of pod b holds no", id="releasing nothing"
+            lambda ledger: ledger.assign(entry("a", "3")), "n/a/c holds CPUs already", id="assigned twice"
         ),
         pytest.param(
-            lambda one: one.assign(entry("b", "1-2")), "n/b/c: CPUs 1 are held by others", id="overlap"
+            lambda ledger: ledger.change(entry("b", "3")), "n/b/c holds no CPUs", id="changing nothing"
         ),
         pytest.param(
-            lambda one: one.assign(entry("b", "2", "5")), "CPUs 5 are held by others", id="another's idle"
-        ),
-        pytest.param(lambda one: one.assign(entry("b", "")), "without CPUs is none", id="no CPUs"),
-        pytest.param(
-            lambda one: one.assign(entry("b", "2", "2-3")), "CPUs 2 cannot be idle", id="idle and in use"
+            lambda ledger: ledger.release(Owner("b", "c")),
+            "container c of pod b holds no",
+            id="releasing nothing",
         ),
         pytest.param(
-            lambda one: one.assign(entry("b", "2", "6", policy=CPUPolicy.SHARE)),
+            lambda ledger: ledger.assign(entry("b", "1-2")), "n/b/c: CPUs 1 are held by others", id="overlap"
+        ),
+        pytest.param(
+            lambda ledger: ledger.assign(entry("b", "2", "5")),
+            "CPUs 5 are held by others",
+            id="another's idle",
+        ),
+        pytest.param(lambda ledger: ledger.assign(entry("b", "")), "without CPUs is none", id="no CPUs"),
+        pytest.param(
+            lambda ledger: ledger.assign(entry("b", "2", "2-3")),
+            "CPUs 2 cannot be idle",
+            id="idle and in use",
+        ),
+        pytest.param(
+            lambda ledger: ledger.assign(entry("b", "2", "6", policy=CPUPolicy.SHARE)),
             "only exclusive",
             id="idle and shared",
         ),
         pytest.param(
-            lambda one: one.assign(entry("a", "1", container="d", start_index=1)),
+            lambda ledger: ledger.assign(entry("a", "1", container="d", start_index=1)),
             "CPUs 1 are held",
             id="of its own pod",
         ),
         pytest.param(
-            lambda one: one.change(entry("a", "1", "5")).assign(entry("b", "1", policy=CPUPolicy.SHARE)),
+            lambda ledger: ledger.change(entry("a", "1", "5")).assign(
+                entry("b", "1", policy=CPUPolicy.SHARE)
+            ),
             "CPUs 1 are held",
             id="share on exclusive",
         ),
     ],
 )
-def test_illegal_transitions_raise(change: Any, told: str) -> None:
+def test_illegal_transitions_raise(change: Any, message: str) -> None:
     """A change that would break a rule is a bug of the caller and raises."""
-    with pytest.raises(IllegalTransition, match=told):
+    with pytest.raises(IllegalTransition, match=message):
         change(Ledger().assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE)))
 
 

@@ -40,31 +40,39 @@ def test_a_checkpoint_says_the_same_after_reading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         pytest.param(lambda _: None, "not of version 1", id="nothing"),
-        pytest.param(lambda one: {**one, "version": 2}, "not of version 1", id="another version"),
-        pytest.param(lambda one: {"version": 1}, "damaged .*assignments", id="no assignments"),
-        pytest.param(lambda one: {"version": 1, "assignments": [3]}, "damaged", id="no mapping"),
-        pytest.param(lambda one: damaged(one, cpus="x"), "damaged .*neither N", id="bad list"),
-        pytest.param(lambda one: damaged(one, cpus=3), "damaged", id="a number for a list"),
-        pytest.param(lambda one: damaged(one, cpus=""), "damaged .*without CPUs", id="no CPUs"),
-        pytest.param(lambda one: damaged(one, policy="x"), "damaged", id="unknown policy"),
-        pytest.param(lambda one: damaged(one, pod=3), "damaged .3 is no text", id="a number for a text"),
         pytest.param(
-            lambda one: damaged(one, place=True), "damaged .True is no whole number", id="a truth value"
+            lambda checkpoint: {**checkpoint, "version": 2}, "not of version 1", id="another version"
         ),
-        pytest.param(lambda one: damaged(one, place="0"), "damaged .'0' is no whole number", id="a text"),
+        pytest.param(lambda checkpoint: {"version": 1}, "damaged .*assignments", id="no assignments"),
+        pytest.param(lambda checkpoint: {"version": 1, "assignments": [3]}, "damaged", id="no mapping"),
+        pytest.param(lambda checkpoint: damaged(checkpoint, cpus="x"), "damaged .*neither N", id="bad list"),
+        pytest.param(lambda checkpoint: damaged(checkpoint, cpus=3), "damaged", id="a number for a list"),
+        pytest.param(lambda checkpoint: damaged(checkpoint, cpus=""), "damaged .*without CPUs", id="no CPUs"),
+        pytest.param(lambda checkpoint: damaged(checkpoint, policy="x"), "damaged", id="unknown policy"),
         pytest.param(
-            lambda one: {**one, "assignments": one["assignments"] * 2},
+            lambda checkpoint: damaged(checkpoint, pod=3), "damaged .3 is no text", id="a number for a text"
+        ),
+        pytest.param(
+            lambda checkpoint: damaged(checkpoint, place=True),
+            "damaged .True is no whole number",
+            id="a truth value",
+        ),
+        pytest.param(
+            lambda checkpoint: damaged(checkpoint, place="0"), "damaged .'0' is no whole number", id="a text"
+        ),
+        pytest.param(
+            lambda checkpoint: {**checkpoint, "assignments": checkpoint["assignments"] * 2},
             "damaged .*holds CPUs already",
             id="twice",
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_refused(damage: Any, told: str) -> None:
+def test_a_damaged_checkpoint_is_refused(damage: Any, message: str) -> None:
     """Whatever is wrong with a checkpoint, it is one error with one remedy."""
-    with pytest.raises(BadContract, match=told) as refused:
+    with pytest.raises(BadContract, match=message) as refused:
         ledger_from_dict(damage(saved()))
     assert "rebuild it from the runtime" in str(refused.value)
 

@@ -66,7 +66,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         pytest.param(
             [], r"the node configuration: \[\] is no mapping: write keys of reserved, sort", id="a list"
@@ -108,7 +108,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         ),
     ],
 )
-def test_mistakes_are_told(given: object, told: str) -> None:
+def test_mistakes_are_told(given: object, message: str) -> None:
     """A refusal names key, value and remedy."""
-    with pytest.raises(BadContract, match=told):
+    with pytest.raises(BadContract, match=message):
         read_node_config(given)

@@ -66,7 +66,7 @@ def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pools", "told"),
+    ("pools", "message"),
     [
         pytest.param(StaticPools(4), "pools.exclusive_cores: 4 cores are wanted, 3 are left", id="exclusive"),
         pytest.param(StaticPools(3, 1), "pools.shared_cores: 1 cores are wanted, 0 are left", id="shared"),
@@ -79,32 +79,32 @@ def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
         ),
     ],
 )
-def test_pools_that_do_not_fit(pools: StaticPools, told: str) -> None:
+def test_pools_that_do_not_fit(pools: StaticPools, message: str) -> None:
     """A configuration that the machine cannot follow is refused at start, with what there is."""
-    isolated = "1,5" if "isolcpus" in told else ""
+    isolated = "1,5" if "isolcpus" in message else ""
     topology = smt_machine(4, isolated=isolated)
-    with pytest.raises(BadContract, match=told):
+    with pytest.raises(BadContract, match=message):
         check_machine(topology, topology.online, NodeConfig(pools=pools))
 
 
 def test_reserved_must_exist_and_leave_something() -> None:
     """Reserved CPUs that do not exist, or that are all there are, are refused."""
     topology = smt_machine(2)
-    for reserved, told in (
+    for reserved, message in (
         ("9", "reserved: CPUs 9 do not exist; name CPUs of this machine, which has 0-3"),
         ("0-1", "leaves no CPU"),
     ):
-        with pytest.raises(BadContract, match=told):
+        with pytest.raises(BadContract, match=message):
             check_machine(topology, topology.online, NodeConfig(reserved=CPUSet.parse(reserved)))
     check_machine(topology, topology.online, DEFAULT)
 
 
-@pytest.mark.parametrize(("cores", "universe", "told"), [(1, "0-1", "CPUs 0-1"), (4, "2", "CPUs 2")])
-def test_one_core_is_not_told_to_reserve_fewer(cores: int, universe: str, told: str) -> None:
+@pytest.mark.parametrize(("cores", "universe", "message"), [(1, "0-1", "CPUs 0-1"), (4, "2", "CPUs 2")])
+def test_one_core_is_not_told_to_reserve_fewer(cores: int, universe: str, message: str) -> None:
     """Where one core is all that can be used, the remedy is a larger machine, whatever is reserved."""
     topology = smt_machine(cores)
     for reserved in (None, CPUSet.parse(universe)):
-        with pytest.raises(BadContract, match=rf"only one core .*{told}.* two cores or more") as refused:
+        with pytest.raises(BadContract, match=rf"only one core .*{message}.* two cores or more") as refused:
             check_machine(topology, CPUSet.parse(universe), NodeConfig(reserved=reserved))
         assert "fewer" not in str(refused.value)
 

@@ -41,8 +41,8 @@ def test_freed_cpus_are_usable_in_the_same_pass() -> None:
 def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
     """Crane's contract: it is refused visibly, may start, and runs with everyone else."""
     node = one_pod(Wish("9", policy="exclusive"), cores=4)
-    made = node.plan()
-    (refusal,) = made.refusals
+    planned = node.plan()
+    (refusal,) = planned.refusals
     assert refusal.reason is Reason.NOT_ENOUGH
     assert not refusal.blocks_start
     assert refusal.message.endswith("; until then it runs in the shared set")
@@ -99,9 +99,9 @@ def test_refused_claims_are_retried_oldest_first() -> None:
     for uid, cpu in (("c", "5"), ("b", "4"), ("d", "2")):
         node.add(uid, [Wish(cpu, policy="exclusive")])
     assert len(node.run_all().refusals) == 3
-    made = edit(node, "a", Wish("1", policy="exclusive"))
+    planned = edit(node, "a", Wish("1", policy="exclusive"))
     assert (node.holds("c"), node.holds("b"), node.holds("d")) == ("2-3,5-7", "", "")
-    assert reasons(made) == {"test/pod-b/c0": "NotEnoughCPUs", "test/pod-d/c0": "NotEnoughCPUs"}
+    assert reasons(planned) == {"test/pod-b/c0": "NotEnoughCPUs", "test/pod-d/c0": "NotEnoughCPUs"}
 
 
 def test_the_last_shared_cpu_is_never_given_out() -> None:
@@ -113,9 +113,9 @@ def test_the_last_shared_cpu_is_never_given_out() -> None:
     node.add("b", [Wish("6", policy="share")])
     assert not node.plan().refusals
     assert node.holds("b") == "1-3,5-7"
-    made = edit(node, "b", Wish("6", policy="exclusive"))
-    assert reasons(made)["test/pod-b/c0"] == "SharedSetWouldBeEmpty"
-    assert "it stays share" in made.refusals[-1].message
+    planned = edit(node, "b", Wish("6", policy="exclusive"))
+    assert reasons(planned)["test/pod-b/c0"] == "SharedSetWouldBeEmpty"
+    assert "it stays share" in planned.refusals[-1].message
     assert node.sets.shared(node.ledger) == CPUSet.parse("1-3,5-7")
 
 
@@ -192,9 +192,9 @@ def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
     node = one_pod(Wish("4", policy="exclusive"), cores=4)
     node.add("b", [EXCLUSIVE])
     node.run_all()
-    made = edit(node, "a", Wish("6", policy="exclusive"))
-    assert reasons(made) == {"test/pod-a/c0": "KeepsFewerCPUs"}
-    assert "it keeps CPUs 1-2,5-6" in made.refusals[0].message
+    planned = edit(node, "a", Wish("6", policy="exclusive"))
+    assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+    assert "it keeps CPUs 1-2,5-6" in planned.refusals[0].message
     del node.documents["b"]
     assert not node.run_all().refusals
     assert node.holds("a") == "1-3,5-7"
@@ -205,9 +205,9 @@ def test_an_isolated_container_grows_by_free_cores() -> None:
     node = one_pod(Wish("2", smt="isolate"), cores=4)
     node.add("b", [Wish("1", policy="exclusive")])
     node.run_all()
-    made = edit(node, "a", Wish("3", smt="isolate"))
+    planned = edit(node, "a", Wish("3", smt="isolate"))
     assert node.holds("a") == "1-2 idle 5-6"
-    (refusal,) = made.refusals
+    (refusal,) = planned.refusals
     assert refusal.reason is Reason.KEEPS_FEWER
     assert not refusal.blocks_start
     assert refusal.message.startswith("wanted 3 wholly free cores, found 2")
@@ -220,36 +220,36 @@ def test_an_isolated_container_grows_by_free_cores() -> None:
 def test_growth_never_takes_the_last_shared_cpu() -> None:
     """What a container has stays when the rest would empty the shared set."""
     node = one_pod(Wish("4", policy="exclusive"), cores=4, isolated="0,4")
-    made = edit(node, "a", Wish("6", policy="exclusive"))
-    assert reasons(made) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+    planned = edit(node, "a", Wish("6", policy="exclusive"))
+    assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
     assert node.holds("a") == "1-2,5-6"
 
 
 @pytest.mark.parametrize(
-    ("isolated", "cpu", "told"),
+    ("isolated", "cpu", "message"),
     [
         pytest.param("", "4", "wanted 4", id="no free cores"),
         pytest.param("0,4", "3", "no CPU would be left", id="the shared set would be empty"),
     ],
 )
-def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, told: str) -> None:
+def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, message: str) -> None:
     """An edited SMT policy for which there is no room changes nothing, and is told."""
     node = one_pod(Wish(cpu, policy="exclusive"), cores=4, isolated=isolated)
     held = node.holds("a")
-    made = edit(node, "a", Wish(cpu, smt="isolate"))
+    planned = edit(node, "a", Wish(cpu, smt="isolate"))
     assert node.holds("a") == held
-    assert reasons(made) == {"test/pod-a/c0": "KeepsOldPolicy"}
-    assert told in made.refusals[0].message
-    assert f"it keeps CPUs {held} under prefer" in made.refusals[0].message
+    assert reasons(planned) == {"test/pod-a/c0": "KeepsOldPolicy"}
+    assert message in planned.refusals[0].message
+    assert f"it keeps CPUs {held} under prefer" in planned.refusals[0].message
 
 
 def test_shrinking_on_another_machine_than_before_keeps_all() -> None:
     """CPUs that no policy could have given (the machine changed) are kept when they cannot be shrunk by it."""
     node = one_pod(Wish("4", policy="exclusive", numa="single"), cores=8, sockets=1)
     node.topology = smt_machine(8, sockets=8)
-    made = edit(node, "a", Wish("3", policy="exclusive", numa="single"))
+    planned = edit(node, "a", Wish("3", policy="exclusive", numa="single"))
     assert node.holds("a") == "1-2,9-10"
-    assert reasons(made) == {"test/pod-a/c0": "KeepsOldPolicy"}
+    assert reasons(planned) == {"test/pod-a/c0": "KeepsOldPolicy"}
 
 
 def test_a_claim_that_turns_into_cores_leaves_shared_cores() -> None:

@@ -43,8 +43,8 @@ def test_without_a_free_cpu_it_keeps_the_rest() -> None:
     """What cannot be replaced is told, and comes with the next free CPU."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
     node.set_online(CPUSet.parse("0-5,7"))
-    made = node.run_all()
-    assert (node.holds("a"), reasons(made)) == ("1-3,5,7", {"test/pod-a/c0": "KeepsFewerCPUs"})
+    planned = node.run_all()
+    assert (node.holds("a"), reasons(planned)) == ("1-3,5,7", {"test/pod-a/c0": "KeepsFewerCPUs"})
     node.set_online(CPUSet.parse("0-7"))
     assert not node.run_all().refusals
     assert node.holds("a") == "1-3,5-7"
@@ -54,8 +54,8 @@ def test_with_nothing_left_it_goes_to_the_shared_set() -> None:
     """A container all of whose CPUs are gone runs shared, refused visibly, until there are CPUs."""
     node = one_pod(EXCLUSIVE, cores=2)
     node.set_online(CPUSet.parse("0,2"))
-    made = node.run_all()
-    assert (node.holds("a"), reasons(made)) == ("", {"test/pod-a/c0": "NotEnoughCPUs"})
+    planned = node.run_all()
+    assert (node.holds("a"), reasons(planned)) == ("", {"test/pod-a/c0": "NotEnoughCPUs"})
     assert node.live()[0].cpus == CPUSet.parse("0,2")
     node.set_online(CPUSet.parse("0-3"))
     assert not node.run_all().refusals
@@ -81,8 +81,8 @@ def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
     node.run_all()
     assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", "3,7"]
     node.set_online(CPUSet.parse("1-3,5-7"))
-    made = node.run_all()
-    assert reasons(made) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
+    planned = node.run_all()
+    assert reasons(planned) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
     assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", ""]
 
 
@@ -255,8 +255,8 @@ def test_cmk_cores_on_one_node_or_not_at_all() -> None:
     """`single` takes the node with room and refuses what no node holds."""
     node = one_pod(Wish(cores=4, numa="single"), sockets=2)
     assert node.holds("a") == "4-7,12-15"
-    made = edit(node, "a", Wish(cores=5, numa="single"))
-    assert reasons(made) == {"test/pod-a/c0": "KeepsFewerCPUs"}
+    planned = edit(node, "a", Wish(cores=5, numa="single"))
+    assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
 
 
 def test_defaults_of_the_node_fill_in() -> None:

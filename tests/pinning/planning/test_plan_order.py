@@ -25,11 +25,11 @@ def test_observing_allocates_nothing() -> None:
     node = one_pod(EXCLUSIVE, observe=True)
     node.add("b", [Wish(cores=1)])
     node.add("v", [Wish("2")], vm=True)
-    made = node.plan()
-    assert (len(made.ledger), made.actions) == (0, ())
-    assert reasons(made) == {"test/pod-a/c0": "ObserveMode", "test/pod-b/c0": "ObserveMode"}
-    assert [refusal.blocks_start for refusal in made.refusals] == [False, True]
-    assert "cpuManagerPolicy to none" in made.refusals[0].message
+    planned = node.plan()
+    assert (len(planned.ledger), planned.actions) == (0, ())
+    assert reasons(planned) == {"test/pod-a/c0": "ObserveMode", "test/pod-b/c0": "ObserveMode"}
+    assert [refusal.blocks_start for refusal in planned.refusals] == [False, True]
+    assert "cpuManagerPolicy to none" in planned.refusals[0].message
 
 
 def test_the_order_of_the_input_is_nothing() -> None:

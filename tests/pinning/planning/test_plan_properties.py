@@ -1,4 +1,4 @@
-"""Whatever happens to a node, in whatever order: the rules of the design hold at every instant."""
+"""Whatever happens to a node, in whatever order: the rules of docs/architecture.md hold at every instant."""
 
 from __future__ import annotations
 
@@ -93,8 +93,11 @@ class Node(RuleBasedStateMachine):
             return
         before, vm = document["metadata"]["creationTimestamp"], bool(document["metadata"]["labels"])
         places = [*document["spec"]["initContainers"], *document["spec"]["containers"]]
-        roles = {one["name"]: one.get("restartPolicy", "") for one in document["spec"]["initContainers"]}
-        kinds = [roles.get(name) for name in sorted(one["name"] for one in places)]
+        roles = {
+            container["name"]: container.get("restartPolicy", "")
+            for container in document["spec"]["initContainers"]
+        }
+        kinds = [roles.get(name) for name in sorted(container["name"] for container in places)]
         new = [replace(wishes[at % len(wishes)], init=kind) for at, kind in enumerate(kinds)]
         self.world.add(uid, new, vm=vm)
         self.world.documents[uid]["metadata"]["creationTimestamp"] = before
@@ -106,20 +109,21 @@ class Node(RuleBasedStateMachine):
         document = self.world.documents.get(uid)
         if document is None:
             return
-        for one in self.world.live():
-            if one.owner.pod_uid == uid:
-                self.world.stop(one.id)
+        for container in self.world.live():
+            if container.owner.pod_uid == uid:
+                self.world.stop(container.id)
         inits = document["spec"]["initContainers"]
-        for one in [one for one in inits if one.get("restartPolicy")] + document["spec"]["containers"]:
-            self.world.start(uid, one["name"], state)
+        sidecars = [container for container in inits if container.get("restartPolicy")]
+        for container in sidecars + document["spec"]["containers"]:
+            self.world.start(uid, container["name"], state)
 
     @rule(uid=consumes(uids), live_on=st.booleans())
     def remove(self, uid: str, live_on: bool) -> None:
         """Take a pod from the API; with --force before its containers end."""
         self.world.documents.pop(uid, None)
-        for one in self.world.live():
-            if one.owner.pod_uid == uid and not live_on:
-                self.world.stop(one.id)
+        for container in self.world.live():
+            if container.owner.pod_uid == uid and not live_on:
+                self.world.stop(container.id)
 
     @rule(pick=st.integers(0, 30), bits=st.integers(1, 2**40))
     def meddle(self, pick: int, bits: int) -> None:
@@ -127,8 +131,8 @@ class Node(RuleBasedStateMachine):
         live = self.world.live()
         cpus = CPUSet(cpu for at, cpu in enumerate(self.world.topology.online) if bits >> at & 1)
         if live and cpus:
-            one = live[pick % len(live)]
-            self.world.containers[one.id] = replace(one, cpus=cpus)
+            container = live[pick % len(live)]
+            self.world.containers[container.id] = replace(container, cpus=cpus)
             self.meddled = True
 
     @rule(pick=st.integers(0, 30))
@@ -166,44 +170,46 @@ class Node(RuleBasedStateMachine):
     def plan_and_act(self, order: Random, stop_after: int) -> None:
         """Plan and act, in any order that the dependencies allow, and maybe die on the way."""
         before = self.world.ledger
-        made = self.world.plan()
-        self.check_settled(made)
+        planned = self.world.plan()
+        self.check_settled(planned)
         done: set[int] = set()
-        while len(done) < min(len(made.actions), stop_after):
+        while len(done) < min(len(planned.actions), stop_after):
             ready = [
-                at for at, one in enumerate(made.actions) if at not in done and set(one.waits_for) <= done
+                at
+                for at, action in enumerate(planned.actions)
+                if at not in done and set(action.waits_for) <= done
             ]
             at = order.choice(ready)
             if not self.meddled:
-                self.check_instant(made.actions[at], before)
-            self.world.write(made.actions[at])
+                self.check_instant(planned.actions[at], before)
+            self.world.write(planned.actions[at])
             done.add(at)
-        if len(done) == len(made.actions):
+        if len(done) == len(planned.actions):
             self.meddled = False
             again = self.world.plan()
             assert not again.actions
-            assert again.ledger == made.ledger
-            assert again.refusals == made.refusals
+            assert again.ledger == planned.ledger
+            assert again.refusals == planned.refusals
             self.check_converged()
 
-    def check_settled(self, made: Plan) -> None:
+    def check_settled(self, planned: Plan) -> None:
         """Check that every rule holds for the ledger, and that the plan is sound."""
-        assert problems(made.ledger, self.world.sets) == ()
-        for at, action in enumerate(made.actions):
+        assert problems(planned.ledger, self.world.sets) == ()
+        for at, action in enumerate(planned.actions):
             assert action.cpus
             assert action.cpus <= self.world.topology.online
             assert all(earlier < at for earlier in action.waits_for)
-        again = plan(self.world.observe(), made.ledger, self.world.config)
-        assert again.ledger == made.ledger
-        assert again.refusals == made.refusals
+        again = plan(self.world.observe(), planned.ledger, self.world.config)
+        assert again.ledger == planned.ledger
+        assert again.refusals == planned.refusals
 
     def check_instant(self, action: Action, before: Ledger) -> None:
         """Check that an action puts nobody beside an owner who was not there before."""
-        one = self.world.containers[action.container_id]
-        gains = action.cpus - one.cpus
-        now, mine = self.world.ledger, self.world.ledger.of(one.owner)
+        container = self.world.containers[action.container_id]
+        gains = action.cpus - container.cpus
+        now, mine = self.world.ledger, self.world.ledger.of(container.owner)
         for other in self.world.live():
-            if other.owner == one.owner or self.never_meet(one, other):
+            if other.owner == container.owner or self.never_meet(container, other):
                 continue
             theirs = now.of(other.owner)
             if theirs and theirs.is_exclusive:  # whoever owns no more has agreed to company
@@ -211,20 +217,20 @@ class Node(RuleBasedStateMachine):
                 assert gains.isdisjoint(other.cpus & (theirs.footprint | left.footprint))
             if mine and mine.is_exclusive:
                 assert other.cpus.isdisjoint(gains & mine.footprint)
-            if mine and mine.is_exclusive and action.kind is Kind.GRANT and one.state is State.RUNNING:
+            if mine and mine.is_exclusive and action.kind is Kind.GRANT and container.state is State.RUNNING:
                 assert mine.footprint.isdisjoint(other.cpus)
 
-    def never_meet(self, one: SeenContainer, other: SeenContainer) -> bool:
+    def never_meet(self, container: SeenContainer, other: SeenContainer) -> bool:
         """Say whether two containers of one pod never run at the same time; the world may still show both."""
-        held, theirs = self.world.ledger.of(one.owner), self.world.ledger.of(other.owner)
+        held, theirs = self.world.ledger.of(container.owner), self.world.ledger.of(other.owner)
         return bool(held and theirs and not held.meets(theirs))
 
     def check_converged(self) -> None:
         """Check that every container runs where the ledger says."""
         shared = self.world.sets.shared(self.world.ledger)
-        for one in self.world.live():
-            held = self.world.ledger.of(one.owner)
-            assert one.cpus == (held.cpus if held else shared)
+        for container in self.world.live():
+            held = self.world.ledger.of(container.owner)
+            assert container.cpus == (held.cpus if held else shared)
 
     @invariant()
     def nothing_is_lost(self) -> None:

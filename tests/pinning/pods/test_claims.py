@@ -298,7 +298,7 @@ def test_a_launcher_claims_without_an_annotation(
     ("smt", "must"), [(None, False), ("prefer", False), ("require", True), ("isolate", True)]
 )
 def test_plain_exclusive_may_start_unpinned(smt: str | None, must: bool) -> None:
-    """Only those who asked for whole cores, or VMs, must not start without them (design rule 6)."""
+    """Only those who asked for whole cores, or VMs, must not start without them."""
     annotations = {CPU_MANAGER: "exclusive"} | ({SMT: smt} if smt else {})
     (claim,) = read_pod(pod(container("main", "2"), annotations=annotations)).claims
     assert claim.must_fit is must
@@ -390,5 +390,5 @@ def test_reading_never_fails_and_says_where(document: Any) -> None:
     """Whatever is absent, null or nonsense: claims are sound, and every cause has a field and a message."""
     pod_claims = read_pod(document)
     assert all(claim.count >= 1 for claim in pod_claims.claims)
-    assert all(one.field and one.message for one in (*pod_claims.causes, *pod_claims.warnings))
+    assert all(cause.field and cause.message for cause in (*pod_claims.causes, *pod_claims.warnings))
     assert qos_class(document) in QoSClass

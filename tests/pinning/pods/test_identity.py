@@ -11,7 +11,7 @@ from pinning.pods.identity import by_runtime_uid
 from pinning.pods.types import Pod
 
 
-def made(uid: str, says: str | None = None, created: str = "2026-01-01T00:00:00Z") -> Pod:
+def pod(uid: str, says: str | None = None, created: str = "2026-01-01T00:00:00Z") -> Pod:
     """Return a pod named as its uid, which says that it is the mirror of another one."""
     notes = {"kubernetes.io/config.mirror": says, "kubernetes.io/config.hash": says} if says else {}
     metadata: Any = {
@@ -24,7 +24,7 @@ def made(uid: str, says: str | None = None, created: str = "2026-01-01T00:00:00Z
     return {"metadata": metadata}
 
 
-def told(*pods: Pod, **names: str) -> dict[str, str | None]:
+def uids_of(*pods: Pod, **names: str) -> dict[str, str | None]:
     """Return the names of the pods by uid of the runtime, which has pods of these names."""
     found = by_runtime_uid(pods, {uid: ("n", name) for uid, name in names.items()})
     return {uid: (pod["metadata"] or {})["name"] for uid, pod in found.items()}
@@ -32,32 +32,32 @@ def told(*pods: Pod, **names: str) -> dict[str, str | None]:
 
 def test_a_static_pod_is_known_by_its_hash() -> None:
     """Its mirror speaks for it."""
-    assert told(made("mirror", "hash")) == {"hash": "mirror"}
+    assert uids_of(pod("mirror", "hash")) == {"hash": "mirror"}
 
 
 def test_no_mirror_speaks_for_a_pod_of_the_api() -> None:
     """However old it is, and whatever the order."""
-    pods = made("fake", "victim", "2020-01-01T00:00:00Z"), made("victim")
-    assert told(*pods) == told(*reversed(pods)) == {"victim": "victim", "fake": "fake"}
+    pods = pod("fake", "victim", "2020-01-01T00:00:00Z"), pod("victim")
+    assert uids_of(*pods) == uids_of(*reversed(pods)) == {"victim": "victim", "fake": "fake"}
 
 
 def test_of_two_mirrors_the_older_is_believed() -> None:
     """As long as the runtime has nothing of it; the other is a pod like all others."""
-    pods = made("fake", "hash", "2027-01-01T00:00:00Z"), made("mirror", "hash")
-    assert told(*pods) == told(*reversed(pods)) == {"hash": "mirror", "fake": "fake"}
+    pods = pod("fake", "hash", "2027-01-01T00:00:00Z"), pod("mirror", "hash")
+    assert uids_of(*pods) == uids_of(*reversed(pods)) == {"hash": "mirror", "fake": "fake"}
 
 
 def test_the_runtimes_name_decides() -> None:
     """Not even before the kubelet has made its mirror again does an older pod of another name speak for it."""
-    fake, mirror = made("fake", "hash", "2020-01-01T00:00:00Z"), made("mirror", "hash")
-    assert told(fake, mirror, hash="mirror") == {"hash": "mirror", "fake": "fake"}
-    assert told(fake, hash="mirror") == {"fake": "fake"}
+    fake, mirror = pod("fake", "hash", "2020-01-01T00:00:00Z"), pod("mirror", "hash")
+    assert uids_of(fake, mirror, hash="mirror") == {"hash": "mirror", "fake": "fake"}
+    assert uids_of(fake, hash="mirror") == {"fake": "fake"}
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 7)), unique_by=lambda one: one[0]))
+@given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 7)), unique_by=lambda pair: pair[0]))
 def test_every_pod_is_known_by_one_uid(said: list[tuple[int, int | None]]) -> None:
     """Nobody is hidden, and whoever does not pretend anything keeps its uid."""
-    pods = [made(f"u{uid}", None if says is None else f"u{says}") for uid, says in said]
-    found = told(*pods)
+    pods = [pod(f"u{uid}", None if says is None else f"u{says}") for uid, says in said]
+    found = uids_of(*pods)
     assert sorted(map(str, found.values())) == sorted(f"u{uid}" for uid, _ in said)
     assert all(found[f"u{uid}"] == f"u{uid}" for uid, says in said if says is None)
