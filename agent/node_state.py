@@ -1,7 +1,7 @@
 """What the agent knows of its node, as one frozen value: reports, metrics and `corepin map` show this and nothing else.
 
-Two states are equal when nothing changed: a container's time is the one at which the kernel
-was last seen to change for it, so whoever publishes may compare and stay silent.
+Two states are equal when nothing changed: a container's time is the one at which the kernel was last seen to change
+for it, so whoever publishes may compare and stay silent.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class ContainerState:
         return self.policy is not None and self.applied == self.cpus
 
     @property
-    def is_told(self) -> bool:
-        """Say whether there is something to tell its user."""
+    def is_reported(self) -> bool:
+        """Say whether there is something to report to its user."""
         return self.policy is not None or self.refusal is not None
 
 
@@ -83,13 +83,13 @@ class PodState:
     namespace: str
     name: str
     containers: tuple[ContainerState, ...] = ()
-    refusal: Refusal | None = None  # of the pod as a whole: its own words cannot be read
+    refusal: Refusal | None = None  # of the pod as a whole: what it asks for cannot be read
     is_known: bool = True  # the API shows it; else it only still runs, or holds CPUs
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """Say whether the pod gets a status annotation."""
-        return self.refusal is not None or any(one.is_told for one in self.containers)
+        return self.refusal is not None or any(container.is_reported for container in self.containers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class NodeState:
     node: str
     runtime: str  # e.g. "containerd 2.4.2"
     kubelet: KubeletPolicy
-    observes: bool  # the agent allocates nothing here: another one gives the CPUs out
+    observes: bool  # the agent allocates nothing here: another program does
     sets: NodeSets  # universe, reserved, pools; sets.topology counts what is outside the universe as offline
     topology: Topology  # as the kernel shows it, offline CPUs remembered
     ledger: Ledger
@@ -139,4 +139,4 @@ class NodeState:
     @property
     def idle(self) -> CPUSet:
         """Siblings that are charged to an owner and run by nobody."""
-        return union(one.idle for one in self.ledger)
+        return union(assignment.idle for assignment in self.ledger)

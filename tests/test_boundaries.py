@@ -106,7 +106,6 @@ ROOMS = {
 }
 # What is wrong still. These lists only get shorter: what is mended leaves them.
 LONG = {
-    "tests/agent/reconcile/test_reconciler.py": 616,
     "tests/manifests/test_policies.py": 419,
 }
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

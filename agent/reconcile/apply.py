@@ -178,5 +178,5 @@ def _log(actions: Sequence[Action], done: Sequence[bool], records: Mapping[str, 
         if is_done:
             logger.debug("cpuset written", extra={"facts": facts})
             continue
-        reason = record.failure or "it is left alone, or another write has to come first"
+        reason = record.failure or "it is left alone for now, or waits for another write"
         logger.info("cpuset not written", extra={"facts": {**facts, "reason": reason}})

@@ -167,7 +167,7 @@ def read(content: bytes, machine_id: str) -> Saved:
     body = _body(content)
     if body["machineID"] != machine_id:
         raise Unusable(
-            f"the checkpoint is of another machine ({body['machineID']}), this one is {machine_id}"
+            f"the checkpoint belongs to another machine ({body['machineID']}), this one is {machine_id}"
         )
     try:
         topology, ledger = Topology.from_dict(body["topology"]), ledger_from_dict(body["ledger"])
@@ -184,7 +184,7 @@ def _body(content: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as problem:
         raise Unusable(f"the checkpoint is damaged: {problem!r}") from problem
     if version != VERSION:
-        raise Unusable(f"the checkpoint is of version {version!r}, this agent writes {VERSION}")
+        raise Unusable(f"the checkpoint has version {version!r}, this agent writes version {VERSION}")
     if body.keys() != KEYS or checksum != _checksum(_text(body)):
         raise Unusable("the checkpoint is damaged: its checksum is wrong")
     return dict(body)
@@ -207,10 +207,10 @@ def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
         return saved.ledger
     cores = {core.cpus for core in now.cores}
     ledger = saved.ledger
-    for one in saved.ledger:
-        before = saved.topology.cores_of(one.footprint)
-        if not one.footprint <= now.cpus or any(core.cpus not in cores for core in before):
-            ledger = ledger.release(one.owner)
+    for assignment in saved.ledger:
+        before = saved.topology.cores_of(assignment.footprint)
+        if not assignment.footprint <= now.cpus or any(core.cpus not in cores for core in before):
+            ledger = ledger.release(assignment.owner)
     return ledger
 
 
@@ -222,8 +222,8 @@ def _locked(path: Path) -> int:
     except OSError as error:
         holder = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
         os.close(lock)
-        told = f"another corepin agent (pid {holder}) works on this node and holds {path}"
-        raise AlreadyRunning(f"{told}: stop it, or give this one another --state-dir") from error
+        holds = f"another corepin agent (pid {holder}) works on this node and holds {path}"
+        raise AlreadyRunning(f"{holds}: stop it, or start this one with another --state-dir") from error
     os.ftruncate(lock, 0)
     with suppress(OSError):  # the pid is only a hint for people
         os.write(lock, f"{os.getpid()}\n".encode())

@@ -1,6 +1,6 @@
 """Other writers of cpusets: a rewrite is repaired at once, the third within ten minutes is a conflict, and is left alone.
 
-After ten minutes without a rewrite the agent repairs again (design rule 7).
+After ten minutes without a rewrite the agent repairs again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ForeignWriteLog:
             self._metrics.rewrites.inc()
             self.saw(record.owner)
             facts = {"container": record.name, "cpus": str(record.applied)}
-            logger.warning("cpuset rewritten by another", extra={"facts": facts})
+            logger.warning("cpuset rewritten by another program", extra={"facts": facts})
 
     def saw(self, owner: Owner) -> None:
         """Count one rewrite."""

@@ -1,4 +1,4 @@
-"""Look up the pods of running containers that the source of pods did not show (design rule 3): it may be late.
+"""Look up the pods of running containers that the source of pods did not show: it may be late.
 
 Each pod is asked for once, for as long as the runtime has a container of it, and one after the other. What is found
 counts as seen until the source shows it itself, and is asked for again now and then: a source that shows no finished
@@ -43,7 +43,7 @@ class MissingPodLookup:
         again_seconds: float = AGAIN_SECONDS,
     ) -> None:
         self._source = pods
-        self._tell = found
+        self._on_found = found
         self._sleep = sleep
         self._again_seconds = again_seconds
         self._wanted: dict[str, Name] = {}  # by uid, as the runtime knows it
@@ -102,7 +102,7 @@ class MissingPodLookup:
     def _answered(self, uid: str, pod: Pod | None, facts: Mapping[str, str]) -> None:
         self._asked.add(uid)
         self._wanted.pop(uid, None)
-        before = [key for key, one in self._found.items() if runtime_uid(one) == uid]
+        before = [key for key, found in self._found.items() if runtime_uid(found) == uid]
         if pod is None or runtime_uid(pod) != uid:
             logger.info("running container of an unknown pod", extra={"facts": facts})
             for key in before:
@@ -111,9 +111,9 @@ class MissingPodLookup:
         if is_final(pod):
             logger.info("finished pod still has a container", extra={"facts": facts})
         elif not before:
-            logger.warning("pod was not shown, and found by its name", extra={"facts": facts})
+            logger.warning("missed pod found by its name", extra={"facts": facts})
         self._found[(pod.get("metadata") or {}).get("uid") or uid] = pod
-        self._tell()
+        self._on_found()
 
 
 def _name(pod: Pod) -> Name:

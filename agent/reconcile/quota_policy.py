@@ -51,14 +51,14 @@ def times_throttled(
 
 
 def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bool:
-    held = {one.owner.container for one in ledger.pods.get(uid, ()) if one.is_exclusive}
-    return held.issuperset(start_order)
+    exclusive = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
+    return exclusive.issuperset(start_order)
 
 
 def _unlimited(record: ContainerRecord, ledger: Ledger, whole: set[str]) -> Iterator[str]:
     """Yield the cgroups that shall have no quota, the container's and its pod's; v1 wants the pod's first."""
-    one = ledger.of(record.owner)
-    if one is None or not one.is_exclusive or record.cgroup is None or not record.is_running:
+    assignment = ledger.of(record.owner)
+    if assignment is None or not assignment.is_exclusive or record.cgroup is None or not record.is_running:
         return
     if record.owner.pod_uid in whole:
         yield str(PurePosixPath(record.cgroup).parent)

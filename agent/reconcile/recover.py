@@ -1,7 +1,7 @@
 """A ledger from what runs, when there is no checkpoint to trust: CPUs from the kernel, policies from the pods.
 
 Pure. Only what cannot be mistaken is adopted: the rest is for the plan, which gives CPUs anew. A container that
-was refused its CPUs runs in the shared set together with others, and is told by that.
+was refused its CPUs runs in the shared set together with others, which gives it away.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _candidates(
         return
     policies = EffectivePolicies.of(claim, config)
     for smt in dict.fromkeys((policies.smt, SMTPolicy.PREFER)):
-        one = Assignment(
+        candidate = Assignment(
             owner=owner,
             namespace=pod.namespace,
             pod=pod.name,
@@ -71,25 +71,27 @@ def _candidates(
             numa=policies.numa,
             cpus=seen.cpus,
         )
-        one = replace(one, idle=_idle(one, sets))
-        if _is_evident(one, seen, observed, sets):
-            yield one
+        candidate = replace(candidate, idle=_idle(candidate, sets))
+        if _is_evident(candidate, seen, observed, sets):
+            yield candidate
 
 
 def _restart(owner: Owner, observed: Observed) -> SeenContainer | None:
     """Return the restart of a container that runs, or else may start."""
-    restarts = [one for one in observed.live if one.owner == owner]
-    return min(restarts, key=lambda one: (one.state is not State.RUNNING, one.id), default=None)
+    restarts = [seen for seen in observed.live if seen.owner == owner]
+    return min(restarts, key=lambda seen: (seen.state is not State.RUNNING, seen.id), default=None)
 
 
-def _idle(one: Assignment, sets: NodeSets) -> CPUSet:
-    return (sets.topology.siblings_of(one.cpus) & sets.universe) - one.cpus if one.owns_cores else EMPTY
+def _idle(candidate: Assignment, sets: NodeSets) -> CPUSet:
+    if not candidate.owns_cores:
+        return EMPTY
+    return (sets.topology.siblings_of(candidate.cpus) & sets.universe) - candidate.cpus
 
 
-def _is_evident(one: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
+def _is_evident(candidate: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
     """Say whether the CPUs are its own: as many as it asks for and unlike anybody's, or touched by nobody else."""
     others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
-    if shortage(sets, one) == 0 and all(other.cpus != seen.cpus for other in others):
+    if shortage(sets, candidate) == 0 and all(other.cpus != seen.cpus for other in others):
         return True
-    alone = all(other.cpus.isdisjoint(one.footprint) for other in others)
-    return one.policy is CPUPolicy.EXCLUSIVE and alone and bool(others)
+    alone = all(other.cpus.isdisjoint(candidate.footprint) for other in others)
+    return candidate.policy is CPUPolicy.EXCLUSIVE and alone and bool(others)

@@ -131,7 +131,7 @@ class RuntimeSync:
             logger.warning("runtime refuses cpuset", extra={"facts": {**facts, "reason": str(error)}})
         except (Unavailable, TimeoutError) as error:
             logger.info(
-                "runtime is told later", extra={"facts": {**facts, "reason": str(error) or "timeout"}}
+                "runtime update put off", extra={"facts": {**facts, "reason": str(error) or "timeout"}}
             )
             return False
         return True

@@ -59,4 +59,6 @@ def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:
     record.looked_at()
     count = tasks.widen_tasks(cgroup, record.seen.pid)
     if count:
-        logger.info("born narrower, widened", extra={"facts": {"container": record.name, "tasks": count}})
+        logger.info(
+            "started on fewer CPUs, widened", extra={"facts": {"container": record.name, "tasks": count}}
+        )

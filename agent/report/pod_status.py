@@ -57,7 +57,7 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
 
     What stood there before stays where only times differ, or what is free beside a claim that is still refused.
     """
-    if not pod.is_told or (before is None and _is_waiting(pod)):
+    if not pod.is_reported or (before is None and _is_waiting(pod)):
         return None
     old = _members(_read(before), "containers")
     status: dict[str, Any] = {"version": VERSION}
@@ -66,7 +66,7 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
     status["containers"] = {
         container.name: _container(container, _members(old, container.name))
         for container in pod.containers
-        if container.is_told
+        if container.is_reported
     }
     return msgspec.json.encode(status).decode()
 
@@ -199,7 +199,7 @@ class PodReport:
         """Raise Later when the watch lacks a pod that gets the annotation, or the API server refused one."""
         refused = len(self._backoff)
         shown = by_runtime_uid(list(self._source.pods().values()), state.names)
-        late = [pod.name for pod in state.pods if pod.is_known and pod.is_told and pod.uid not in shown]
+        late = [pod.name for pod in state.pods if pod.is_known and pod.is_reported and pod.uid not in shown]
         if late:
             raise Later(f"not shown yet: {', '.join(late)}", refused=refused)
         if refused:

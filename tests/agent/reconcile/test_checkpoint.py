@@ -42,7 +42,7 @@ def test_checkpoint_of_an_earlier_agent_is_read() -> None:
     """A file that an agent wrote before it was laid out anew says the same, and is written again as it was."""
     content = Path("tests/data/checkpoints/before-the-move.json").read_bytes()
     before = read(content, "machine-1")
-    assert [(one.name, str(one.cpus), str(one.idle)) for one in before.ledger] == [
+    assert [(held.name, str(held.cpus), str(held.idle)) for held in before.ledger] == [
         ("default/web/init", "2,10", ""),
         ("default/web/main", "2", "10"),
         ("vms/virt-launcher-x/compute", "3,11", ""),
@@ -100,7 +100,7 @@ def test_another_machine_is_told() -> None:
 def test_older_version_is_told() -> None:
     """The version that was found and the one that is written are named."""
     older = json.dumps({**json.loads(write(saved())), "version": 0}).encode()
-    with pytest.raises(Unusable, match=r"version 0.*writes 1"):
+    with pytest.raises(Unusable, match=r"version 0.*writes version 1"):
         read(older, "machine-1")
 
 

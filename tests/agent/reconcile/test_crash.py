@@ -20,7 +20,7 @@ from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
-from pinning.planning.observed import Observed
+from pinning.planning.observed import Observed, Owner
 from pinning.planning.plan import plan
 from tests.agent.churn import AgentProcess, Churn, held_on_disk, settled
 from tests.machine.client import running_machine
@@ -49,16 +49,16 @@ def check_rules(churn: Churn, ledger: Ledger) -> None:
     observed = churn.observe()
     sets = node_sets(observed.topology, observed.universe, DEFAULT)
     assert problems(ledger, sets) == ()
-    assert {one.owner.pod_uid for one in ledger} <= churn.pods.keys()
-    for one in observed.live:
-        held = ledger.of(one.owner)
-        assert one.cpus == (held.cpus if held else sets.shared(ledger))
+    assert {held.owner.pod_uid for held in ledger} <= churn.pods.keys()
+    shared = sets.shared(ledger)
+    for container in observed.live:
+        assert container.cpus == ledger.cpus_of(container.owner, shared)
 
 
 def moved(churn: Churn, before: Observed, since: int) -> list[str]:
     """Return the containers that were at any time somewhere else than before and now: moved without need."""
-    started = {one.id: one.cpus for one in before.live}
-    ended = {one.id: one.cpus for one in churn.observe().live}
+    started = {container.id: container.cpus for container in before.live}
+    ended = {container.id: container.cpus for container in churn.observe().live}
     stayed = {key for key in started if started[key] == ended.get(key)}
     events = churn.machine.call("events", since=since)
     return [
@@ -102,6 +102,11 @@ def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpu
             assert ledger == plan(before, on_disk, DEFAULT).ledger
             assert moved(churn, before, since) == []
             check_rules(churn, ledger)
+
+
+def footprints(ledger: Ledger) -> dict[Owner, CPUSet]:
+    """Return every CPU that is charged to each container."""
+    return {held.owner: held.footprint for held in ledger}
 
 
 def truncate(path: Path) -> None:
@@ -172,7 +177,7 @@ def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Ca
         before, since = churn.observe(), len(churn.machine.call("events"))
         agent.start()
         ledger = settled(agent, churn)
-        assert {one.owner: one.footprint for one in ledger} == {one.owner: one.footprint for one in held}
+        assert footprints(ledger) == footprints(held)
         assert moved(churn, before, since) == []
         check_rules(churn, ledger)
         assert agent.checkpoint.with_suffix(".json.damaged").exists() == (damage is not remove)

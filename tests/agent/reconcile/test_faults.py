@@ -63,7 +63,10 @@ class FaultyNode(RuleBasedStateMachine):
     def checked_write(self, cgroup: str, cpus: CPUSet) -> None:
         """Write, after a look at who else runs there."""
         ledger = self.ledger()
-        by_cgroup = {one.cgroup: Owner(one.pod_uid, one.name) for one in self.node.containers.values()}
+        by_cgroup = {
+            container.cgroup: Owner(container.pod_uid, container.name)
+            for container in self.node.containers.values()
+        }
         me = ledger.of(by_cgroup[cgroup])
         gains = cpus - self.node.cpusets.get(cgroup, cpus)
         for other, theirs in self.node.cpusets.items():
@@ -103,31 +106,32 @@ class FaultyNode(RuleBasedStateMachine):
     def remove(self, uid: str, force: bool) -> None:
         """Take a pod from the API; with force its containers live on."""
         self.node.documents.pop(uid, None)
-        for number, one in list(self.node.containers.items()):
-            if one.pod_uid == uid and not force:
+        for number, container in list(self.node.containers.items()):
+            if container.pod_uid == uid and not force:
                 self.node.stop(number)
 
     @rule(lost=st.booleans())
     def begin(self, lost: bool) -> None:
         """Let everything that is created run, with the cpuset it was sent or without."""
-        for number, one in list(self.node.containers.items()):
-            if one.state is State.CREATED:
+        for number, container in list(self.node.containers.items()):
+            if container.state is State.CREATED:
                 self.node.begin(number, lost=lost)
 
     @rule(pick=st.integers(0, 20), foreign=st.sampled_from(["0", "0-3", "1-2"]))
     def rewrite(self, pick: int, foreign: str) -> None:
         """Let somebody else write a cpuset of a container that shares."""
         sharers = [
-            one.cgroup
-            for one in self.node.containers.values()
-            if one.cgroup in self.node.cpusets and not self.ledger().of(Owner(one.pod_uid, one.name))
+            container.cgroup
+            for container in self.node.containers.values()
+            if container.cgroup in self.node.cpusets
+            and not self.ledger().of(Owner(container.pod_uid, container.name))
         ]
         if sharers:
             self.node.cpusets[sharers[pick % len(sharers)] or ""] = CPUSet.parse(foreign)
 
     @rule(pick=st.integers(0, 20), error=st.sampled_from([None, Refused("EACCES"), Unavailable("EIO")]))
     def break_cgroup(self, pick: int, error: Exception | None) -> None:
-        """Let writes of one cgroup fail, or work again."""
+        """Let writes of container cgroup fail, or work again."""
         cgroups = sorted(self.node.cpusets)
         if cgroups and error:
             self.node.cgroups.errors[cgroups[pick % len(cgroups)]] = error  # type: ignore[assignment]
@@ -164,10 +168,10 @@ class FaultyNode(RuleBasedStateMachine):
         ledger = self.ledger()
         assert not state.failures
         assert not state.conflicts
-        for one in self.node.containers.values():
-            if one.cgroup in self.node.cpusets:
-                held = ledger.of(Owner(one.pod_uid, one.name))
-                assert self.node.cpusets[one.cgroup] == (held.cpus if held else state.shared)
+        for container in self.node.containers.values():
+            if container.cgroup in self.node.cpusets:
+                held = ledger.of(Owner(container.pod_uid, container.name))
+                assert self.node.cpusets[container.cgroup] == (held.cpus if held else state.shared)
 
 
 FaultyNode.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)

@@ -37,7 +37,7 @@ def test_three_rewrites_in_ten_minutes_are_a_conflict(times: tuple[float, ...], 
     assert after(*times).is_conflict(ONE) is is_conflict
 
 
-def test_fight_concerns_its_container_only() -> None:
+def test_conflict_concerns_its_container_only() -> None:
     """Others are repaired as before."""
     assert after(0, 1, 2).conflicts == (ONE,)
     assert not after(0, 1, 2).is_conflict(OTHER)

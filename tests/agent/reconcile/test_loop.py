@@ -71,7 +71,7 @@ def serving(
 
 def pinned(state: NodeState) -> int:
     """Return how many containers are pinned."""
-    return sum(one.is_pinned for pod in state.pods for one in pod.containers)
+    return sum(container.is_pinned for pod in state.pods for container in pod.containers)
 
 
 def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:

@@ -199,7 +199,7 @@ def test_found_pod_that_the_source_never_shows_does_not_stay_for_ever(end: str |
             await source.asked_twice.wait()
         asking.cancel()
         await asyncio.wait([asking])
-        running = [one for one in lookup.completed({}).values() if not is_final(one)]
+        running = [pod for pod in lookup.completed({}).values() if not is_final(pod)]
         assert running == []
 
     asyncio.run(act())

@@ -89,9 +89,9 @@ class Node:
 @pytest.fixture(params=[1, 2])
 def many(node: FakeNode, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     """Return a node with each version of cgroups."""
-    made = Node(node, tmp_path / "cgroup", int(request.param))
-    yield made
-    made.cgroups.watch.close()
+    many_containers = Node(node, tmp_path / "cgroup", int(request.param))
+    yield many_containers
+    many_containers.cgroups.watch.close()
 
 
 def test_edit_that_moves_every_container_writes_each_once_and_opens_nothing_else(many: Node) -> None:

@@ -69,7 +69,7 @@ def test_bystander_without_cpuset_hides_nobody() -> None:
 def test_reserved_cpus_are_never_adopted() -> None:
     """A foreign cpuset on reserved CPUs is given anew by the plan, not taken over."""
     world = world_of(("a", TWO), ("b", Wish()))
-    number = next(key for key, one in world.containers.items() if one.owner.pod_uid == "a")
+    number = next(key for key, seen in world.containers.items() if seen.owner.pod_uid == "a")
     world.containers[number] = replace(world.containers[number], cpus=CPUSet.parse("0,4"))
     assert recovered(world) == Ledger()
 

@@ -1,0 +1,228 @@
+"""How a plan is applied: by which way, in which order, and what happens when a write fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.errors import Gone, Refused, Unavailable
+from agent.node_state import Path as By
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
+from tests.pinning.world import Wish
+
+
+def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
+    """What is created has no cgroup to write: the runtime takes the set, and it is born with it."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a", state=State.CREATED)
+    node.run()
+
+    assert str(node.records[number]) == "1,5"
+    node.begin(number)
+    state = node.run()
+    assert node.cpus(number) == "1,5"
+    assert node.cgroups.writes == []
+    assert container(state, "a").proof.path is By.FOUND
+    assert container(state, "a").proof.window_seconds == 0.0
+
+
+def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode) -> None:
+    """An OK is no proof: the cgroup of the running container is read, and written."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a", state=State.CREATED)
+    node.run()
+    node.begin(number, lost=True)
+    node.cgroups.ages[node.cgroup(number)] = 1.0
+
+    assert container(node.run(), "a").proof.window_seconds == 1.0
+    assert node.cpus(number) == "1,5"
+
+
+def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
+    """While a container stays created one call is enough."""
+    node.add("a", TWO)
+    node.start("a", state=State.CREATED)
+    node.run(passes=3)
+
+    assert len(node.runtime.calls) == 1
+
+
+def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
+    """While a slow runtime takes the set of a container that does not run yet, those that run are moved."""
+    pinned_pair(node)
+    node.add("c", PLAIN)
+    node.add("d", PLAIN)
+    created, running = node.start("c", state=State.CREATED), node.start("d")
+
+    async def scenario() -> None:
+        node.runtime.gate = asyncio.Event()
+        for _ in range(2):
+            await node.agent.reconciler.run_pass()
+            await asyncio.sleep(0)
+        assert node.cpus(running) == "0,2-4,6-7"
+        node.runtime.gate.set()
+        await node.drain()
+
+    node.runner.run(scenario())
+    node.run()
+    assert [cpus for key, cpus in node.runtime.calls if key == created] == ["0,2-4,6-7"]
+    assert str(node.records[created]) == "0,2-4,6-7"
+
+
+def test_newer_set_waits_for_the_one_that_was_sent_at_birth(node: FakeNode) -> None:
+    """A container that begins to run while the runtime has its first set in its hands ends on its newest set."""
+    pinned_pair(node)
+    node.add("c", PLAIN)
+    created = node.start("c", state=State.CREATED)
+
+    async def scenario() -> None:
+        node.runtime.gate = asyncio.Event()
+        await node.agent.reconciler.run_pass()
+        while not node.runtime.flying:
+            await asyncio.sleep(0)
+        node.begin(created)
+        node.add("a", Wish("2", policy="none"))
+        passing = asyncio.create_task(node.agent.reconciler.run_pass())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        node.runtime.gate.set()
+        await passing
+
+    node.runner.run(scenario())
+    node.run()
+    assert node.cpus(created) == "0-7"
+
+
+def test_vm_container_is_changed_by_the_runtime_alone(node: FakeNode) -> None:
+    """The cgroup of a VM sandbox is not written, even though there is one."""
+    node.add("a", TWO)
+    node.start("a", in_vm=True)
+    state = node.run(passes=2)
+
+    assert node.cgroups.writes == []
+    assert [cpus for _, cpus in node.runtime.calls] == ["1,5"]
+    assert container(state, "a").is_pinned
+
+
+def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> None:
+    """Cgroups that may only be read still prove what the runtime did."""
+    node.cgroups.writable = False
+    owner, other = pinned_pair(node)
+
+    assert node.cgroups.writes == []
+    assert {number for number, _ in node.runtime.calls} == {owner, other}
+
+
+def test_refused_cgroup_write_is_done_by_the_runtime(node: FakeNode) -> None:
+    """One cgroup that cannot be written does not keep its container unpinned."""
+    node.add("a", TWO)
+    number = node.start("a")
+    node.cgroups.errors[node.cgroup(number)] = Refused("EACCES")
+    node.run()
+
+    assert node.cpus(number) == "1,5"
+
+
+def test_grant_is_not_done_while_a_bystander_cannot_leave(node: FakeNode) -> None:
+    """What waits for a failure is not done, and is done as soon as the failure is over."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
+    node.add("a", TWO)
+    owner = node.start("a")
+    state = node.run()
+    assert state.failures == ("test/pod-b/c0",)
+    assert not container(state, "a").is_pinned
+    assert node.cpus(other) == "0-7"
+
+    node.cgroups.errors.clear()
+    node.time.now += 60
+    assert container(node.run(), "a").is_pinned
+    assert (node.cpus(owner), node.cpus(other)) == ("1,5", "0,2-4,6-7")
+
+
+def test_lost_write_of_a_bystander_holds_the_grant_up(node: FakeNode) -> None:
+    """A write that the kernel does not show counts as not done."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.add("a", TWO)
+    node.start("a")
+    node.cgroups.lost = 1
+
+    assert not container(node.run(), "a").is_pinned or node.cpus(other) == "0,2-4,6-7"
+    node.time.now += 60
+    assert container(node.run(), "a").is_pinned
+
+
+def test_failing_container_does_not_hold_up_others(node: FakeNode) -> None:
+    """A container whose own write fails is tried again later; its neighbours are where they belong."""
+    node.add("a", TWO)
+    node.add("c", TWO)
+    failing, fine = node.start("a"), node.start("c")
+    for number in (failing, fine):
+        node.cpusets[node.cgroup(number)] = CPUSet.parse("0,4")
+    node.cgroups.errors[node.cgroup(failing)] = Unavailable("EIO")
+    state = node.run()
+
+    assert node.cpus(fine) == "2,6"
+    assert state.failures == ("test/pod-a/c0",)
+    assert node.agent.reconciler.retry_seconds() is not None
+
+
+def test_failure_is_not_tried_again_at_once(node: FakeNode) -> None:
+    """Other events do not hammer a container that just failed; time does."""
+    node.add("a", TWO)
+    number = node.start("a")
+    node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
+    node.run()
+    del node.cgroups.errors[node.cgroup(number)]
+
+    node.run()
+    assert node.cpus(number) == "0-7"
+    node.time.now += 11
+    node.run()
+    assert node.cpus(number) == "1,5"
+
+
+def test_failure_that_no_longer_matters_is_forgotten(node: FakeNode) -> None:
+    """A write that failed and is not needed any more is not told for ever."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
+    node.add("a", TWO)
+    assert node.run().failures == ("test/pod-b/c0",)
+
+    del node.documents["a"]
+    assert node.run().failures == ()
+    assert node.agent.reconciler.retry_seconds() is None
+
+
+@pytest.mark.parametrize("error", [Gone("x"), Gone("no such container")])
+def test_container_that_vanished_is_in_nobodys_way(node: FakeNode, error: Gone) -> None:
+    """A bystander that ends while it is written counts as having left."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.add("a", TWO)
+    node.start("a")
+    node.cgroups.errors[node.cgroup(other)] = error
+    state = node.run()
+
+    assert state.failures == ()
+    assert container(state, "a").is_pinned
+
+
+def test_narrower_parent_is_told_and_tried_again(node: FakeNode) -> None:
+    """A child's effective set follows a narrower parent: that is no proof, and no hot loop either."""
+    node.add("a", TWO)
+    number = node.start("a")
+    node.cgroups.ceiling[node.cgroup(number)] = CPUSet.parse("0-3")
+    state = node.run()
+
+    assert not container(state, "a").is_pinned
+    assert state.failures == ("test/pod-a/c0",)

@@ -1,0 +1,81 @@
+"""What passes do about other writers of cpusets, and what is no foreign write."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import container, pinned_pair
+from tests.pinning.world import Wish
+
+
+def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
+    """A cpuset that somebody else changed is put back in the next pass, and counted."""
+    owner, _ = pinned_pair(node)
+    node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
+    node.run()
+
+    assert node.cpus(owner) == "1,5"
+    assert node.agent.reconciler.metrics.rewrites._value.get() == 1
+
+
+def test_third_foreign_write_is_a_conflict_and_ten_quiet_minutes_end_it(node: FakeNode) -> None:
+    """A conflict is told with whom it compromises, nothing is written during it, and afterwards it is repaired."""
+    _, other = pinned_pair(node)
+    for _ in range(3):
+        node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
+        state = node.run()
+        node.time.now += 60
+    assert node.cpus(other) == "0-7"
+    assert [conflict.container for conflict in state.conflicts] == ["test/pod-b/c0"]
+    assert container(state, "a").intruders == ("test/pod-b/c0",)
+
+    node.time.now += 540
+    state = node.run()
+    assert state.conflicts == ()
+    assert node.cpus(other) == "0,2-4,6-7"
+
+
+def test_created_container_is_nobodys_intruder(node: FakeNode) -> None:
+    """Some runtimes make its cgroup, on every CPU, before it runs: nothing of it can run there, so nothing is told."""
+    pinned_pair(node)
+    node.add("late", Wish("1", policy="exclusive"))
+    number = node.start("late", state=State.CREATED)
+    node.cpusets[node.cgroup(number)] = node.topology.online
+    node.runtime.gate = asyncio.Event()  # what it is sent does not arrive yet
+    state = node.runner.run(node.agent.reconciler.run_pass())
+
+    assert state is not None
+    assert node.cpus(number) == str(node.topology.online)
+    assert container(state, "a").intruders == ()
+    assert container(state, "late").proof is None
+    node.runtime.gate.set()
+    node.begin(number)
+    assert container(node.run(), "late").is_pinned
+
+
+def test_writes_in_a_conflict_make_it_longer_without_a_pass(node: FakeNode) -> None:
+    """A writer that goes on is only counted: it must not keep the agent busy."""
+    _, other = pinned_pair(node)
+    for _ in range(3):
+        node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
+        node.run()
+    node.agent.trigger.clear()
+    node.time.now += 500
+    node.agent.reconciler.between_passes.foreign_write(node.cgroup(other))
+    assert not node.agent.trigger.is_set
+
+    node.time.now += 200
+    node.run()
+    assert node.cpus(other) == "0-7"
+
+
+def test_cpu_that_goes_offline_is_no_foreign_write(node: FakeNode) -> None:
+    """What the kernel does with cpusets when CPUs go is nobody's rewrite."""
+    pinned_pair(node)
+    node.topology = node.topology.with_online(CPUSet.parse("0-6"))
+    node.run()
+
+    assert node.agent.reconciler.metrics.rewrites._value.get() == 0

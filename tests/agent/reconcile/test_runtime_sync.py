@@ -1,0 +1,70 @@
+"""The runtime learns of every cpuset in the background, two calls at a time, and never against a newer one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import PLAIN, TWO, pinned_pair
+from tests.pinning.world import Wish
+
+
+def test_older_call_of_the_runtime_never_lands_on_a_newer_cpuset(node: FakeNode) -> None:
+    """A container is not written while the runtime has it in its hands; afterwards it gets the newest set."""
+
+    async def scenario() -> None:
+        pinned = node.start("a")
+        node.add("a", TWO)
+        node.runtime.gate = asyncio.Event()
+        syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+        await node.agent.reconciler.run_pass()
+        while not node.runtime.flying:
+            await asyncio.sleep(0)
+        node.add("a", Wish("2", policy="none"))
+        passing = asyncio.create_task(node.agent.reconciler.run_pass())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert node.cpus(pinned) == "1,5"
+        node.runtime.gate.set()
+        await passing
+        await node.agent.reconciler.runtime_sync.drained()
+        assert node.cpus(pinned) == str(node.records[pinned]) == "0-7"
+        syncing.cancel()
+
+    node.runner.run(scenario())
+
+
+def test_two_calls_at_a_time(node: FakeNode) -> None:
+    """The runtime gets two calls at a time, and one for each container in the end."""
+    node.add("a", TWO)
+    for number in range(9):
+        node.add(f"p{number}", PLAIN)
+        node.start(f"p{number}")
+
+    async def scenario() -> None:
+        node.runtime.gate = asyncio.Event()
+        syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+        await node.agent.reconciler.run_pass()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert node.runtime.most_flying == 2
+        node.runtime.gate.set()
+        await node.agent.reconciler.runtime_sync.drained()
+        assert len(node.runtime.calls) == 9
+        syncing.cancel()
+
+    node.runner.run(scenario())
+
+
+def test_runtime_that_is_down_does_not_stop_live_changes(node: FakeNode) -> None:
+    """Cgroups are written from the last list; the runtime is told when it is back."""
+    owner, other = pinned_pair(node)
+    node.runtime.down = True
+    node.add("a", Wish("2", policy="none"))
+    state = node.run()
+    assert (node.cpus(owner), node.cpus(other)) == ("0-7", "0-7")
+    assert not state.containers_complete
+
+    node.runtime.down = False
+    node.run()
+    assert str(node.records[owner]) == "0-7"

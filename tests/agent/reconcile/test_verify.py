@@ -1,0 +1,105 @@
+"""The tasks of containers are compared with their CPUs, and a first process that started narrower is widened once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.errors import Unavailable
+from agent.interfaces import StrayTasks
+from agent.reconcile.reconciler import Settings
+from pinning.planning.node_config import NodeConfig
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
+
+
+def test_stray_tasks_are_told(node: FakeNode) -> None:
+    """Tasks outside are drift; tasks that keep to fewer CPUs are only narrowed."""
+    owner, other = pinned_pair(node)
+    node.cgroups.strays[node.cgroup(owner)] = StrayTasks(narrowed=(11, 12))
+    node.cgroups.strays[node.cgroup(other)] = StrayTasks(outside=(13,))
+    assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, True)
+
+    state = node.run()
+    assert container(state, "a").proof.narrowed == 2
+    assert container(state, "b").proof.outside == 1
+    assert node.runner.run(node.agent.reconciler.sweep(lambda: False)) == (True, False)
+
+
+def sweep(node: FakeNode) -> None:
+    """Let the agent look at all tasks."""
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+
+
+def test_first_process_born_narrower_is_widened_once(node: FakeNode) -> None:
+    """Only at the first look at the tasks of a container: what narrows later narrowed itself."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a")
+    node.run()
+    narrow = {node.cgroup(number): StrayTasks(narrowed=(1,))}
+    node.cgroups.strays = dict(narrow)
+    sweep(node)
+    assert node.cgroups.widened == [(node.cgroup(number), 1)]
+    assert container(node.run(), "a").proof.narrowed == 0
+
+    node.cgroups.strays = dict(narrow)
+    sweep(node)
+    assert len(node.cgroups.widened) == 1
+    assert container(node.run(), "a").proof.narrowed == 1
+
+
+def test_nobody_is_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
+    """While its cpuset is not right a container waits for its first look."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a")
+    node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == []
+
+    node.cgroups.errors.clear()
+    node.time.now += 60
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == [(node.cgroup(number), 1)]
+
+
+def test_nobody_is_widened_before_its_first_process_is_known(node: FakeNode) -> None:
+    """A runtime that does not tell the process yet is waited for."""
+    node.run()
+    number = node.start("b")
+    running = node.containers[number]
+    node.containers[number] = replace(running, pid=0)
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == []
+
+    node.containers[number] = running
+    node.run()
+    sweep(node)
+    assert node.cgroups.widened == [(node.cgroup(number), 1)]
+
+
+def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None:
+    """They had their time to choose; an agent that starts again takes nobody for newborn."""
+    number, _ = pinned_pair(node)
+    node.new_agent()
+    node.run()
+    node.cgroups.strays[node.cgroup(number)] = StrayTasks(narrowed=(1,))
+    sweep(node)
+
+    assert node.cgroups.widened == []
+
+
+def test_observing_agent_widens_nobody(node: FakeNode) -> None:
+    """Whoever only looks leaves the masks of others alone."""
+    node.settings = Settings("node-1", NodeConfig(observe=True))
+    node.new_agent()
+    node.add("b", PLAIN)
+    node.run()
+    node.start("b")
+    node.run()
+    sweep(node)
+
+    assert node.cgroups.widened == []
