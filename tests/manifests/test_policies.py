@@ -1,9 +1,8 @@
-"""The policies at each door: who may write `status.corepin.io/*`, and what the two accounts may change."""
+"""The policies at each door: who may write `status.corepin.io/*`, and what the agent's account may change."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from typing import Any
 
@@ -18,10 +17,8 @@ from agent.report.pod_status import PodReport
 from apiserver.errors import Refused
 from tests.agent.states import EXCLUSIVE, state_of
 from tests.manifests.installed import (
-    ADMISSION,
     FORGED,
     HERE_NODE,
-    JSON_PATCH,
     MERGE,
     NODES,
     PODS,
@@ -344,76 +341,3 @@ def check_taken_back(installed: Installed) -> None:
     assert taints_of(node) == {"others"}
     assert node["status"]["capacity"] == {"cpu": "8"}
     assert {condition["type"] for condition in node["status"]["conditions"]} == {"Ready"}
-
-
-# What the rotation's account may change.
-
-KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-
-
-def bundle(installed: Installed) -> str:
-    """Return a CA that an API server takes."""
-    return base64.b64encode(installed.api.ca_file.read_bytes()).decode()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_rotation_replaces_every_ca_bundle(kind: str, installed: Installed) -> None:
-    """By the very patch that the rotation sends: locked to a version, one operation for each entry."""
-    path = f"{ADMISSION}/{kind}/zz-corepin"
-    read = installed.rotation.send("GET", path).json()
-    locked = {
-        "op": "replace",
-        "path": "/metadata/resourceVersion",
-        "value": read["metadata"]["resourceVersion"],
-    }
-    value = bundle(installed)
-    operations = [
-        {"op": "add", "path": f"/webhooks/{entry}/clientConfig/caBundle", "value": value}
-        for entry in range(len(read["webhooks"]))
-    ]
-    changed = installed.rotation.patch(path, [locked, *operations], JSON_PATCH)
-    assert changed.is_success, changed.text
-    assert installed.rotation.patch(path, [locked, operations[0]], JSON_PATCH).status_code == 409
-    # an upgrade of the manifests leaves the bundles where they are
-    installed.api.kubectl("apply", "--server-side", "-f", "manifests/base/registration.yaml")
-    after = installed.rotation.send("GET", path).json()
-    assert {entry["clientConfig"]["caBundle"] for entry in after["webhooks"]} == {value}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "operation",
-    [
-        {"op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Fail"},
-        {"op": "replace", "path": "/webhooks/0/rules/0/resources", "value": ["*"]},
-        {"op": "replace", "path": "/webhooks/0/clientConfig", "value": {"url": "https://evil.example/"}},
-        {"op": "replace", "path": "/webhooks/0/clientConfig/service/namespace", "value": "demo"},
-        {"op": "replace", "path": "/webhooks/0/clientConfig/service/path", "value": "/other"},
-        {"op": "remove", "path": "/webhooks/0/namespaceSelector"},
-        {"op": "remove", "path": "/webhooks/0/matchConditions"},
-        {"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 30},
-        {"op": "remove", "path": "/webhooks/0"},
-        {"op": "copy", "path": "/webhooks/-", "from": "/webhooks/0"},
-        {"op": "add", "path": "/metadata/labels/mine", "value": "1"},
-        {"op": "add", "path": "/metadata/annotations", "value": {"cert-manager.io/inject-ca-from": "a/b"}},
-        {"op": "add", "path": "/metadata/finalizers", "value": ["a.example/b"]},
-    ],
-    ids=lambda operation: f"{operation['op']} {operation['path']}",
-)
-def test_the_rotation_changes_nothing_else(
-    operation: dict[str, Any], kind: str, installed: Installed
-) -> None:
-    """A stolen token of the rotation can neither send reviews elsewhere nor ask for more of them."""
-    operations = [operation]
-    if operation["op"] == "copy":  # names of entries must differ, or the API server refuses by itself
-        operations.append({"op": "replace", "path": "/webhooks/1/name", "value": "x.corepin.io"})
-        operations[0] = {**operation, "path": "/webhooks/1"}
-    answer = installed.rotation.patch(f"{ADMISSION}/{kind}/zz-corepin", operations, JSON_PATCH)
-    assert_refused(answer, "corepin-certs", "only caBundle may change")
-
-
-def test_the_rotation_changes_no_other_policy_of_mutation(installed: Installed) -> None:
-    """The one field that only mutating entries have is held as well."""
-    operation = {"op": "replace", "path": "/webhooks/0/reinvocationPolicy", "value": "Never"}
-    answer = installed.rotation.patch(f"{ADMISSION}/{KINDS[0]}/zz-corepin", [operation], JSON_PATCH)
-    assert_refused(answer, "corepin-certs", "only caBundle may change")
