@@ -28,10 +28,10 @@ def container(
     for key, given in (("limits", limits), ("requests", requests)):
         if given is not None:
             resources[key] = dict(given) if isinstance(given, Mapping) else {"cpu": given}
-    made: dict[str, Any] = {"name": name, "image": "registry.example/app:1", **more}
+    document: dict[str, Any] = {"name": name, "image": "registry.example/app:1", **more}
     if resources:
-        made["resources"] = resources
-    return made  # type: ignore[return-value]
+        document["resources"] = resources
+    return document  # type: ignore[return-value]
 
 
 def pod(
@@ -42,22 +42,22 @@ def pod(
     **spec: Any,
 ) -> Pod:
     """Return a pod named `demo`."""
-    made: dict[str, Any] = {"containers": list(containers or [container()]), **spec}
+    content: dict[str, Any] = {"containers": list(containers or [container()]), **spec}
     if init is not None:
-        made["initContainers"] = init
+        content["initContainers"] = init
     metadata: dict[str, Any] = {"name": "demo", "namespace": "default"}
     if annotations is not None:
         metadata["annotations"] = dict(annotations)
     if labels is not None:
         metadata["labels"] = dict(labels)
-    body: PodSpec = made  # type: ignore[assignment]
+    body: PodSpec = content  # type: ignore[assignment]
     return {"metadata": metadata, "spec": body}  # type: ignore[typeddict-item]
 
 
 def launcher(*beside: Container, compute: Container | None = None, **more: Any) -> Pod:
-    """Return a virt-launcher pod with dedicated CPUs and, if not told otherwise, 4 CPUs and 1 Gi."""
-    made = compute or container("compute", {"cpu": "4", "memory": "1Gi"})
-    return pod(made, *beside, labels=LAUNCHER, nodeSelector=DEDICATED, **more)
+    """Return a virt-launcher pod with dedicated CPUs and, unless `compute` is given, 4 CPUs and 1 Gi."""
+    main = compute or container("compute", {"cpu": "4", "memory": "1Gi"})
+    return pod(main, *beside, labels=LAUNCHER, nodeSelector=DEDICATED, **more)
 
 
 def fields(found: Any) -> list[str]:
