@@ -1,6 +1,6 @@
 """Write the cpusets of a plan in an order that is safe: nobody is let onto CPUs that somebody else has not left.
 
-A running container is moved by its cgroup at once, and the runtime is told in the background. A created one has no
+A running container is moved by its cgroup at once, and the runtime learns of it in the background. A created one has no
 cgroup to write yet, and a VM's is not ours: there the runtime is the only way. Whatever was written is read back
 before anything that waits for it begins; what waits for a failure is not done.
 """

@@ -25,7 +25,7 @@ class ContainerRecord:
     """One container: how it is reached, what was read of it, and what went wrong with it."""
 
     seen: RuntimeContainer
-    is_awaited: bool  # how long it ran elsewhere is still to be told; never of what is older than the agent
+    is_awaited: bool  # how long it ran elsewhere is to be reported; never of what is older than the agent
     is_new: bool = False  # its tasks were not looked at since this agent saw it come
     is_assured: bool = False  # this agent told the runtime where it runs
     wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
@@ -125,7 +125,7 @@ class ContainerRecord:
     def settled(self) -> float | None:
         """Say that it runs where it shall; return the seconds that it may have run elsewhere, the first time.
 
-        What was right when it was first looked at was born so.
+        What was right when it was first looked at started so.
         """
         if not self.is_awaited or self.proof is None:
             return None

@@ -41,7 +41,7 @@ class Exposure:
         self._metrics = metrics
 
     def close(self, record: ContainerRecord) -> None:
-        """Tell for how long a container that is right may have run elsewhere.
+        """Report for how long a container that is right may have run elsewhere.
 
         What was written beside the passes has to be read by one first: the runtime's word is no proof.
         """

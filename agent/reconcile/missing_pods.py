@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Unavailable
 from apiserver.backoff import Backoff
-from pinning.pods.identity import runtime_uid
+from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class MissingPodLookup:
 
     async def _woken(self) -> None:
         """Wait until something is unknown, or what was found is to be asked for again."""
-        found = {runtime_uid(pod): _name(pod) for pod in self._found.values() if not is_final(pod)}
+        found = {runtime_uid(pod): name_of(pod) for pod in self._found.values() if not is_final(pod)}
         with suppress(TimeoutError):
             async with asyncio.timeout(self._again_seconds if found else None):
                 await self._wake.wait()
@@ -114,8 +114,3 @@ class MissingPodLookup:
             logger.warning("missed pod found by its name", extra={"facts": facts})
         self._found[(pod.get("metadata") or {}).get("uid") or uid] = pod
         self._on_found()
-
-
-def _name(pod: Pod) -> Name:
-    metadata = pod.get("metadata") or {}
-    return metadata.get("namespace") or "", metadata.get("name") or ""

@@ -131,7 +131,7 @@ class Observer:
         return state, cpus
 
     def _has_begun(self, cgroup: str) -> bool:
-        """Say whether a container runs of which the runtime has not told yet, or cannot tell."""
+        """Say whether a container runs already, though the runtime does not say so yet, or cannot."""
         try:
             return self._interfaces.cgroups.tasks.start_state(cgroup).has_begun
         except AgentError:

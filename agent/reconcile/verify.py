@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sweep(NamedTuple):
-    """What came of it."""
+    """What came of one look at all tasks."""
 
     is_whole: bool  # nothing broke it off
-    is_news: bool  # something is to be told anew
+    is_news: bool  # something is to be published anew
 
 
 async def prove_tasks(

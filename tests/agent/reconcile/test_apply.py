@@ -16,7 +16,7 @@ from tests.pinning.world import Wish
 
 
 def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
-    """What is created has no cgroup to write: the runtime takes the set, and it is born with it."""
+    """What is created has no cgroup to write: the runtime takes the set, and the container starts with it."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)

@@ -34,30 +34,30 @@ def test_container_that_runs_before_the_runtime_says_so_is_moved_by_its_cgroup(n
     assert state.pods[0].containers[0].is_pinned
 
 
-def test_newborn_container_is_written_without_a_pass(node: FakeNode) -> None:
+def test_new_container_is_written_without_a_pass(node: FakeNode) -> None:
     """As soon as its cgroup is made it has what the last plan says: its own CPUs, or the shared set."""
     node.add("a", TWO)
     node.run()
     owned, stranger = node.start("a", state=State.CREATED), node.start("b", state=State.CREATED)
     node.run()
-    born = [(owned, Owner("a", "c0"), "1,5"), (stranger, Owner("b", "c0"), "0,2-4,6-7")]
+    created = [(owned, Owner("a", "c0"), "1,5"), (stranger, Owner("b", "c0"), "0,2-4,6-7")]
 
-    async def be_born() -> None:
-        for number, owner, _ in born:
+    async def create() -> None:
+        for number, owner, _ in created:
             node.cpusets[node.cgroup(number)] = node.topology.online
             node.agent.reconciler.between_passes.container_created(
                 NewContainer(number, owner, node.cgroup(number))
             )
         await asyncio.sleep(0)
 
-    node.runner.run(be_born())
-    assert [node.cpus(number) for number, _, _ in born] == [cpus for _, _, cpus in born]
+    node.runner.run(create())
+    assert [node.cpus(number) for number, _, _ in created] == [cpus for _, _, cpus in created]
 
 
-def test_newborn_container_is_left_to_the_kubelet_where_the_agent_observes(
+def test_new_container_is_left_to_the_kubelet_where_the_agent_observes(
     node: FakeNode, tmp_path: Path
 ) -> None:
-    """Beside the static policy nothing is written, newborn or not."""
+    """Beside the static policy nothing is written, new or not."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
@@ -66,13 +66,13 @@ def test_newborn_container_is_left_to_the_kubelet_where_the_agent_observes(
     number = node.start("b", state=State.CREATED)
     node.cpusets[node.cgroup(number)] = node.topology.online
 
-    async def be_born() -> None:
+    async def create() -> None:
         node.agent.reconciler.between_passes.container_created(
             NewContainer(number, Owner("b", "c0"), node.cgroup(number))
         )
         await asyncio.sleep(0)
 
-    node.runner.run(be_born())
+    node.runner.run(create())
     assert node.cgroups.writes == []
 
 

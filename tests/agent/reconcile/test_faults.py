@@ -170,8 +170,8 @@ class FaultyNode(RuleBasedStateMachine):
         assert not state.conflicts
         for container in self.node.containers.values():
             if container.cgroup in self.node.cpusets:
-                held = ledger.of(Owner(container.pod_uid, container.name))
-                assert self.node.cpusets[container.cgroup] == (held.cpus if held else state.shared)
+                owner = Owner(container.pod_uid, container.name)
+                assert self.node.cpusets[container.cgroup] == ledger.cpus_of(owner, state.shared)
 
 
 FaultyNode.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)

@@ -59,7 +59,7 @@ def test_refused_claim_is_not_taken_for_pinned() -> None:
 
 
 def test_bystander_without_cpuset_hides_nobody() -> None:
-    """A container that was born while there was no agent runs everywhere, and takes nothing from the owners."""
+    """A container that was created while there was no agent runs everywhere, and takes nothing from the owners."""
     world = world_of(("a", TWO), ("b", Wish()))
     world.add("late", [Wish()])
     world.start("late", "c0")

@@ -30,7 +30,7 @@ def sweep(node: FakeNode) -> None:
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
 
 
-def test_first_process_born_narrower_is_widened_once(node: FakeNode) -> None:
+def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> None:
     """Only at the first look at the tasks of a container: what narrows later narrowed itself."""
     node.add("a", TWO)
     node.run()
@@ -82,7 +82,7 @@ def test_nobody_is_widened_before_its_first_process_is_known(node: FakeNode) -> 
 
 
 def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None:
-    """They had their time to choose; an agent that starts again takes nobody for newborn."""
+    """They had their time to choose; an agent that starts again takes nobody for new."""
     number, _ = pinned_pair(node)
     node.new_agent()
     node.run()

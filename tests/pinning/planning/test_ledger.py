@@ -27,6 +27,14 @@ def test_transitions_return_new_ledgers() -> None:
     assert str(changed.assign(entry("b", "2", policy=CPUPolicy.SHARE)).share) == "2"
 
 
+def test_container_runs_on_its_own_cpus_or_else_in_the_shared_set() -> None:
+    """Whoever holds nothing runs where everyone else does."""
+    ledger = Ledger().assign(entry("a", "1"))
+    shared = CPUSet.parse("2-3")
+    assert ledger.cpus_of(Owner("a", "c"), shared) == CPUSet.parse("1")
+    assert ledger.cpus_of(Owner("a", "x"), shared) == shared
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
