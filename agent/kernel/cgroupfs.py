@@ -53,7 +53,7 @@ class Hierarchy:
 
     @property
     def effective(self) -> tuple[str, ...]:
-        """The files that tell a cgroup's effective CPUs, best first."""
+        """The files with a cgroup's effective CPUs, best first."""
         v1 = ("cpuset.effective_cpus", CPUS)  # without v2_mode the two are equal
         return v1 if self.version == V1 else ("cpuset.cpus.effective",)
 

@@ -94,7 +94,7 @@ def _read_facts(
 
 
 def _package(topology_dir: Path) -> Hashable:
-    """Return what tells packages apart: the id, or where firmware gives none (-1) the CPUs themselves."""
+    """Return what distinguishes packages: the id, or where firmware gives none (-1) the CPUs themselves."""
     number = read_int(topology_dir / "physical_package_id")
     if number is not None and number < 0:
         return _read_first(topology_dir, _PACKAGE)

@@ -121,7 +121,7 @@ def start_state_of(processes: Iterable[int]) -> StartState:
     """Return how far the container of these processes has come.
 
     A process is older than the command it runs, so the time is no less than that since the first instruction. How
-    runtimes other than runc begin is not known: each of their processes counts as begun. The kernel tells hundredths
+    runtimes other than runc begin is not known: each of their processes counts as begun. The kernel counts hundredths
     of a second.
     """
     found = {pid: when for pid in processes if (when := started(pid))}

@@ -89,7 +89,7 @@ class AffinityCgroups:
         return compare(self._tasks(cgroup), cpus, self.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let a first process that was born narrower run on all CPUs of its cgroup; raise Gone."""
+        """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone."""
         cpus = self.read(cgroup)
         return widen(self._tasks(cgroup), first, cpus, cpus)
 

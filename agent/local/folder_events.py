@@ -11,7 +11,7 @@ from agent.kernel.inotify import CLOSE_WRITE, DELETE, MOVED_FROM, MOVED_TO, OVER
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOOK_SECONDS: Final = 1.0  # between looks at the whole folder, for what the kernel did not tell
+LOOK_SECONDS: Final = 1.0  # between looks at the whole folder, for what the kernel did not report
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
 from tests.agent.simulated import MACHINE_ID, SOCKET
-from tests.machine.client import REPOSITORY, Machine
+from tests.machine.client import REPOSITORY, SimulatedMachine
 from tests.pinning.world import Wish, pod_document
 
 PATIENCE_SECONDS = 60  # half a second on an idle machine
@@ -83,7 +83,7 @@ class AgentProcess:
 class Churn:
     """A node in change: pods in a file, containers in the machine. The same seed makes the same changes."""
 
-    machine: Machine
+    machine: SimulatedMachine
     random: Random
     most_pods: int
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from agent.reconcile.reconciler import Settings
 from logs import formatter
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import DEFAULT
-from tests.machine.client import Machine, SimulatedCgroups, SimulatedRuntime
+from tests.machine.client import SimulatedCgroups, SimulatedMachine, SimulatedRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -108,7 +108,7 @@ class Runtime(SimulatedRuntime):
 
 async def serve(root: Path, folder: Path) -> None:
     """Be the agent until SIGTERM."""
-    machine, cpus = Machine(root), TreeMachine(root)
+    machine, cpus = SimulatedMachine(root), TreeMachine(root)
     state_dir = StateDir(folder)
     files = SimulatedCgroups(machine)
     cgroups = Cgroups(files, files)  # unwatched: nobody writes in these tests but the agent and its runtime

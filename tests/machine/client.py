@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 ERRORS = {"gone": Gone, "refused": Refused, "unavailable": Unavailable, "invalid": ValueError}
 
 
-class Machine:
+class SimulatedMachine:
     """One connection to a simulated machine."""
 
     def __init__(self, root: Path) -> None:
@@ -59,7 +59,7 @@ class Machine:
 
 
 @contextmanager
-def running_machine(root: Path, cpus: int = 16, threads: int = 2) -> Iterator[Machine]:
+def running_machine(root: Path, cpus: int = 16, threads: int = 2) -> Iterator[SimulatedMachine]:
     """Run a machine in a process of its own until the block ends."""
     command = [sys.executable, "-m", "tests.machine", "--root", str(root), "--cpus", str(cpus)]
     with subprocess.Popen([*command, "--threads", str(threads)], cwd=REPOSITORY) as process:
@@ -70,11 +70,11 @@ def running_machine(root: Path, cpus: int = 16, threads: int = 2) -> Iterator[Ma
             process.terminate()
 
 
-def _connected(root: Path, process: subprocess.Popen[bytes]) -> Machine:
+def _connected(root: Path, process: subprocess.Popen[bytes]) -> SimulatedMachine:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            return Machine(root)
+            return SimulatedMachine(root)
         except (FileNotFoundError, ConnectionRefusedError):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise
@@ -86,7 +86,7 @@ class SimulatedRuntime:
 
     name = "simulated"
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
@@ -121,7 +121,7 @@ class SimulatedCgroups:
     version = 2
     writable = True
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
         self._followed: frozenset[str] = frozenset()
         self._ours: dict[str, CPUSet] = {}
@@ -187,7 +187,7 @@ class SimulatedCgroups:
         return 0
 
 
-async def _poll(machine: Machine, report: Callable[[dict[str, Any]], None]) -> None:
+async def _poll(machine: SimulatedMachine, report: Callable[[dict[str, Any]], None]) -> None:
     seen = len(machine.call("events"))
     while True:
         await asyncio.sleep(POLL_SECONDS)

@@ -18,7 +18,13 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from pinning.planning.plan import plan
-from tests.machine.client import REPOSITORY, Machine, SimulatedCgroups, SimulatedRuntime, running_machine
+from tests.machine.client import (
+    REPOSITORY,
+    SimulatedCgroups,
+    SimulatedMachine,
+    SimulatedRuntime,
+    running_machine,
+)
 from tests.machine.tree import regular, write_tree
 from tests.pinning.world import Wish, pod_document
 
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(name="machine", scope="module")
-def _machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def _machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMachine]:
     """Return a machine of 16 CPUs."""
     with running_machine(tmp_path_factory.mktemp("m")) as machine:
         yield machine
@@ -44,7 +50,7 @@ def test_sysfs_shows_the_machine(tmp_path: Path, cpus: int, threads: int) -> Non
     assert topology.smt == threads
 
 
-def test_an_offline_cpu_disappears_and_comes_back(machine: Machine) -> None:
+def test_an_offline_cpu_disappears_and_comes_back(machine: SimulatedMachine) -> None:
     """Its topology is gone while it is offline, and a cpuset that loses all CPUs gets every other one."""
     machine.call("create", id="o1", pod_uid="o", name="c")
     cgroups = SimulatedCgroups(machine)
@@ -59,7 +65,7 @@ def test_an_offline_cpu_disappears_and_comes_back(machine: Machine) -> None:
     assert str(cgroups.read("/kubepods/podo/o1")) == "3"
 
 
-def test_a_container_lives_and_dies(machine: Machine) -> None:
+def test_a_container_lives_and_dies(machine: SimulatedMachine) -> None:
     """It is created on all CPUs, starts on what was written, and its cgroup ends with it."""
     runtime, cgroups = SimulatedRuntime(machine), SimulatedCgroups(machine)
     machine.call("create", id="a1", pod_uid="a", name="c")
@@ -81,7 +87,7 @@ def test_a_container_lives_and_dies(machine: Machine) -> None:
     assert "a1" not in {container.id for container in asyncio.run(runtime.containers())}
 
 
-def test_what_it_refuses(machine: Machine) -> None:
+def test_what_it_refuses(machine: SimulatedMachine) -> None:
     """Offline CPUs, empty sets and unknown names get the errors that the real interfaces give."""
     machine.call("create", id="r1", pod_uid="r", name="c")
     for error, op, values in (
@@ -104,7 +110,7 @@ def test_what_it_refuses(machine: Machine) -> None:
         machine.call("start", id="r1")
 
 
-def test_faults_fail_or_lose_calls(machine: Machine) -> None:
+def test_faults_fail_or_lose_calls(machine: SimulatedMachine) -> None:
     """A lost update is answered as done and is not, a failing one is told; then all is well again."""
     machine.call("create", id="f1", pod_uid="f", name="c")
     cgroups, runtime = SimulatedCgroups(machine), SimulatedRuntime(machine)
@@ -118,7 +124,7 @@ def test_faults_fail_or_lose_calls(machine: Machine) -> None:
     assert asyncio.run(runtime.containers())
 
 
-def test_watchers_hear_of_foreign_writes_only(machine: Machine) -> None:
+def test_watchers_hear_of_foreign_writes_only(machine: SimulatedMachine) -> None:
     """What the agent wrote itself is no news; what anybody else wrote is."""
     cgroup = "/kubepods/podw/w1"
     machine.call("create", id="w1", pod_uid="w", name="c")
@@ -151,10 +157,10 @@ def test_watchers_hear_of_foreign_writes_only(machine: Machine) -> None:
     assert cgroups.times_throttled(cgroup) == 0
 
 
-def test_it_survives_a_killed_client(machine: Machine) -> None:
+def test_it_survives_a_killed_client(machine: SimulatedMachine) -> None:
     """A client that is killed in the middle of its work leaves everything as it was."""
     code = (
-        "import pathlib, sys; from tests.machine.client import Machine; m = Machine(pathlib.Path(sys.argv[1]));"
+        "import pathlib, sys; from tests.machine.client import SimulatedMachine; m = SimulatedMachine(pathlib.Path(sys.argv[1]));"
         "m.call('create', id='k1', pod_uid='k', name='c'); print('made', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -166,13 +172,13 @@ def test_it_survives_a_killed_client(machine: Machine) -> None:
         assert client.stdout
         assert client.stdout.readline() == b"made\n"
         os.kill(client.pid, signal.SIGKILL)
-    again = Machine(machine.root)
+    again = SimulatedMachine(machine.root)
     assert "k1" in {container["id"] for container in again.call("list")}
     assert again.call("events")[-1]["op"] == "create"
     again.close()
 
 
-def test_a_plan_can_be_carried_out_on_it(machine: Machine) -> None:
+def test_a_plan_can_be_carried_out_on_it(machine: SimulatedMachine) -> None:
     """What the planner says is what the machine has after its actions, and then nothing is left to do."""
     cgroups = SimulatedCgroups(machine)
     pods = tuple(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
-from tests.machine.client import ERRORS, Machine, SimulatedRuntime
+from tests.machine.client import ERRORS, SimulatedMachine, SimulatedRuntime
 from tests.machine.state import Simulated, Wrong, operations
 from tests.machine.tree import regular
 
@@ -25,7 +25,7 @@ class WithoutFiles(Simulated):
         """Write nothing: the CPUs are known."""
 
 
-class InProcess(Machine):
+class InProcess(SimulatedMachine):
     """A simulated machine without a process of its own: the same operations, called directly."""
 
     def __init__(self) -> None:

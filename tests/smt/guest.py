@@ -36,7 +36,7 @@ class GuestFailed(AssertionError):
 
 
 @dataclass(frozen=True)
-class Machine:
+class GuestMachine:
     """What is emulated: QEMU's words for its CPUs, its memory, and how the memory is spread over NUMA nodes."""
 
     cpus: str
@@ -45,7 +45,7 @@ class Machine:
     seconds: float = 1800.0  # six times what its scenario takes while everything else is tested too
 
 
-TWO_SOCKETS = Machine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
+TWO_SOCKETS = GuestMachine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Report:
 
 
 def boot(
-    scenario: str, directory: Path, *, machine: Machine = TWO_SOCKETS, kernel_options: str = ""
+    scenario: str, directory: Path, *, machine: GuestMachine = TWO_SOCKETS, kernel_options: str = ""
 ) -> Report:
     """Run the module `scenario` in a guest of its own. The guest is gone when this returns, whatever happens.
 
@@ -161,7 +161,7 @@ def _end(guest: subprocess.Popen[bytes]) -> None:
         guest.wait()
 
 
-def _command(kernel: Path, machine: Machine, files: _Files, kernel_options: str) -> list[str]:
+def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options: str) -> list[str]:
     """Return the command line: `timeout` ends the machine when it hangs, and when this process dies.
 
     virtme-run builds the initramfs and exports the host's root. Its own first program waits up to a minute for udev,

@@ -10,12 +10,14 @@ import pytest
 from tests.agent.containerd import install_packages
 from tests.cluster.start import PACKAGES
 from tests.servers.build import ASSETS, cache_folder
-from tests.smt.guest import Machine, Report, boot
+from tests.smt.guest import GuestMachine, Report, boot
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-FOUR_CORES = Machine("8,sockets=1,cores=4,threads=2", "6G", seconds=5400)  # 13 minutes with one CPU to itself
+FOUR_CORES = GuestMachine(
+    "8,sockets=1,cores=4,threads=2", "6G", seconds=5400
+)  # 13 minutes with one CPU to itself
 _REPORT = pytest.StashKey[Report]()
 
 
