@@ -1,7 +1,7 @@
-"""How much is told of what users write: where a message is made of it, texts are cut and lists end.
+"""How much of what users write is repeated to them: in messages, texts are cut and lists end.
 
-Whoever may write an annotation chooses how long and how many they are; an answer, an event and the memory of the
-one who tells must not depend on it.
+Whoever may write an annotation chooses how long and how many they are; the size of an answer or an event, and the
+memory that it takes to write one, must not depend on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME: Final = 63  # characters of a container's name, which is a DNS label
 KEY: Final = 317  # of an annotation's: a prefix of 253, a slash and a name of 63
 VALUE: Final = 40  # of anything else
 NAMES_LISTED: Final = 10
-MOST_TOLD: Final = 50  # causes, or warnings, of one object
+MOST_REPORTED: Final = 50  # causes, or warnings, of one object
 
 
 def cut(text: str, limit: int) -> str:
@@ -27,8 +27,8 @@ def cut(text: str, limit: int) -> str:
 
 
 def few(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return the first items, asking for no others: one more than are told where there are more."""
-    return tuple(islice(items, MOST_TOLD + 1))
+    """Return the first items, asking for no others: one more than are reported where there are more."""
+    return tuple(islice(items, MOST_REPORTED + 1))
 
 
 def listed(names: Iterable[str]) -> str:

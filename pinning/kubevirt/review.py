@@ -158,7 +158,7 @@ def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator
     for path, old, new in changes:
         if old != new and not (_is_nothing(old) and _is_nothing(new)):
             message = (
-                f"{path.rpartition('.')[2]} changes from {_told(old)} to {_told(new)}; a VMI's spec is fixed once it exists: "
+                f"{path.rpartition('.')[2]} changes from {_shown(old)} to {_shown(new)}; a VMI's spec is fixed once it exists: "
                 "change its VirtualMachine and restart it, or create the VMI again"
             )
             yield Cause(path, message, NOT_SUPPORTED)
@@ -223,7 +223,7 @@ def _hook_sidecars(template: Template) -> Iterator[Cause]:
         yield Cause(field, message)
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return "another value" if isinstance(value, dict | list) else shortened(value)  # lists may hold passwords
 
 

@@ -33,8 +33,8 @@ class Core:
     cpus: CPUSet  # all known siblings, offline ones too
     package: int
     numa_node: int
-    uncore_cache: int  # lowest CPU that shares the last-level cache; one for the package where none is told
-    l2: int  # lowest CPU that shares the L2 cache; the core's own where none is told
+    uncore_cache: int  # lowest CPU that shares the last-level cache; one for the package where none is known
+    l2: int  # lowest CPU that shares the L2 cache; the core's own where none is known
     core_type: str | None = None
 
 

@@ -103,12 +103,12 @@ class PodClaims:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """What refuses the pod, as much of it as is told."""
+        """What refuses the pod, as much of it as is reported."""
         return few(self.every_cause())
 
     @property
     def warnings(self) -> tuple[Cause, ...]:
-        """What its owner should know, as much of it as is told."""
+        """What its owner should know, as much of it as is reported."""
         return few(self.every_warning())
 
     def every_cause(self) -> Iterator[Cause]:

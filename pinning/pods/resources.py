@@ -75,7 +75,7 @@ class Member(_Placed):
 
     @lazy
     def called(self) -> str:
-        """Return the name as people are told it."""
+        """Return the name as messages show it."""
         return cut(self.name, NAME)
 
     @property
@@ -155,7 +155,7 @@ def stated(member: Member) -> str:
 
 
 def shown(value: RawQuantity | None) -> str:
-    """Return an amount as its user is told it."""
+    """Return an amount as messages show it."""
     return "absent" if value is None else cut(str(value), VALUE)
 
 

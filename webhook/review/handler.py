@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from pinning.brief import MOST_TOLD
+from pinning.brief import MOST_REPORTED
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.kubevirt.review import Kind
@@ -125,7 +125,7 @@ class Decider:
             name=_name(request),
             causes=verdict.causes,
             warnings=_sentences(verdict.warnings),
-            audit={"refused": str(min(len(verdict.causes), MOST_TOLD))},
+            audit={"refused": str(min(len(verdict.causes), MOST_REPORTED))},
         )
 
 

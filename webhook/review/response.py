@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pinning.brief import MOST_TOLD, cut
+from pinning.brief import MOST_REPORTED, cut
 from pinning.contract import PRODUCT
 from pinning.lazy import lazy
 from webhook.review.wire import API_VERSION, KIND
@@ -130,7 +130,7 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
     texts = [_one_line(cut(warning, WARNING_LIMIT)) for warning in warnings]
     for number, text in enumerate(texts, start=1):
         reserve = MORE_WARNINGS_ROOM if number < len(texts) else 0
-        if len(text) > room - reserve or number > MOST_TOLD:
+        if len(text) > room - reserve or number > MOST_REPORTED:
             left = _count(len(texts), len(fitting))
             fitting.append(f"{PRODUCT}: {left} more warnings are left out")
             break
@@ -140,8 +140,8 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
 
 
 def _count(found: int, shown: int) -> str:
-    """Return how many were not told; what is beyond MOST_TOLD was not counted."""
-    if found > MOST_TOLD:
+    """Return how many were not told; what is beyond MOST_REPORTED was not counted."""
+    if found > MOST_REPORTED:
         return f"{found - shown} or"
     return str(found - shown) if found > shown else ""
 
@@ -166,7 +166,7 @@ def _status(denied: Denied) -> dict[str, Any]:
 def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
     causes_told: list[dict[str, str]] = []
     room = CAUSES_ROOM
-    for cause in causes[:MOST_TOLD]:
+    for cause in causes[:MOST_REPORTED]:
         written = _cause(cause)
         room -= len(_encode(written))
         if causes_told and room < 0:

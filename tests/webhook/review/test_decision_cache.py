@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinning.brief import MOST_TOLD
+from pinning.brief import MOST_REPORTED
 from pinning.pods.types import ObjectMeta
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
 from tests.webhook.requests import BEYOND, generated, request
@@ -189,7 +189,7 @@ def test_a_verdict_takes_no_more_than_it_weighs(word: str) -> None:
     rules = Decider(Settings(), BUILT_IN)
     wrong = {f"{CPU_MANAGER}.{word * 300}{at}": "wrong" for at in range(100)}
     verdict = rules.judge_new_pod(request(pod(*like(2, {CORES: "x"}), annotations=wrong)))
-    assert len(verdict.causes) > MOST_TOLD
+    assert len(verdict.causes) > MOST_REPORTED
     assert taken(verdict, set()) <= EACH + verdict.weight() <= 2 * taken(verdict, set())
 
 

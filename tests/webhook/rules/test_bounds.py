@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pinning.brief import MOST_TOLD
+from pinning.brief import MOST_REPORTED
 from pinning.contract import LIMIT_RANGER, SIDECAR_LIMITS_POD
 from pinning.pods.claims import read_pod
 from tests.pods import CORES, CPU_MANAGER, container, pod
@@ -93,7 +93,7 @@ def test_a_refusal_is_short(kind: tuple[str, str], document: Any) -> None:
     status = answer.json()["response"]["status"]
     assert status["code"] == 422
     assert len(answer.content) < REFUSAL_LIMIT
-    assert 0 < len(status["details"]["causes"]) <= MOST_TOLD
+    assert 0 < len(status["details"]["causes"]) <= MOST_REPORTED
     assert len(status["message"]) <= 1000
     assert len(edge.lines[0]) < 8000
 
@@ -104,19 +104,19 @@ def test_what_is_not_told_is_not_counted() -> None:
     assert isinstance(few, Denied)
     assert isinstance(many, Denied)
     statuses = [json.loads(encode("u", answer))["response"]["status"] for answer in (few, many)]
-    assert [len(status["details"]["causes"]) for status in statuses] == [40, MOST_TOLD]
+    assert [len(status["details"]["causes"]) for status in statuses] == [40, MOST_REPORTED]
     assert [status["message"].rpartition("; and ")[2] for status in statuses] == ["36 more", "47 or more"]
 
 
 def test_warnings_are_few_and_short() -> None:
     """Hundreds of warnings become a handful, and the last one says that there are more."""
     fitting = fit_warnings(tuple(f"spec.a[{number}]: wrong" for number in range(400)))
-    assert len(fitting) == MOST_TOLD + 1
+    assert len(fitting) == MOST_REPORTED + 1
     assert fitting[-1] == "corepin: 350 or more warnings are left out"
     members = [container(f"c{number}") for number in range(199)]
     crowd = pod(*members, container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
-    assert len(plan_mutation(crowd, RULES.settings, Injection(BUILT_IN)).warnings) <= MOST_TOLD + 1
-    assert len(RULES.validate(request(crowd)).warnings) <= MOST_TOLD + 1
+    assert len(plan_mutation(crowd, RULES.settings, Injection(BUILT_IN)).warnings) <= MOST_REPORTED + 1
+    assert len(RULES.validate(request(crowd)).warnings) <= MOST_REPORTED + 1
 
 
 def test_mutation_works_out_no_causes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_mutation_works_out_no_causes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_agent_reads_few_causes() -> None:
     """An agent, which shows causes in events, works out no more of them than are told."""
-    assert len(read_pod(ghosts(*range(400))).causes) == MOST_TOLD + 1
+    assert len(read_pod(ghosts(*range(400))).causes) == MOST_REPORTED + 1
 
 
 def test_a_container_that_does_not_exist_is_told_a_few_that_do() -> None:
