@@ -136,7 +136,7 @@ class PodDecoder:
             names = set() if is_crowd else {container.name for container in containers}
             meta.annotations = dict(_annotations(meta.annotations, names)) or None
         if is_crowd:
-            _tell(meta, len(containers))
+            _log_crowd(meta, len(containers))
             return _summed(read)
         return cast("Pod", msgspec.to_builtins(read))
 
@@ -184,7 +184,7 @@ def _is_strange(key: str, containers: Collection[str | None]) -> bool:
     return not is_whole and scope.removeprefix(CONTAINER_SCOPE) not in containers
 
 
-def _tell(meta: _Meta, containers: int) -> None:
+def _log_crowd(meta: _Meta, containers: int) -> None:
     facts = {
         "pod": f"{meta.namespace}/{meta.name}",
         "containers": containers,

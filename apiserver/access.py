@@ -28,7 +28,7 @@ class Access:
         """Return the access that every pod has; raise Unavailable outside of a cluster."""
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
-            raise Unavailable("KUBERNETES_SERVICE_HOST and _PORT are not set, so this is no pod")
+            raise Unavailable("KUBERNETES_SERVICE_HOST and _PORT are not set, so this is not a pod")
         shown = f"[{host}]" if ":" in host else host
         return cls(f"https://{shown}:{port}", account / "ca.crt", account / "token")
 

@@ -91,7 +91,7 @@ class Cluster(Protocol):
         """Replace the caBundles of entries; raise Conflict when the configuration has changed since it was read."""
         ...
 
-    def tell(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Make an event about the Secret."""
         ...
 
@@ -169,7 +169,7 @@ class KubeCluster:
         ]
         self._send("PATCH", path, [locked, *changes], JSON_PATCH)
 
-    def tell(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Make an event about the Secret."""
         self._send("POST", f"{self._core}/events", _event(event, self._names, self._uid), JSON)
 

@@ -131,7 +131,7 @@ class Rotator:
         look = self.look()
         step = rotation.next_step(look.seen, self._settings)
         self._metrics.show(look.seen, step)
-        self._tell(self._once.new(events.wrong(look.seen, step), look.seen.now))
+        self._record(self._once.new(events.wrong(look.seen, step), look.seen.now))
         self.act(step, look)
         return step
 
@@ -167,7 +167,7 @@ class Rotator:
         self._metrics.steps.labels(type(step).__name__).inc()
         logger.info("step taken", extra={"facts": {"step": type(step).__name__}})
         event = events.done(step)
-        self._tell([event] if event else [])
+        self._record([event] if event else [])
 
     def _change(
         self, step: CreateCA | Unmark | MarkPublished | MarkShown | IssueLeaf | ForgetOld, seen: Seen
@@ -215,14 +215,14 @@ class Rotator:
             if changed:
                 self._cluster.write_bundles(configuration, changed)
 
-    def _tell(self, events: list[Event]) -> None:
+    def _record(self, events: list[Event]) -> None:
         """Log and make events; one that cannot be made stops nothing."""
         for event in events:
             level = logging.WARNING if event.is_warning else logging.INFO
             facts = {"reason": event.reason, "message": event.message}
             logger.log(level, "certificates", extra={"facts": facts})
             try:
-                self._cluster.tell(event)
+                self._cluster.record(event)
             except ClusterError as error:
                 self._metrics.event_errors.inc()
                 logger.warning("event not made", extra={"facts": {"reason": str(error)}})

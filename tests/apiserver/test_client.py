@@ -165,7 +165,7 @@ def test_a_pod_finds_its_api_server() -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     access = Access.in_cluster(environ, Path("/account"))
     assert access == Access("https://[fd00::1]:443", Path("/account/ca.crt"), Path("/account/token"))
-    with pytest.raises(Unavailable, match="this is no pod"):
+    with pytest.raises(Unavailable, match="this is not a pod"):
         Access.in_cluster({})
 
 

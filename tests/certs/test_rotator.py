@@ -35,7 +35,7 @@ class Crowd(World):
 class Mute(World):
     """A cluster that takes no events."""
 
-    def tell(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Refuse the event."""
         raise ClusterError(f"{event.reason} refused")
 

@@ -113,7 +113,7 @@ class World:
         if is_killed:
             raise Killed
 
-    def tell(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Keep the event."""
         self.events.append(event)
 

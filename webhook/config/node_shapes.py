@@ -1,7 +1,7 @@
-"""What the nodes have told of their machines: the kinds of nodes there are, as one value that changes seldom.
+"""The kinds of nodes there are, from what agents publish of their machines, as one value that changes seldom.
 
 The watch writes it; the reload of the configuration reads it as it reads a file. So reviews meet it only as a part of
-their generation, complete and unchanging.
+their configuration, complete and unchanging.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from webhook.metrics import NodeMeter
 
 LONGEST_TEXT: Final = 64 * 1024  # an annotation of the largest machine we know, 896 CPUs, has 23 kB
-TEXTS_KEPT: Final = 32  # nodes of one kind tell the same text
+TEXTS_KEPT: Final = 32  # nodes of one kind have the same text
 WHY_LIMIT: Final = 200
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class NodeShapes:
     def __init__(self, meter: NodeMeter) -> None:
         self._meter = meter
         self._machines: dict[str, Machine] = {}
-        self._refused: dict[str, int] = {}  # hash of what a node told, so that it is complained of once
+        self._refused: dict[str, int] = {}  # hash of each node's text, so that each is logged once
         self._written = _encode(())
 
     def read(self) -> bytes:
@@ -52,13 +52,13 @@ class NodeShapes:
         return self._written
 
     def replace(self, nodes: Mapping[str, Machine | None]) -> None:
-        """Take over the machines of all nodes that there are, by name; None of a node that tells none."""
+        """Take over the machines of all nodes that there are, by name; None of a node without one."""
         self._machines = {name: machine for name, machine in nodes.items() if machine}
         self._refused = {name: mark for name, mark in self._refused.items() if name in nodes}
         self._write()
 
-    def tell(self, name: str, text: str | None) -> None:
-        """Take over what one node tells, None for nothing (any more)."""
+    def update(self, name: str, text: str | None) -> None:
+        """Take over the annotation of one node, None where it has none (any more)."""
         machine = self.machine_of(name, text)
         self._meter.ignored.set(len(self._refused))
         if machine == self._machines.get(name):
@@ -70,7 +70,7 @@ class NodeShapes:
         self._write()
 
     def machine_of(self, name: str, text: str | None) -> Machine | None:
-        """Read what a node tells; nonsense is counted and logged, once for each text, and then as if nothing was told."""
+        """Read the annotation of a node; nonsense is counted, logged once for each text, and then counts as none."""
         if text is None:
             self._refused.pop(name, None)
             return None

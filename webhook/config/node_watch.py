@@ -66,7 +66,7 @@ def mounted_account(directory: Path, environ: Mapping[str, str]) -> Access:
     for file in filter(None, (access.token_file, access.ca_file)):
         if not file.is_file():
             raise Unusable(
-                f"nodes cannot be watched: {file} does not exist: mount a service account's token there"
+                f"nodes cannot be watched because {file} does not exist: mount a service account's token there"
             )
     return access
 
@@ -130,7 +130,7 @@ class NodeWatch:
             await api.close()
 
     async def _relist(self, api: Api) -> str:
-        """Take over what every node tells; return the version from which to watch.
+        """Take over the annotations of every node; return the version from which to watch.
 
         Texts are read page by page: those of all nodes together may have a hundred megabytes.
         """
@@ -158,7 +158,7 @@ class NodeWatch:
         if event.type == "BOOKMARK":
             return
         meta = decode(_node, event.object).metadata
-        self._shapes.tell(meta.name, None if event.type == "DELETED" else _topology(meta))
+        self._shapes.update(meta.name, None if event.type == "DELETED" else _topology(meta))
 
 
 def _topology(meta: _Meta) -> str | None:

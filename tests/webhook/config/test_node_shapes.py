@@ -156,12 +156,12 @@ def test_a_node_comes_changes_and_goes() -> None:
     assert known.kinds == []
     known.take({"a": machine_text(4), "b": None})
     assert known.kinds == [("node a", 4, 2)]
-    known.shapes.tell("b", machine_text(8))
+    known.shapes.update("b", machine_text(8))
     assert known.kinds == [("node b", 8, 2)]
     assert known.metric("nodes_known") == 2
-    known.shapes.tell("b", None)
+    known.shapes.update("b", None)
     assert known.kinds == [("node a", 4, 2)]
-    known.shapes.tell("never-there", None)
+    known.shapes.update("never-there", None)
     known.take({})
     assert known.kinds == []
     assert known.metric("nodes_known") == 0
@@ -172,9 +172,9 @@ def test_news_without_a_change_are_no_change() -> None:
     known = Known()
     known.take({"a": machine_text(4)})
     before = known.shapes.read()
-    known.shapes.tell("a", machine_text(4))
-    known.shapes.tell("z", machine_text(4))
-    known.shapes.tell("y", machine_text(2))
+    known.shapes.update("a", machine_text(4))
+    known.shapes.update("z", machine_text(4))
+    known.shapes.update("y", machine_text(2))
     assert known.shapes.read() is before
 
 
@@ -184,8 +184,8 @@ def test_nonsense_is_told_and_counted_once(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.WARNING, "webhook.config.node_shapes"):
         known.take({"a": machine_text(4), "b": "rubbish"})
         known.take({"a": machine_text(4), "b": "rubbish"})
-        known.shapes.tell("b", "rubbish")
-        known.shapes.tell("a", "{}")
+        known.shapes.update("b", "rubbish")
+        known.shapes.update("a", "{}")
     assert [vars(record)["facts"]["node"] for record in caplog.records] == ["b", "a"]
     assert all(len(vars(record)["facts"]["why"]) <= 200 for record in caplog.records)
     assert known.kinds == []
@@ -193,7 +193,7 @@ def test_nonsense_is_told_and_counted_once(caplog: pytest.LogCaptureFixture) -> 
     assert known.metric("nodes_ignored") == 2
     known.take({"b": None})
     assert known.metric("nodes_ignored") == 0
-    known.shapes.tell("new", "rubbish")
+    known.shapes.update("new", "rubbish")
     assert known.metric("nodes_ignored") == 1
-    known.shapes.tell("new", None)
+    known.shapes.update("new", None)
     assert known.metric("nodes_ignored") == 0
