@@ -114,7 +114,9 @@ def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
         else:
             config.load_kube_config(environ.get("KUBECONFIG"), client_configuration=settings)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise ClusterError(f"no cluster: {error}: set KUBECONFIG, or run in a pod") from error
+        raise ClusterError(
+            f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or run in a pod"
+        ) from error
     settings.retries = False  # the loop tries again, and knows what it saw
     api = ApiClient(settings)
     api.user_agent = "corepin-certs"  # named in audit logs, and as the manager of what is written

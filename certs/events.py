@@ -22,17 +22,24 @@ def done(step: Step) -> Event | None:
     """Return the event of a step that was taken; None for book-keeping."""
     match step:
         case CreateCA():
-            return Event("CARotationStarted", "a new CA stands beside the one that signs")
+            return Event(
+                "CARotationStarted",
+                "a new CA was created",
+            )
         case Publish(bundles, is_repair=True):
-            return _warning("CABundleRepaired", f"{len(bundles)} caBundles lacked the CA that serves")
+            return _warning(
+                "CABundleRepaired", f"{len(bundles)} caBundles lacked the CA of the certificate in use"
+            )
         case Publish(bundles):
-            return Event("CAPublished", f"{len(bundles)} caBundles hold every CA")
+            return Event("CAPublished", f"{len(bundles)} caBundles hold every CA that is needed")
         case IssueLeaf():
             return Event("CertificateIssued", "the Secret holds a new server certificate")
         case ForgetOld():
-            return Event("CARotated", "every replica shows a certificate of the new CA, the old CA is gone")
+            return Event(
+                "CARotated", "every replica serves a certificate of the new CA, and the old CA is removed"
+            )
         case Trim(bundles):
-            return Event("CABundleTrimmed", f"{len(bundles)} caBundles hold nothing but the CA")
+            return Event("CABundleTrimmed", f"{len(bundles)} caBundles hold only the current CA")
         case _:
             return None
 
@@ -45,7 +52,7 @@ def wrong(seen: Seen, step: Step) -> Iterator[Event]:
     if seen.secret.problems:
         problems = "; ".join(map(str, seen.secret.problems))
         yield _warning(
-            "SecretDamaged", f"{problems}: what is damaged is replaced, and no CA that serves is dropped"
+            "SecretDamaged", f"{problems}: damaged parts are replaced, and no CA in use is dropped"
         )
     if not seen.published:
         yield _warning("ConfigurationMissing", "none of the named webhook configurations has an entry")
@@ -57,10 +64,10 @@ def _about_replicas(seen: Seen) -> Iterator[Event]:
     if not seen.shown:
         yield _warning("ReplicasNotFound", "the names of the replicas do not resolve")
     if seen.silent:
-        yield _warning("ReplicaSilent", f"no certificate is shown by {', '.join(seen.silent)}")
+        yield _warning("ReplicaSilent", f"no certificate is served by {', '.join(seen.silent)}")
     if seen.stale and _is_late(seen):
         yield _warning(
-            "ReplicaStale", f"another certificate than the Secret's is shown by {', '.join(seen.stale)}"
+            "ReplicaStale", f"a certificate that is not the Secret's is served by {', '.join(seen.stale)}"
         )
 
 

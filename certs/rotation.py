@@ -322,7 +322,7 @@ def _settling(seen: Seen, signer: CA, settle: timedelta) -> MarkPublished | Wait
     if since is None:
         return MarkPublished(Mark(seen.now, wanted))
     if seen.now < since + settle:
-        return Wait("the API servers take notice of the caBundles", since + settle)
+        return Wait("the API servers have to notice the new caBundles", since + settle)
     return None
 
 
@@ -354,16 +354,16 @@ def _showing(seen: Seen, kubelet_sync: timedelta) -> MarkShown | Unmark | Wait |
     if since is None:
         return MarkShown(Mark(seen.now, wanted))
     if seen.now < since + kubelet_sync:
-        return Wait("a replica that starts may still get the old leaf", since + kubelet_sync)
+        return Wait("a replica that starts may still get the old certificate", since + kubelet_sync)
     return None
 
 
 def _unshown(seen: Seen) -> str:
     reasons = []
     if not seen.shown:
-        reasons.append("no replica is found")
+        reasons.append("no replica was found")
     if seen.stale:
-        reasons.append(f"the old leaf is shown by {', '.join(seen.stale)}")
+        reasons.append(f"the old certificate is still served by {', '.join(seen.stale)}")
     if seen.silent:
         reasons.append(f"no answer from {', '.join(seen.silent)}")
     return "; ".join(reasons)

@@ -70,7 +70,7 @@ def test_rotation_takes_its_steps_in_order(served: World) -> None:
     rotator = served.rotator()
 
     first = rotator.settle()
-    assert first == Wait("the API servers take notice of the caBundles", START + timedelta(seconds=60))
+    assert first == Wait("the API servers have to notice the new caBundles", START + timedelta(seconds=60))
     data = served.secret_now.data
     assert {NEXT_CERT, NEXT_KEY} < set(data)
     assert served.trusted == material.anchors_of(data[CA_CERT] + data[NEXT_CERT])
@@ -78,7 +78,7 @@ def test_rotation_takes_its_steps_in_order(served: World) -> None:
     served.advance(60)
     second = rotator.settle()
     assert isinstance(second, Wait)
-    assert second.reason == "the old leaf is shown by a:1, b:1"
+    assert second.reason == "the old certificate is still served by a:1, b:1"
     assert served.secret_now.data[CA_CERT] == data[NEXT_CERT]
     assert served.secret_now.data[OLD_CERTS] == data[CA_CERT]
 
@@ -168,7 +168,7 @@ def test_replica_that_shows_another_leaf_starts_the_wait_anew(served: World) -> 
     served.replicas["a:1"].leaf = former
     waiting = served.rotator().settle()
     assert waiting == Wait(
-        "a replica that starts may still get the old leaf", served.clock.now() + timedelta(seconds=90)
+        "a replica that starts may still get the old certificate", served.clock.now() + timedelta(seconds=90)
     )
 
 

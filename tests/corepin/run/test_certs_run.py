@@ -80,7 +80,7 @@ def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     assert main(["certs", "run", "--once", "--metrics-listen", "off"]) == 2
 
-    assert "corepin certs: no cluster: " in capsys.readouterr().err
+    assert "corepin certs: no cluster can be asked (" in capsys.readouterr().err
 
 
 def test_pause_ends_with_the_wait() -> None:
