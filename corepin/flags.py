@@ -39,9 +39,15 @@ def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: st
     )
 
 
-def add_kubelet_root_flag(parser: argparse._ActionsContainer) -> None:
-    """Add the flag that says where the kubelet keeps its pods."""
-    add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
+def add_output_flag(parser: argparse._ActionsContainer, json: str) -> None:
+    """Add the flag that chooses between text and what programs read."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json"),
+        default="text",
+        help=f"text for people (default), or {json}",
+    )
 
 
 def add_list_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:

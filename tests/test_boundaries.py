@@ -87,6 +87,8 @@ ROOMS = {
     "webhook.server": ("webhook.config", "webhook.metrics", "webhook.review", "pinning"),
     "corepin.errors": (),
     "corepin.flags": ("corepin.errors",),
+    "corepin.host_flags": ("corepin.flags", "pinning.contract"),
+    "corepin.rule_files": ("corepin.flags", "webhook.config"),
     "corepin.terminal": (),
     "corepin.json_text": ("kubeyaml",),
     "corepin.documents": ("corepin.errors", "corepin.json_text", "kubeyaml"),
@@ -95,11 +97,13 @@ ROOMS = {
     "corepin.drawing": ("pinning.machine",),
     "corepin.run": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node_file"),
+        *("corepin.host_flags", "corepin.rule_files"),
         *("agent.config", "agent.errors", "agent.main", "apiserver.errors", "certs", "logs", "pinning"),
         *("webhook.config", "webhook.server"),
     ),
     "corepin.node": (
         *("corepin.documents", "corepin.drawing", "corepin.errors", "corepin.flags", "corepin.terminal"),
+        "corepin.host_flags",
         *("agent.doctor", "agent.kernel.cgroup_names", "pinning"),
     ),
     "corepin.offline": ("corepin", "agent.kernel.sysfs", "kubeyaml", "pinning", "webhook"),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from corepin.documents import plain, write_out
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_kubelet_root_flag, add_optional_flag
+from corepin.flags import add_flag, add_optional_flag, add_output_flag
+from corepin.host_flags import add_host_flags, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
-from pinning.contract import KUBELET_STATE
 
 if TYPE_CHECKING:
     import argparse
@@ -38,27 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_socket_flag(parser)
     add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
-    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
-    add_flag(
-        parser,
-        "--sysfs-root",
-        "DIR",
-        "the directory that stands for the host's /, with sys and proc in it",
-        "/",
-    )
-    add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
-    add_kubelet_root_flag(parser)
-    add_flag(
-        parser,
-        "--kubelet-state",
-        "FILE",
-        "the kubelet's cpu_manager_state",
-        KUBELET_STATE,
-    )
+    add_host_flags(parser)
     add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
-    parser.add_argument(
-        "-o", "--output", choices=("text", "json"), default="text", help="for people (default), or JSON"
-    )
+    add_output_flag(parser, "JSON")
     return parser
 
 
@@ -80,7 +62,7 @@ def _facts(args: argparse.Namespace) -> Facts:
         cgroups=Path(args.cgroup_root),
         pod_roots=pod_roots(args.kubelet_cgroup_root),
         kubelet_state=Path(args.kubelet_state),
-        runtime=Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None,
+        runtime=runtime_endpoint(args),
     )
     state, why = _state(args.socket)
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
+from corepin.flags import add_output_flag
 from corepin.node.agent_socket import add_socket_flag, read_state
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C"
     )
-    parser.add_argument(
-        "-o", "--output", choices=("text", "json"), default="text", help="text for people (default), or JSON"
-    )
+    add_output_flag(parser, "JSON")
     return parser
 
 

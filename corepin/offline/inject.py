@@ -7,8 +7,7 @@ from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any
 
 from corepin.documents import add_file_flag, plain, read_documents, write_out
-from corepin.flags import add_optional_flag
-from corepin.run.webhook import CONFIG, MUTATIONS
+from corepin.rule_files import add_rule_flags
 
 if TYPE_CHECKING:
     import argparse
@@ -39,18 +38,8 @@ def add_parser(
         formatter_class=RawDescriptionHelpFormatter,
     )
     add_file_flag(parser)
-    add_decider_flags(parser)
+    add_rule_flags(parser)
     return parser
-
-
-def add_decider_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose the rules, spelled as the server's."""
-    add_optional_flag(
-        parser, "--config", "FILE", f"the webhook's configuration; default: {CONFIG} if there is one"
-    )
-    add_optional_flag(
-        parser, "--mutations", "FILE", f"CMK's mutations; default: {MUTATIONS} if there is one, else built in"
-    )
 
 
 def run(args: argparse.Namespace) -> int:

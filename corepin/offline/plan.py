@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from corepin.documents import add_file_flag, plain, read_documents, read_text, write_out
 from corepin.errors import CommandFailed
+from corepin.flags import add_output_flag
 
 if TYPE_CHECKING:
     import argparse
@@ -57,13 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU)',
     )
     parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("text", "json"),
-        default="text",
-        help="text for people (default), or one JSON line after each event",
-    )
+    add_output_flag(parser, "one JSON line after each event")
     return parser
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonpatch
@@ -11,7 +10,7 @@ import msgspec
 
 from corepin.errors import CommandFailed
 from corepin.offline.decode_errors import decode_failure
-from corepin.run.webhook import CONFIG, MUTATIONS
+from corepin.rule_files import rule_files
 from webhook.review.handler import POD
 from webhook.review.response import Denied, Patched, encode
 from webhook.review.wire import GroupVersionKind, Request
@@ -48,13 +47,10 @@ class Judged:
 
 def load_decider(args: argparse.Namespace) -> Decider:
     """Return the rules under the configuration files that the flags name, as the server would load them."""
-    from webhook.config.reload import File, Unusable
+    from webhook.config.reload import Unusable
     from webhook.server.loader import DeciderLoader
 
-    files = [
-        File(Path(given)) if given else File(default, optional=True)
-        for given, default in ((args.config, CONFIG), (args.mutations, MUTATIONS))
-    ]
+    files = rule_files(args)
     try:
         return DeciderLoader(*files)(tuple(file.read() for file in files))
     except Unusable as error:

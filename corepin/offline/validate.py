@@ -7,7 +7,8 @@ from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING
 
 from corepin.documents import add_file_flag, plain, read_documents, write_out
-from corepin.offline.inject import add_decider_flags
+from corepin.flags import add_output_flag
+from corepin.rule_files import add_rule_flags
 
 if TYPE_CHECKING:
     import argparse
@@ -40,14 +41,8 @@ def add_parser(
         formatter_class=RawDescriptionHelpFormatter,
     )
     add_file_flag(parser)
-    add_decider_flags(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("text", "json"),
-        default="text",
-        help="text for people (default), or one JSON line for each object",
-    )
+    add_rule_flags(parser)
+    add_output_flag(parser, "one JSON line for each object")
     return parser
 
 

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 from corepin.errors import CommandFailed
 from corepin.flags import (
     add_flag,
-    add_kubelet_root_flag,
     add_list_flag,
     add_optional_flag,
     listed,
     optional_address,
 )
+from corepin.host_flags import add_host_flags, runtime_endpoint
 from pinning.contract import (
     AGENT_SOCKET,
     CMK_CONFIG_MAP_NAMESPACE,
     GATE_CPU_MANAGER,
     GATE_SIDECAR,
-    KUBELET_STATE,
     SIDECAR_CPU,
     SIDECAR_MEMORY,
 )
@@ -54,20 +53,10 @@ def add_parser(
         parser, "--node", "NAME", "this node, as the API server names it; default: the host name"
     )
     add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
-    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
+    add_host_flags(parser)
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
-    add_flag(
-        parser,
-        "--sysfs-root",
-        "DIR",
-        "the directory that stands for the host's /, with sys and proc in it",
-        "/",
-    )
-    add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
-    add_kubelet_root_flag(parser)
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
-    add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
     add_optional_flag(
         parser,
         "--kubelet-configz",
@@ -147,7 +136,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             node=args.node or socket.gethostname().lower(),
             state_dir=Path(args.state_dir),
             runtime=args.runtime,
-            runtime_endpoint=_path(args.runtime_endpoint),
+            runtime_endpoint=runtime_endpoint(args),
             pods_dir=_path(args.pods_dir),
             root=Path(args.sysfs_root),
             cgroup_root=Path(args.cgroup_root),
@@ -193,7 +182,7 @@ def _split(given: list[str] | None) -> list[str] | None:
 
 
 def _path(text: str | None) -> Path | None:
-    return Path(text.removeprefix("unix://")) if text else None
+    return Path(text) if text else None
 
 
 def _log_flags(args: argparse.Namespace) -> None:

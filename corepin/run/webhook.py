@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_list_flag, add_optional_flag, address, listed
+from corepin.rule_files import add_rule_flags, rule_files
 
 if TYPE_CHECKING:
     import argparse
 
-    from webhook.config.reload import File
     from webhook.server.listener import Address
     from webhook.server.loader import DeciderLoader
     from webhook.server.process import Options
 
-CONFIG = Path("/etc/corepin/config/config.yaml")
-MUTATIONS = Path("/etc/corepin/config/mutations.yaml")
 DESCRIPTION = "Serve admission reviews over TLS: complete pods, and check pods and virtual machines."
 EPILOG = """\
 POST /mutate and /validate answer reviews of admission.k8s.io/v1. The plain listener has /healthz, /readyz and
@@ -49,10 +47,7 @@ def add_parser(
         "NAME",
         "with --client-ca: serve only this name (common name or subject alternative); may be repeated; default: any",
     )
-    add_optional_flag(parser, "--config", "FILE", f"configuration; default: {CONFIG} if there is one")
-    add_optional_flag(
-        parser, "--mutations", "FILE", f"CMK's mutations; default: {MUTATIONS} if there is one, else built in"
-    )
+    add_rule_flags(parser)
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "where to serve health and metrics, plain HTTP", ":8080"
     )
@@ -83,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from webhook.server.loader import DeciderLoader
 
-    files = _config_files(args)
+    files = rule_files(args)
     contents = tuple(file.read() for file in files)
     DeciderLoader(*files)(contents)
     words = ["ok" if content is not None else "absent, built-in defaults are used" for content in contents]
@@ -117,7 +112,7 @@ def _options(args: argparse.Namespace) -> Options:
     from webhook.server.process import Options
     from webhook.server.tls import TLSFiles
 
-    config, mutations = _config_files(args)
+    config, mutations = rule_files(args)
     names = listed("--client-name", args.client_name)
     if names and not args.client_ca:
         raise CommandFailed(
@@ -133,15 +128,6 @@ def _options(args: argparse.Namespace) -> Options:
         client_names=names,
         node_account=Path(args.watch_nodes_as) if args.watch_nodes_as else None,
     )
-
-
-def _config_files(args: argparse.Namespace) -> tuple[File, File]:
-    from webhook.config.reload import File
-
-    def chosen(given: str | None, default: Path) -> File:
-        return File(Path(given)) if given else File(default, optional=True)
-
-    return chosen(args.config, CONFIG), chosen(args.mutations, MUTATIONS)
 
 
 def _address(flag: str, text: str) -> Address:

@@ -53,7 +53,7 @@ def install_go(folder: Path, *, version: str = "1.26.8", binary: str = "whole", 
 
 
 def test_catalog_versions_come_from_go_mod() -> None:
-    """The pinned versions are those of the issue."""
+    """The pinned versions are those that are promised."""
     assert [server.label for server in SERVERS] == [
         "etcd 3.7.3",
         "kube-apiserver 1.37.1",

@@ -29,7 +29,7 @@ def lines(
 
 
 def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line is the whole node after its event, in the shape that the issue names."""
+    """Each line is the whole node after its event, in the shape that programs read."""
     first, second = lines(
         capsys,
         tmp_path,

@@ -1,0 +1,27 @@
+"""Where the parts of a node are that agent and doctor look at: the same flags for both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corepin.flags import add_flag, add_optional_flag
+from pinning.contract import KUBELET_STATE
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_host_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where runtime, kernel and kubelet are found."""
+    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
+    root = "the directory that stands for the host's /, with sys and proc in it"
+    add_flag(parser, "--sysfs-root", "DIR", root, "/")
+    add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
+    add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
+    add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+
+
+def runtime_endpoint(args: argparse.Namespace) -> Path | None:
+    """Return the socket that a flag names, with or without `unix://`."""
+    return Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None
