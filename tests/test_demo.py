@@ -33,7 +33,7 @@ def test_demo_shows_admission_plan_and_pinning() -> None:
 
     assert ended.stderr == ""
     assert ended.returncode == 0
-    for told in (
+    for line in (
         "PATCHED  examples/cmk/exclusive-cores.yaml",
         "+ containers[0].env: CMK_NUM_CORES=2",
         "REFUSED  examples/crane/refused-word.yaml",
@@ -43,7 +43,7 @@ def test_demo_shows_admission_plan_and_pinning() -> None:
         "2 sockets, 2 NUMA nodes",
         *(PINNED if len(os.sched_getaffinity(0)) > 1 else ()),
     ):
-        assert told in ended.stdout
+        assert line in ended.stdout
     assert len(ended.stdout.splitlines()) < 180  # about what one reads in a minute, with two pictures
 
 

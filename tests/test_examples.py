@@ -39,8 +39,8 @@ def test_example_gets_the_answer_it_promises(example: Example) -> None:
     if judged.allowed:
         changed = item.kind == "Pod" and inject(decider, item).content != item.content
         answer = {"patched" if changed else "allowed"}
-    told = {f"warning {warning.partition(': ')[0]}" for warning in judged.warnings}
-    assert answer | told == set(example.expected)
+    warned = {f"warning {warning.partition(': ')[0]}" for warning in judged.warnings}
+    assert answer | warned == set(example.expected)
 
 
 @pytest.mark.parametrize("example", OURS, ids=ids(OURS))

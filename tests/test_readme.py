@@ -88,7 +88,7 @@ def test_there_are_commands() -> None:
 def test_completion_knows_verbs_and_flags(tmp_path: Path) -> None:
     """The shell asks the command itself, as the README's line has it asked."""
     assert "register-python-argcomplete corepin" in README
-    for typed, told in (
+    for typed, output in (
         ("corepin va", "validate"),
         ("corepin plan --top", "--topology"),
         ("corepin plan -o j", "json"),
@@ -102,7 +102,7 @@ def test_completion_knows_verbs_and_flags(tmp_path: Path) -> None:
             check=True,
         )
 
-        assert answer.read_text().strip() == told
+        assert answer.read_text().strip() == output
 
 
 def test_names_are_the_contracts() -> None:

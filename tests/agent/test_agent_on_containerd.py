@@ -48,8 +48,8 @@ pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="movin
 @pytest.fixture
 def node(containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
     """Return a node without pods, with an agent."""
-    with start_node(containerd, tmp_path) as made:
-        yield made
+    with start_node(containerd, tmp_path) as node_with_agent:
+        yield node_with_agent
 
 
 def telling(wanted: CPUSet) -> tuple[str, ...]:
@@ -67,10 +67,10 @@ def pinned_and_bystander(node: ContainerdNode) -> tuple[Container, Container, CP
     return pinned, bystander, own
 
 
-def update_as_stranger(node: ContainerdNode, one: Container, cpus: CPUSet) -> None:
+def update_as_stranger(node: ContainerdNode, container: Container, cpus: CPUSet) -> None:
     """Change the CPUs of a container over CRI behind the agent's back."""
     linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
-    request = api_pb2.UpdateContainerResourcesRequest(container_id=one.id, linux=linux)
+    request = api_pb2.UpdateContainerResourcesRequest(container_id=container.id, linux=linux)
     node.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
 
 
@@ -107,7 +107,7 @@ def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: Containe
     until_equal("record", lambda: node.recorded(bystander), node.all - own)
     update_as_stranger(node, bystander, node.all)
     until("told", lambda: node.agent.state()["fights"])
-    assert [one["container"] for one in node.agent.state()["fights"]] == ["default/bystander/main"]
+    assert [conflict["container"] for conflict in node.agent.state()["fights"]] == ["default/bystander/main"]
     assert node.reported()["pinned"]["intruders"] == ["default/bystander/main"]
     assert bystander.cpus == node.all
 
@@ -125,33 +125,33 @@ def test_killed_containerd_is_survived(node: ContainerdNode) -> None:
     node.settled({pinned: own, bystander: node.all - own, later: node.all - own})
 
 
-# Births.
+# Starts.
 
 
-class Told(threading.Thread):
+class Windows(threading.Thread):
     """Asks the agent again and again for how long each container may have run elsewhere."""
 
     def __init__(self, node: ContainerdNode) -> None:
         super().__init__()
-        self.windows: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self.over = threading.Event()
         self._node = node
 
     def run(self) -> None:
         """Ask until it is over."""
         while not self.over.wait(0.1):
-            for name, one in self._node.reported().items():
-                seconds = one["proof"] and one["proof"]["windowSeconds"]
+            for name, state in self._node.reported().items():
+                seconds = state["proof"] and state["proof"]["windowSeconds"]
                 if seconds is not None:
-                    self.windows[name] = seconds
+                    self.seconds[name] = seconds
 
 
-def live(node: ContainerdNode, told: Told, name: str, wanted: CPUSet) -> list[str]:
-    """Start a pod, wait until it has its CPUs and its window is told, remove it; return the lines it wrote."""
-    one = node.add(name, command=telling(wanted))
+def live(node: ContainerdNode, windows: Windows, name: str, wanted: CPUSet) -> list[str]:
+    """Start a pod, wait until it has its CPUs and its window is known, remove it; return the lines it wrote."""
+    container = node.add(name, command=telling(wanted))
     until_equal(f"log of {name}", lambda: node.log(name)[-1:], [str(wanted)])
-    until(f"window of {name}", lambda: name in told.windows)
-    assert one.cpus == wanted
+    until(f"window of {name}", lambda: name in windows.seconds)
+    assert container.cpus == wanted
     lines = node.log(name)
     node.remove(name)
     return lines
@@ -163,16 +163,18 @@ def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[
     shared = node.all - own
     births = BIRTHS if node.containerd.programs.version == "2.4" else BIRTHS // 5
     names = [f"churn-{number}" for number in range(births)]
-    told = Told(node)
-    told.start()
+    windows = Windows(node)
+    windows.start()
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            seen = dict(zip(names, pool.map(lambda name: live(node, told, name, shared), names), strict=True))
+            seen = dict(
+                zip(names, pool.map(lambda name: live(node, windows, name, shared), names), strict=True)
+            )
     finally:
-        told.over.set()
-        told.join()
-    late = {name: told.windows[name] for name, lines in seen.items() if len(lines) > 1}
-    zero = sum(told.windows[name] == 0 for name in names)
+        windows.over.set()
+        windows.join()
+    late = {name: windows.seconds[name] for name, lines in seen.items() if len(lines) > 1}
+    zero = sum(windows.seconds[name] == 0 for name in names)
     with capsys.disabled():
         sys.stdout.write(
             f"\n{births} pods: {births - len(late)} right at their first instruction ({zero} told so), the others"
@@ -191,9 +193,11 @@ class Recorder(threading.Thread):
     def __init__(self, containers: dict[str, Container]) -> None:
         super().__init__()
         self._queue = Inotify()
-        self._of = {self._queue.add(one.folder / "cpuset.cpus"): name for name, one in containers.items()}
+        self._of = {
+            self._queue.add(container.folder / "cpuset.cpus"): name for name, container in containers.items()
+        }
         self._containers = dict(containers)
-        self.seen: dict[str, set[CPUSet]] = {name: {one.cpus} for name, one in containers.items()}
+        self.seen: dict[str, set[CPUSet]] = {name: {container.cpus} for name, container in containers.items()}
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -245,10 +249,10 @@ def check_rules(node: ContainerdNode, ledger: Ledger) -> None:
     observed = node.observe()
     sets = node_sets(observed.topology, observed.universe, DEFAULT)
     assert problems(ledger, sets) == ()
-    assert {one.owner.pod_uid for one in ledger} <= {pod.uid for pod in observed.pods}
-    for one in observed.live:
-        held = ledger.of(one.owner)
-        assert one.cpus == (held.cpus if held else sets.shared(ledger))
+    assert {container.owner.pod_uid for container in ledger} <= {pod.uid for pod in observed.pods}
+    for container in observed.live:
+        held = ledger.of(container.owner)
+        assert container.cpus == (held.cpus if held else sets.shared(ledger))
 
 
 def test_killed_agent_goes_on(node: ContainerdNode) -> None:
@@ -259,7 +263,7 @@ def test_killed_agent_goes_on(node: ContainerdNode) -> None:
             churn.step()
         time.sleep(churn.random.uniform(0, LONGEST_WAIT))
         node.agent.kill()
-        before = {name: one.cpus for name, one in node.containers.items()}
+        before = {name: container.cpus for name, container in node.containers.items()}
         recorder = Recorder(node.containers)
         recorder.start()
         try:
@@ -267,7 +271,7 @@ def test_killed_agent_goes_on(node: ContainerdNode) -> None:
             ledger = planned(node.agent.state, node.observe, lambda: node.agent.log)
         finally:
             seen = recorder.stop()
-        after = {name: one.cpus for name, one in node.containers.items()}
+        after = {name: container.cpus for name, container in node.containers.items()}
         stayed = {name: cpus for name, cpus in before.items() if after[name] == cpus}
         assert {name: seen[name] for name in stayed} == {name: {cpus} for name, cpus in stayed.items()}
         check_rules(node, ledger)

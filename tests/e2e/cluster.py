@@ -154,9 +154,9 @@ def document(text: str) -> dict[str, Any]:
 
 def pod_document(name: str, *containers: Container, **more: Any) -> dict[str, Any]:
     """Return a pod as kubectl takes it; `more` is what `tests.pods.pod` takes."""
-    made: dict[str, Any] = dict(pod(*containers, **more))
-    metadata = {key: value for key, value in made["metadata"].items() if key != "namespace"}
-    return {"apiVersion": "v1", "kind": "Pod", **made, "metadata": metadata | {"name": name}}
+    document: dict[str, Any] = dict(pod(*containers, **more))
+    metadata = {key: value for key, value in document["metadata"].items() if key != "namespace"}
+    return {"apiVersion": "v1", "kind": "Pod", **document, "metadata": metadata | {"name": name}}
 
 
 def launcher_document(*beside: Container, **more: Any) -> dict[str, Any]:

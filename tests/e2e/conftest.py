@@ -70,18 +70,18 @@ def registered_of(
     webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str
 ) -> Iterator[Callable[[ApiServer], Registered]]:
     """Return an API server with everything registered, when first asked for it."""
-    made: dict[str, Registered] = {}
+    registered: dict[str, Registered] = {}
     with ExitStack() as stack:
 
         def prepare(api: ApiServer) -> Registered:
-            if api.version not in made:
+            if api.version not in registered:
                 already_there.create(api)
                 documents = _registrations(webhooks, neighbours, mute)
                 stack.callback(unregister, api, documents)
                 register(api, documents)
-                made[api.version] = Registered(api, webhooks[MAIN])
-                _wait_until_they_act(made[api.version])
-            return made[api.version]
+                registered[api.version] = Registered(api, webhooks[MAIN])
+                _wait_until_they_act(registered[api.version])
+            return registered[api.version]
 
         yield prepare
 

@@ -42,8 +42,8 @@ def test_example(gallery: Cluster, example: Example) -> None:
         was_patched = gallery.webhook.reviews(outcome="patched") > patched
         answer = {"patched" if was_patched else "allowed"}
         assert_complete(gallery.stored(content["kind"], content["metadata"]["name"]))
-    told = {f"warning {field}" for field in outcome.warned_fields}
-    assert answer | told == {place(line, example) for line in example.expected}, outcome.stderr
+    warned = {f"warning {field}" for field in outcome.warned_fields}
+    assert answer | warned == {place(line, example) for line in example.expected}, outcome.stderr
     assert all((": corepin: " in cause) == (example.by == "corepin") for cause in outcome.causes)
 
 
@@ -81,7 +81,7 @@ def test_examples_created_together(cluster: Cluster) -> None:
     """One command creates a whole folder: what is right is stored, and each refusal is told in one message."""
     outcome = cluster.run("create", "-f", "examples/smt")
     smt = [example for example in EXAMPLES if example.path.parent.name == "smt"]
-    refused = [one for one in smt if any(line.startswith("refused") for line in one.expected)]
+    refused = [example for example in smt if any(line.startswith("refused") for line in example.expected)]
     read = json.loads(cluster.run("get", "pods", "-o=json").stdout)
     assert len(read["items"]) == len(smt) - len(refused)
     assert outcome.stderr.count("denied the request: corepin refuses Pod smt-refused-") == len(refused)

@@ -33,15 +33,15 @@ def machine(
     spec: dict[str, Any] = {
         "domain": {"cpu": {"dedicatedCpuPlacement": True}, "resources": resources, "devices": {}}
     }
-    made: dict[str, Any] = {"metadata": {"annotations": annotations or {}}, "spec": spec}
+    body: dict[str, Any] = {"metadata": {"annotations": annotations or {}}, "spec": spec}
     *outer, _ = ROOTS[api_version, kind].removesuffix("spec.").split(".")
     for key in reversed(outer[1:] if outer else []):
-        made = {"spec": {key: made}} if key != "spec" else made
+        body = {"spec": {key: body}} if key != "spec" else body
     return {
         "apiVersion": api_version,
         "kind": kind,
-        **made,
-        "metadata": made.get("metadata", {}) | {"name": "it"},
+        **body,
+        "metadata": body.get("metadata", {}) | {"name": "it"},
     }
 
 

@@ -9,7 +9,7 @@ from tests.pods import CORES, container
 
 def names(stored: dict[str, list[dict[str, str]]], kind: str) -> list[str]:
     """Return the names in a list of a pod's spec."""
-    return [one["name"] for one in stored.get(kind, [])]
+    return [entry["name"] for entry in stored.get(kind, [])]
 
 
 def test_webhook_before_ours_asks_for_a_pod(registered: Registered) -> None:
@@ -29,11 +29,11 @@ def test_sidecar_of_a_webhook_after_ours_gets_its_mounts(registered: Registered)
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))["spec"]
     assert cluster.webhook.reviews(endpoint="mutate") == before + 2
     assert names(stored, "containers") == ["main", "proxy"]
-    for one in stored["containers"]:
-        paths = [mount["mountPath"] for mount in one["volumeMounts"]]
+    for stored_container in stored["containers"]:
+        paths = [mount["mountPath"] for mount in stored_container["volumeMounts"]]
         assert [path for path in paths if path in {"/opt/bin", "/etc/cmk"}] == ["/opt/bin", "/etc/cmk"]
     assert len(names(stored, "volumes")) == len(set(names(stored, "volumes")))
-    assert sum(one["key"] == "cmk" for one in stored["tolerations"]) == 1
+    assert sum(toleration["key"] == "cmk" for toleration in stored["tolerations"]) == 1
     assert "admission annotations are not allowd to be overwritten" not in cluster.api.log_file.read_text()
 
 

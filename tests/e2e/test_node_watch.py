@@ -105,8 +105,10 @@ def test_a_node_tells_its_machine_and_takes_it_back(watched: Watched) -> None:
     """From the annotation on a pod that cannot fit is refused with the cause; without it nobody is."""
     watched.tell("small", machine_text(4))
     watched.wait_for(LARGE, is_refused=True)
-    told = "corepin: require needs 4 whole cores for this pod; the largest node kind, node small, has 3"
-    assert watched.refusal(LARGE) == [f"spec.containers[0].resources.limits[cpu]: {told}: ask for fewer CPUs"]
+    message = "corepin: require needs 4 whole cores for this pod; the largest node kind, node small, has 3"
+    assert watched.refusal(LARGE) == [
+        f"spec.containers[0].resources.limits[cpu]: {message}: ask for fewer CPUs"
+    ]
     assert watched.refusal(FITTING) == []
     assert watched.cluster.create(LARGE).is_refused
     assert not watched.cluster.exists("pod", "large")

@@ -46,9 +46,11 @@ def test_values_of_a_limit_range_are_left_alone(cluster: Cluster) -> None:
     annotations = {CPU_MANAGER: "exclusive", "sidecar-limits.corepin.io/pod": "true"}
     pod = pod_document("it", compute, container("proxy"), annotations=annotations)
     outcome = with_limit_range(cluster).create(pod)
-    told = [warning for warning in outcome.warnings if "LimitRange" in warning]
-    assert len(told) == 1, outcome.stderr
-    assert told[0].startswith("spec.containers[1].resources: corepin: container proxy keeps the pod from QoS")
+    warnings = [warning for warning in outcome.warnings if "LimitRange" in warning]
+    assert len(warnings) == 1, outcome.stderr
+    assert warnings[0].startswith(
+        "spec.containers[1].resources: corepin: container proxy keeps the pod from QoS"
+    )
     stored = cluster.stored("pod", "it")
     assert stored["status"]["qosClass"] == "Burstable"
     assert stored["spec"]["containers"][1]["resources"] == FILLED
@@ -70,7 +72,9 @@ def test_sidecar_of_a_later_webhook_beside_a_limit_range(registered: Registered)
     compute = container("main", {"cpu": "4", "memory": "1Gi"})
     annotations = {CPU_MANAGER: "exclusive", "sidecar-limits.corepin.io/pod": "true"}
     outcome = cluster.create(pod_document("it", compute, annotations=annotations))
-    assert any("container proxy" in one and "LimitRange" in one for one in outcome.warnings), outcome.stderr
+    assert any("container proxy" in warning and "LimitRange" in warning for warning in outcome.warnings), (
+        outcome.stderr
+    )
     assert cluster.stored("pod", "it")["spec"]["containers"][1]["resources"] == FILLED
 
 
@@ -85,8 +89,12 @@ def test_pod_security_forbids_host_paths(registered: Registered, instance: str) 
     assert outcome.is_refused
     assert 'violates PodSecurity "baseline:latest": hostPath volumes' in outcome.stderr
     volumes = {"cmk-install-dir", "cmk-config-dir"} | ({"cmk-host-proc"} if instance == CMK else set())
-    told = {one.rpartition("(volume ")[2].rstrip(")") for one in outcome.warnings if "host directory" in one}
-    assert told == volumes, outcome.stderr
+    mounted = {
+        warning.rpartition("(volume ")[2].rstrip(")")
+        for warning in outcome.warnings
+        if "host directory" in warning
+    }
+    assert mounted == volumes, outcome.stderr
     assert "cmk-install-dir" in outcome.stderr.splitlines()[-1]
 
 
@@ -125,17 +133,19 @@ def test_cmk_mutations_bring_everything(registered: Registered) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "told"),
+    ("resources", "message"),
     [
         pytest.param({"limits": {CORES: "1500m"}}, "must be an integer", id="fraction"),
         pytest.param({"limits": {CORES: "2"}, "requests": {CORES: "1"}}, "must be equal to", id="unequal"),
         pytest.param({"requests": {CORES: "1"}}, "Limit must be set", id="no-limit"),
     ],
 )
-def test_what_the_api_server_refuses_itself(cluster: Cluster, resources: dict[str, Any], told: str) -> None:
+def test_what_the_api_server_refuses_itself(
+    cluster: Cluster, resources: dict[str, Any], message: str
+) -> None:
     """Fractions and unequal amounts of an extended resource are refused before our validation: not in our words."""
     before = cluster.webhook.reviews(endpoint="validate")
     outcome = cluster.create(pod_document("it", container(resources=resources)))
-    assert told in outcome.stderr
+    assert message in outcome.stderr
     assert all("corepin" not in cause for cause in outcome.causes)
     assert cluster.webhook.reviews(endpoint="validate") == before

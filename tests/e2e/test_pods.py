@@ -40,8 +40,11 @@ def test_cmk_pod_is_stored_complete(cluster: Cluster) -> None:
     main, beside = spec["containers"]
     assert main["env"] == [{"name": "MINE", "value": "1"}, {"name": "CMK_NUM_CORES", "value": "2"}]
     assert "env" not in beside
-    for one in (main, beside, *spec["initContainers"]):
-        mounts = {mount["mountPath"]: (mount["name"], mount.get("readOnly")) for mount in one["volumeMounts"]}
+    for stored_container in (main, beside, *spec["initContainers"]):
+        mounts = {
+            mount["mountPath"]: (mount["name"], mount.get("readOnly"))
+            for mount in stored_container["volumeMounts"]
+        }
         assert mounts["/opt/bin"] == ("cmk-install-dir", True)
         assert mounts["/etc/cmk"] == ("cmk-config-dir", True)
 
@@ -66,16 +69,16 @@ def test_sidecar_limits_are_stored(cluster: Cluster) -> None:
     """The bare neighbours of a dedicated launcher get limits, which make the pod Guaranteed, and kubectl says so."""
     outcome = cluster.create(launcher_document(container("proxy"), init=[container("first")]))
     assert not outcome.is_refused, outcome.stderr
-    told = "got requests = limits cpu 200m, memory 64M"
+    completed = "got requests = limits cpu 200m, memory 64M"
     assert outcome.warnings == [
-        f"spec.initContainers[0].resources: corepin: container first {told}",
-        f"spec.containers[1].resources: corepin: container proxy {told}",
+        f"spec.initContainers[0].resources: corepin: container first {completed}",
+        f"spec.containers[1].resources: corepin: container proxy {completed}",
     ]
     stored = cluster.stored("Pod", "launcher")
     assert stored["status"]["qosClass"] == "Guaranteed"
-    for one in (stored["spec"]["initContainers"][0], stored["spec"]["containers"][1]):
+    for stored_container in (stored["spec"]["initContainers"][0], stored["spec"]["containers"][1]):
         amounts = {"cpu": "200m", "memory": "64M"}
-        assert one["resources"] == {"requests": amounts, "limits": amounts}
+        assert stored_container["resources"] == {"requests": amounts, "limits": amounts}
 
 
 def test_dry_run_answers_the_same_and_stores_nothing(cluster: Cluster) -> None:
@@ -142,13 +145,13 @@ def test_pod_of_a_replica_set(cluster: Cluster) -> None:
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     controller = "system:serviceaccount:kube-system:replicaset-controller"
-    made = json.loads(
+    created = json.loads(
         cluster.create(pod, f"--as={controller}", "--as-group=system:masters", "-o=json").stdout
     )
-    assert made["metadata"]["annotations"] == {MARKER: "true"}
+    assert created["metadata"]["annotations"] == {MARKER: "true"}
     metadata["annotations"] = {CPU_MANAGER: "wrong"}
-    told = cluster.refusal(pod, controller)
-    head, name, cause = re.split("(it-[a-z0-9]{5})", told)
+    refusal = cluster.refusal(pod, controller)
+    head, name, cause = re.split("(it-[a-z0-9]{5})", refusal)
     assert name  # when validating webhooks are called, the name is made
     assert head == 'admission webhook "pods.validate.corepin.io" denied the request: corepin refuses Pod '
     assert cause.startswith(

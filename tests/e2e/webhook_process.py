@@ -52,8 +52,8 @@ class WebhookProcess:
         return round(
             sum(
                 float(count)
-                for told, count in _REVIEWS.findall(self.exposition())
-                if wanted <= set(told.split(","))
+                for labels, count in _REVIEWS.findall(self.exposition())
+                if wanted <= set(labels.split(","))
             )
         )
 
@@ -97,6 +97,6 @@ def _serving(log_file: Path) -> dict[str, str] | None:
     """Return the line that tells the ports, once it is there."""
     for line in log_file.read_text().splitlines(keepends=True):
         if line.endswith("\n") and '"serving"' in line:
-            told: dict[str, str] = json.loads(line)
-            return told
+            entry: dict[str, str] = json.loads(line)
+            return entry
     return None

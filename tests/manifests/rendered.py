@@ -57,7 +57,7 @@ def objects(name: str) -> list[Object]:
     return list(yaml.safe_load_all(text(name)))
 
 
-def one(name: str, kind: str, called: str) -> Object:
+def manifest(name: str, kind: str, called: str) -> Object:
     """Return the object of a kind and name."""
     (found,) = [it for it in objects(name) if (it["kind"], it["metadata"]["name"]) == (kind, called)]
     return found

@@ -18,12 +18,12 @@ HERE, THERE = f"{NODES}/{HERE_NODE}", f"{NODES}/{THERE_NODE}"
 MAPS, EVENTS = f"/api/v1/namespaces/{AGENT}/configmaps", "/api/v1/namespaces/demo/events"
 
 
-def assert_refused(answer: httpx.Response, policy: str, told: str) -> None:
+def assert_refused(answer: httpx.Response, policy: str, text: str) -> None:
     """Check who refused, and that it was told why."""
     assert answer.status_code == 403, answer.text
     message = answer.json()["message"]
     assert f"ValidatingAdmissionPolicy '{policy}'" in message
-    assert told in message
+    assert text in message
 
 
 def assert_refused_by_any(answer: httpx.Response) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.manifests.rendered import SYSTEM, one
+from tests.manifests.rendered import SYSTEM, manifest
 from tests.servers.apiserver import ApiServer
 
 KINDS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
@@ -17,7 +17,7 @@ KINDS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
 
 def rotate(api: ApiServer, token: str) -> subprocess.CompletedProcess[str]:
     """Run the command of the Deployment once, with a token of its account."""
-    (container,) = one("base", "Deployment", "corepin-certs")["spec"]["template"]["spec"]["containers"]
+    (container,) = manifest("base", "Deployment", "corepin-certs")["spec"]["template"]["spec"]["containers"]
     kubeconfig = api.write_kubeconfig("rotation", {"token": token})
     env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "COREPIN_NAMESPACE": SYSTEM}
     command = [str(Path(sys.executable).with_name("corepin")), *container["args"]]

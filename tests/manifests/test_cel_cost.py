@@ -92,8 +92,8 @@ def test_no_update_costs_much_more_than_its_size(installed: Installed) -> None:
     """Nor does a change of a crowded pod, of which the old one is looked at as well."""
     spec = {"containers": MAIN, "initContainers": containers(400, **names(100))}
     for path, content in ((PODS, {"spec": spec}), (TEMPLATES, {"template": {"spec": spec}})):
-        made = installed.admin.send("POST", path, {"metadata": {"name": "crowd"}, **content})
-        assert made.is_success, made.text
+        created = installed.admin.send("POST", path, {"metadata": {"name": "crowd"}, **content})
+        assert created.is_success, created.text
     alone = cost_of_change(installed, f"{TEMPLATES}/crowd")
     assert cost_of_change(installed, f"{PODS}/crowd") < TIMES_THE_BASELINE * alone
     for path in (PODS, TEMPLATES):

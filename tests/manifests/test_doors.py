@@ -295,11 +295,11 @@ def test_the_agent_tells_nothing_as_another_source(source: dict[str, str], insta
 
 def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> None:
     """A kubelet names the same node as its reportingInstance; its events stay its own."""
-    told = event(source={"component": "kubelet", "host": HERE_NODE}, reportingComponent="kubelet")
+    document = event(source={"component": "kubelet", "host": HERE_NODE}, reportingComponent="kubelet")
     installed.admin.send("DELETE", f"{EVENTS}/told")
-    made = installed.admin.send("POST", EVENTS, told)
-    assert made.is_success, made.text
-    path = f"{EVENTS}/{made.json()['metadata']['name']}"
+    created = installed.admin.send("POST", EVENTS, document)
+    assert created.is_success, created.text
+    path = f"{EVENTS}/{created.json()['metadata']['name']}"
     stolen = {
         "reportingComponent": "corepin-agent",
         "source": {"component": "corepin"},

@@ -16,7 +16,7 @@ import yaml
 from pinning.planning.node_config import KEYS, POOL_KEYS
 from tests.manifests.guide import GUIDE, blocks, section, shell
 from tests.manifests.installed import HERE
-from tests.manifests.rendered import INSTALLS, one, text_of
+from tests.manifests.rendered import INSTALLS, manifest, text_of
 from tests.servers.catalog import KUBERNETES
 from tests.servers.start import start_servers
 from webhook.config.settings import Settings
@@ -70,7 +70,7 @@ def test_failure_policies_are_as_told() -> None:
             r"^\| `(\S+?)` \| (\w+) \| (\w+)", section("When the webhook does not answer"), re.MULTILINE
         )
         kinds = [f"{kind}WebhookConfiguration" for kind in ("Mutating", "Validating")]
-        entries = [entry for kind in kinds for entry in one(overlay, kind, "zz-corepin")["webhooks"]]
+        entries = [entry for kind in kinds for entry in manifest(overlay, kind, "zz-corepin")["webhooks"]]
         assert [(row[0], row[1 + column]) for row in rows] == [
             (it["name"], it["failurePolicy"]) for it in entries
         ]

@@ -79,16 +79,16 @@ def test_every_overlay_is_in_the_chart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "other", "told"),
+    ("base", "other", "message"),
     [
         pytest.param({"spec": {"hostPID": True}}, {"spec": {"hostPID": False}}, "DaemonSet x spec hostPID", id="value"),
         pytest.param({"args": ["a"]}, {"args": ["a", "b"]}, "DaemonSet x args: the overlays differ", id="list"),
         pytest.param({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe", id="key"),
     ],
 )  # fmt: skip
-def test_differences_that_no_value_decides_are_told(base: Object, other: Object, told: str) -> None:
+def test_differences_that_no_value_decides_are_told(base: Object, other: Object, message: str) -> None:
     """An overlay cannot change something that the chart would silently leave as in the base."""
-    with pytest.raises(ChartIncomplete, match=told):
+    with pytest.raises(ChartIncomplete, match=message):
         combined({BASE: base, "observe": other}, "DaemonSet x")
 
 
@@ -134,7 +134,7 @@ def test_lint_finds_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         pytest.param("webhook.replica=3", "at '/webhook': additional properties 'replica' not allowed", id="unknown"),
         pytest.param("hardened=true", "additional properties 'hardened' not allowed", id="unknown at the top"),
@@ -153,11 +153,11 @@ def test_lint_finds_nothing(name: str) -> None:
         pytest.param("namespaces.agent=corepin-system", "give two names", id="one namespace for both"),
     ],
 )  # fmt: skip
-def test_wrong_values_are_refused(value: str, told: str) -> None:
+def test_wrong_values_are_refused(value: str, message: str) -> None:
     """Helm says which value is wrong and what is expected, and renders nothing."""
     done = helm("template", "corepin", str(CHART), "--set", value)
     assert done.returncode != 0
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
 
 

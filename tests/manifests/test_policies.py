@@ -253,8 +253,8 @@ def test_agent_tells_events_of_its_own_node(installed: Installed) -> None:
 
     name = "told-here"
     installed.admin.send("DELETE", f"{EVENTS}/{name}")
-    made = installed.agent.send("POST", EVENTS, event(name, HERE_NODE))
-    assert made.is_success, made.text
+    created = installed.agent.send("POST", EVENTS, event(name, HERE_NODE))
+    assert created.is_success, created.text
     for wrong in (event("wrong", THERE_NODE), event("wrong", HERE_NODE, "kubelet")):
         assert_refused(
             installed.agent.send("POST", EVENTS, wrong), "corepin-agent-others", "reportingInstance"

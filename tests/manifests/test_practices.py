@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinning.contract import CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAINT_KEY
-from tests.manifests.rendered import INSTALLS, Object, objects, one
+from tests.manifests.rendered import INSTALLS, Object, manifest, objects
 from webhook.server.listener import Limits
 
 pytestmark = pytest.mark.server  # for kubectl
@@ -16,7 +16,7 @@ LEAVING_SECONDS = 10
 
 def webhook(name: str) -> Object:
     """Return the specification of the webhook's Deployment."""
-    spec: Object = one(name, "Deployment", "corepin-webhook")["spec"]
+    spec: Object = manifest(name, "Deployment", "corepin-webhook")["spec"]
     return spec
 
 
@@ -36,7 +36,7 @@ def test_a_replica_is_always_there(name: str) -> None:
     """Rollouts and drains never take the last one."""
     spec = webhook(name)
     assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-    assert one(name, "PodDisruptionBudget", "corepin-webhook")["spec"]["minAvailable"] < spec["replicas"]
+    assert manifest(name, "PodDisruptionBudget", "corepin-webhook")["spec"]["minAvailable"] < spec["replicas"]
 
 
 @pytest.mark.parametrize("name", INSTALLS)
@@ -71,5 +71,5 @@ def test_admission_is_asked_last(name: str) -> None:
 def test_other_versions_of_an_api_are_seen(name: str) -> None:
     """A request by another version of a kind is converted and matched."""
     for kind in ("Mutating", "Validating"):
-        for entry in one(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]:
+        for entry in manifest(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]:
             assert entry.get("matchPolicy", "Equivalent") == "Equivalent"

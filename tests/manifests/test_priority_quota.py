@@ -58,13 +58,13 @@ def create(api: ApiServer, *documents: Object) -> None:
 
 def pods() -> list[Object]:
     """Return a pod of each workload, as its controller would create it."""
-    made = []
+    pods = []
     for it in of_kinds("Deployment", "DaemonSet"):
         place = {"name": it["metadata"]["name"], "namespace": it["metadata"]["namespace"]}
         template = it["spec"]["template"]
         metadata = {**template["metadata"], **place}
-        made.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
-    return made
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    return pods
 
 
 def refusal(api: ApiServer, pod: Object) -> str:

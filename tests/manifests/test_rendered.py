@@ -36,8 +36,8 @@ from tests.manifests.rendered import (
     ROTATING,
     SYSTEM,
     Object,
+    manifest,
     objects,
-    one,
     renamed,
     text,
 )
@@ -137,7 +137,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
 @pytest.mark.parametrize("name", INSTALLS)
 def test_webhook_sees_the_pair_alone(name: str) -> None:
     """No token unless it watches nodes, no CA key; files are directories, so that changes arrive."""
-    pod = one(name, "Deployment", "corepin-webhook")["spec"]["template"]["spec"]
+    pod = manifest(name, "Deployment", "corepin-webhook")["spec"]["template"]["spec"]
     (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
     assert pod["automountServiceAccountToken"] is (name == "node-watch")
     assert secret["secretName"] == "corepin-webhook-tls"
@@ -180,12 +180,12 @@ def test_arguments_are_those_of_the_command(name: str) -> None:
 @pytest.mark.parametrize("name", INSTALLS)
 def test_configuration_can_be_read(name: str, tmp_path: Path) -> None:
     """The programs take the configurations of the ConfigMaps."""
-    data = one(name, "ConfigMap", "corepin-webhook")["data"]
+    data = manifest(name, "ConfigMap", "corepin-webhook")["data"]
     load_settings(data["config.yaml"].encode())
     if "mutations.yaml" in data:
         load_mutations(data["mutations.yaml"].encode())
     file = tmp_path / "config.yaml"
-    file.write_text(one(name, "ConfigMap", "corepin-agent")["data"]["config.yaml"])
+    file.write_text(manifest(name, "ConfigMap", "corepin-agent")["data"]["config.yaml"])
     read_node_file(str(file))
 
 
@@ -204,7 +204,7 @@ def test_failure_policies(name: str) -> None:
 
 def registered(name: str, kind: str) -> list[Object]:
     """Return the entries of a webhook configuration."""
-    entries: list[Object] = one(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]
+    entries: list[Object] = manifest(name, f"{kind}WebhookConfiguration", "zz-corepin")["webhooks"]
     return entries
 
 
@@ -233,7 +233,7 @@ API_SERVERS = {443, 6443, 8443, 16443}
 )
 def test_programs_call_nobody_but_these(part: str, open_to_all: set[int], to_replicas: list[str]) -> None:
     """API servers by their usual ports; the rotation also the DNS and the replicas, the agent also its kubelet."""
-    spec = one("base", "NetworkPolicy", f"corepin-{part}")["spec"]
+    spec = manifest("base", "NetworkPolicy", f"corepin-{part}")["spec"]
     rules = spec.get("egress", [])
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]} == open_to_all
@@ -242,7 +242,7 @@ def test_programs_call_nobody_but_these(part: str, open_to_all: set[int], to_rep
 
 def test_policies_name_what_the_agent_writes() -> None:
     """A word that the agent begins to write on nodes must be in the policy, and none that it does not write."""
-    policy = one("base", "ValidatingAdmissionPolicy", "corepin-agent-nodes")["spec"]
+    policy = manifest("base", "ValidatingAdmissionPolicy", "corepin-agent-nodes")["spec"]
     lists = {
         it["name"]: set(json.loads(it["expression"].replace("'", '"')))
         for it in policy["variables"]
@@ -260,16 +260,16 @@ def test_policies_name_what_the_agent_writes() -> None:
 
 def test_policies_name_what_the_rotation_writes() -> None:
     """An annotation that it begins to write on its Secret must be in the policy."""
-    policy = one("base", "ValidatingAdmissionPolicy", "corepin-certs-others")["spec"]
+    policy = manifest("base", "ValidatingAdmissionPolicy", "corepin-certs-others")["spec"]
     (notes,) = [it["expression"] for it in policy["variables"] if it["name"] == "notes"]
     assert set(json.loads(notes.replace("'", '"'))) == {MANAGED, PUBLISHED, SHOWN, ROTATE}
 
 
 def test_cmk_injects_what_the_example_injects() -> None:
     """The overlay ships the tested example, word for word."""
-    shipped = one("cmk", "ConfigMap", "corepin-webhook")["data"]["mutations.yaml"]
+    shipped = manifest("cmk", "ConfigMap", "corepin-webhook")["data"]["mutations.yaml"]
     assert shipped == Path("examples/cmk/mutations-cluster-init.yaml").read_text(encoding="utf-8")
-    pod = one("cmk", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
+    pod = manifest("cmk", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
     assert {"name": "COREPIN_TAINT", "value": "cmk"} in pod["containers"][0]["env"]
     (account,) = objects("cmk-namespace")
     assert load_mutations(shipped.encode()).per_pod is not None
@@ -298,7 +298,7 @@ def exposed() -> set[str]:
 
 def test_alerts_ask_for_metrics_that_there_are() -> None:
     """Every metric in an alert is one that a program exposes; every alert says what it means."""
-    (group,) = one("monitoring", "PrometheusRule", "corepin")["spec"]["groups"]
+    (group,) = manifest("monitoring", "PrometheusRule", "corepin")["spec"]["groups"]
     for rule in group["rules"]:
         asked = set(re.findall(r"corepin_\w+", rule["expr"]))
         assert asked
@@ -308,7 +308,7 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
 
 def test_dashboard_asks_for_metrics_that_there_are() -> None:
     """The dashboard is JSON, and no panel asks for a metric that nobody exposes; panels have room of their own."""
-    dashboard = json.loads(one("monitoring", "ConfigMap", "corepin-dashboard")["data"]["corepin.json"])
+    dashboard = json.loads(manifest("monitoring", "ConfigMap", "corepin-dashboard")["data"]["corepin.json"])
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
     for panel in dashboard["panels"]:

@@ -155,7 +155,7 @@ def test_every_other_verb_is_denied(
     assert {("", "pods/exec"), ("", "nodes/proxy"), ("", "secrets"), ("apps", "deployments")} <= set(found)
     asked = [(group, resource, verb) for group, resource in found for verb in VERBS]
     for namespace, listed in ((DEMO, everywhere), (home, at_home)):
-        allowed = {one for one in asked if is_allowed(account, namespace, one)}
+        allowed = {right for right in asked if is_allowed(account, namespace, right)}
         assert allowed - COMMON == {
             (group, resource, verb) for group, resource, name, verb in listed if not name
         }
@@ -166,9 +166,9 @@ def resources(installed: Installed) -> list[tuple[str, str]]:
     groups = installed.admin.send("GET", "/apis").json()["groups"]
     roots = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
     return [
-        (root.removeprefix("/apis/").partition("/")[0] if root != "/api/v1" else "", one["name"])
+        (root.removeprefix("/apis/").partition("/")[0] if root != "/api/v1" else "", resource["name"])
         for root in roots
-        for one in installed.admin.send("GET", root).json()["resources"]
+        for resource in installed.admin.send("GET", root).json()["resources"]
     ]
 
 

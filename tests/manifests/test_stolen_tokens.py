@@ -64,8 +64,8 @@ def test_the_longest_annotations_are_looked_through(installed: Installed) -> Non
     """All 256 KiB that an object may hold, in very many annotations of any text, cost no more than CEL may cost."""
     for text in ("x" * 200, '"\\\n' * 60, "é" * 90):
         long = {f"{number:04x}": text for number in range(1_250)}
-        made = installed.admin.send("POST", f"{PODS}?dryRun=All", pod("long", None, long))
-        assert made.is_success, made.text
+        created = installed.admin.send("POST", f"{PODS}?dryRun=All", pod("long", None, long))
+        assert created.is_success, created.text
 
 
 @pytest.mark.parametrize("key", ["status.corepin.io/cpus", "status.corepin.io/x"])
@@ -102,9 +102,9 @@ def test_the_agents_events_hold_nothing_up(what: str, installed: Installed) -> N
     metadata = {**event()["metadata"], "name": "hostile", **changed.get("metadata", {})}
     answer = installed.agent.send("POST", EVENTS, {**event(), **changed, "metadata": metadata})
     assert_refused(answer, "corepin-agent-others", "an event is about a pod")
-    told = event(metadata={"name": "changed", "namespace": DEMO})
+    document = event(metadata={"name": "changed", "namespace": DEMO})
     installed.admin.send("DELETE", f"{EVENTS}/changed")
-    assert installed.agent.send("POST", EVENTS, told).is_success
+    assert installed.agent.send("POST", EVENTS, document).is_success
     answer = installed.agent.patch(f"{EVENTS}/changed", changed)
     assert answer.status_code in {403, 422}, answer.text  # some fields of events never change
 
@@ -127,7 +127,7 @@ def both_apis(installed: Installed) -> Iterator[str]:
 
 def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Installed) -> None:
     """RBAC gives the agent none of it; with more rights the policy would see the same events there."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "metadata": {"name": "newer", "namespace": DEMO, "finalizers": ["a.example/b"]},
         "regarding": {"kind": "Pod", "namespace": DEMO, "name": "target"},
         "eventTime": "2026-01-01T00:00:00.000000Z",
@@ -137,7 +137,7 @@ def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Ins
         "reason": "b",
         "type": "Normal",
     }
-    while "cannot create" in (answer := installed.agent.send("POST", both_apis, told)).text:
+    while "cannot create" in (answer := installed.agent.send("POST", both_apis, document)).text:
         pass  # until the API server has seen the right
     assert_refused(answer, "corepin-agent-others", "an event is about a pod")
 
@@ -150,7 +150,7 @@ def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -
     if "involvedObject" in changed:
         changed = {"involvedObject": {**about, "kind": "Node"}}
     metadata = {"generateName": "x-", "namespace": SYSTEM, **changed.get("metadata", {})}
-    told = {
+    document = {
         "involvedObject": about,
         "reportingComponent": "corepin-certs",
         "reportingInstance": "x",
@@ -160,12 +160,12 @@ def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -
         "eventTime": "2026-01-01T00:00:00.000000Z",
     }
     folder = f"/api/v1/namespaces/{SYSTEM}/events"
-    answer = installed.rotation.send("POST", folder, {**told, **changed, "metadata": metadata})
+    answer = installed.rotation.send("POST", folder, {**document, **changed, "metadata": metadata})
     if what != "long message":  # for events with a time the API server itself says so
         assert_refused(answer, "corepin-certs-others", "an event is about a Secret")
     assert not answer.is_success
-    told["metadata"] = {"generateName": "x-", "namespace": SYSTEM}
-    assert installed.rotation.send("POST", folder, told).is_success
+    document["metadata"] = {"generateName": "x-", "namespace": SYSTEM}
+    assert installed.rotation.send("POST", folder, document).is_success
 
 
 # Who owns which fields: what an owner does not apply again is deleted.
@@ -180,7 +180,7 @@ def owned(installed: Installed, path: str) -> list[dict[str, Any]]:
 def given_more(fields: list[dict[str, Any]], manager: str) -> list[dict[str, Any]]:
     """Return the same, but that a manager owns a label of somebody else."""
     changed = json.loads(json.dumps(fields))
-    (entry,) = [one for one in changed if one["manager"] == manager]
+    (entry,) = [entry for entry in changed if entry["manager"] == manager]
     entry["fieldsV1"].setdefault("f:metadata", {}).setdefault("f:labels", {})["f:other"] = {}
     return [entry for entry in changed if entry["manager"] != "corepin-agent"]
 
@@ -196,7 +196,7 @@ def test_the_agent_gives_nobody_more_fields_of_its_node(operation: str, installe
     fields = given_more(owned(installed, HERE), manager)
     answer = installed.agent.patch(HERE, {"metadata": {"managedFields": fields}})
     assert_refused(answer, "corepin-agent-nodes", "other managers of fields gain none")
-    invented = [{**one, "manager": "invented"} for one in fields if one["manager"] == manager]
+    invented = [{**field, "manager": "invented"} for field in fields if field["manager"] == manager]
     answer = installed.agent.patch(
         HERE, {"metadata": {"managedFields": [*owned(installed, HERE), *invented]}}
     )
@@ -268,7 +268,7 @@ def test_the_rotation_gives_nobody_more_fields(installed: Installed) -> None:
         ("corepin-certs-others", SECRET),
     ):
         fields = owned(installed, path)
-        (first, *_) = [one for one in fields if one["operation"] == "Apply"]
+        (first, *_) = [field for field in fields if field["operation"] == "Apply"]
         first["fieldsV1"]["f:metadata"]["f:labels"] = {"f:x": {}}
         step = {"op": "replace", "path": "/metadata/managedFields", "value": fields}
         answer = installed.rotation.patch(path, [step], JSON_PATCH)
@@ -281,8 +281,10 @@ def test_the_rotation_gives_nobody_more_fields(installed: Installed) -> None:
 def test_the_agent_neither_doubles_nor_reorders_conditions(installed: Installed) -> None:
     """Who reads the first condition of a type, or the last, reads the kubelet's."""
     try:
-        told = [{"type": name, "status": "False"} for name in ("MemoryPressure", "DiskPressure")]
-        assert installed.admin.patch(f"{HERE}/status", {"status": {"conditions": told}}, STRATEGIC).is_success
+        conditions = [{"type": name, "status": "False"} for name in ("MemoryPressure", "DiskPressure")]
+        assert installed.admin.patch(
+            f"{HERE}/status", {"status": {"conditions": conditions}}, STRATEGIC
+        ).is_success
         there = installed.admin.send("GET", HERE).json()["status"]["conditions"]
         ours = {"type": "CorepinKubeletPolicy", "status": "False"}
         lists = {
