@@ -38,7 +38,7 @@ CRANE: Final = "qos.gocrane.io/cpu-manager"
 POLICIES: Final = ("exclusive", "none", "share", "exclusive", "share", "none", "exclusive", "none")
 LOOK_SECONDS: Final = 0.01  # between looks whether the agent does nothing any more
 IDLE_SHARE: Final = 0.05  # of a CPU that it uses then
-LIMITS: Final = ((0.5, 3.0), (0.99, 5.0))  # share of the edits, medians of the bare writes: design section 7
+LIMITS: Final = ((0.5, 3.0), (0.99, 5.0))  # share of the edits, medians of the bare writes
 MOVING: Final = "that move every container"
 POD: Final = """\
 apiVersion: v1

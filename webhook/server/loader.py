@@ -77,7 +77,7 @@ def _log_checks(settings: Settings) -> None:
         facts: dict[str, object] = {"kinds": [shape.name for shape in settings.node_shapes]}
         logger.info("checks against nodes are on", extra={"facts": facts})
     else:
-        facts = {"why": "nodeShapes is empty, and no watched node has told its topology"}
+        facts = {"why": "nodeShapes is empty, and no watched node has published its topology"}
         logger.info("checks against nodes are off", extra={"facts": facts})
 
 
