@@ -31,6 +31,15 @@ def test_every_path_is_there(page: Path) -> None:
     assert gone == []
 
 
+def test_every_line_to_look_for_is_there() -> None:
+    """A function or class that the page sends a reader to stands in the file that it names."""
+    named = re.findall(r"`(\w+)` of `([\w/]+\.py)`", PAGE.read_text(encoding="utf-8"))
+
+    assert len(named) > 5
+    for name, path in named:
+        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", Path(path).read_text(), re.MULTILINE), name
+
+
 def test_every_record_is_listed() -> None:
     """The page links each record once, in their order."""
     assert re.findall(r"\]\((decisions/[\w-]+\.md)\)", PAGE.read_text(encoding="utf-8")) == [
