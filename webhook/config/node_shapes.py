@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 _shapes = msgspec.json.Decoder(tuple[NodeShape, ...])
 
 
-class Machine(NamedTuple):
+class CoreShape(NamedTuple):
     """What decides whether a node could ever hold a claim."""
 
     threads: int  # of its widest core
@@ -43,7 +43,7 @@ class NodeShapes:
 
     def __init__(self, meter: NodeMeter) -> None:
         self._meter = meter
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, CoreShape] = {}
         self._refused: dict[str, int] = {}  # hash of each node's text, so that each is logged once
         self._written = _encode(())
 
@@ -51,7 +51,7 @@ class NodeShapes:
         """Return the shapes as JSON, for `load_shapes`; as long as nothing changes, the same bytes."""
         return self._written
 
-    def replace(self, nodes: Mapping[str, Machine | None]) -> None:
+    def replace(self, nodes: Mapping[str, CoreShape | None]) -> None:
         """Take over the machines of all nodes that there are, by name; None of a node without one."""
         self._machines = {name: machine for name, machine in nodes.items() if machine}
         self._refused = {name: mark for name, mark in self._refused.items() if name in nodes}
@@ -69,13 +69,13 @@ class NodeShapes:
             del self._machines[name]
         self._write()
 
-    def machine_of(self, name: str, text: str | None) -> Machine | None:
+    def machine_of(self, name: str, text: str | None) -> CoreShape | None:
         """Read the annotation of a node; nonsense is counted, logged once for each text, and then counts as none."""
         if text is None:
             self._refused.pop(name, None)
             return None
         try:
-            machine = read_machine(text)
+            machine = read_core_shape(text)
         except BadTopology as error:
             self._refuse(name, text, str(error))
             return None
@@ -103,12 +103,12 @@ def load_shapes(written: bytes) -> tuple[NodeShape, ...]:
     return _shapes.decode(written)
 
 
-def kinds(machines: Mapping[str, Machine]) -> tuple[NodeShape, ...]:
+def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
     """Return the kinds that matter, each with the first of its nodes as its name.
 
     A kind that has neither more cores nor more threads per core than another can hold nothing that the other cannot.
     """
-    first: dict[Machine, str] = {}
+    first: dict[CoreShape, str] = {}
     for name in sorted(machines):
         first.setdefault(machines[name], name)
     found: list[NodeShape] = []
@@ -120,7 +120,7 @@ def kinds(machines: Mapping[str, Machine]) -> tuple[NodeShape, ...]:
 
 
 @lru_cache(maxsize=TEXTS_KEPT)
-def read_machine(text: str) -> Machine:
+def read_core_shape(text: str) -> CoreShape:
     """Read an annotation `status.corepin.io/topology`; raise BadTopology for anything else."""
     if len(text) > LONGEST_TEXT:
         raise BadTopology(f"{len(text)} characters are more than the {LONGEST_TEXT} of any topology")
@@ -134,4 +134,4 @@ def read_machine(text: str) -> Machine:
         raise BadTopology("none of its cores is online")
     if sum(len(core.cpus) for core in topology.cores) != len(topology.cpus):
         raise BadTopology("a CPU belongs to two of its cores")
-    return Machine(threads=max(running), cores=sum(1 for width in running if width))
+    return CoreShape(threads=max(running), cores=sum(1 for width in running if width))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from apiserver.watch import Event
-    from webhook.config.node_shapes import Machine, NodeShapes
+    from webhook.config.node_shapes import CoreShape, NodeShapes
     from webhook.metrics import NodeMeter
 
 USER_AGENT: Final = "corepin-webhook"
@@ -134,7 +134,7 @@ class NodeWatch:
 
         Texts are read page by page: those of all nodes together may have a hundred megabytes.
         """
-        nodes: dict[str, Machine | None] = {}
+        nodes: dict[str, CoreShape | None] = {}
         async for page in pages(api, NODES, {}, METADATA_LIST, PAGE):
             for document in page.items or ():
                 meta = decode(_node, document).metadata

@@ -16,7 +16,14 @@ from pinning.machine.topology import BadTopology
 from tests.machine.tree import regular
 from tests.strategies import topologies
 from tests.webhook.machine_texts import machine_text
-from webhook.config.node_shapes import LONGEST_TEXT, Machine, NodeShapes, kinds, load_shapes, read_machine
+from webhook.config.node_shapes import (
+    LONGEST_TEXT,
+    CoreShape,
+    NodeShapes,
+    kinds,
+    load_shapes,
+    read_core_shape,
+)
 from webhook.config.settings import NodeShape
 from webhook.metrics import NodeMeter
 
@@ -46,8 +53,8 @@ class Known:
 def test_what_the_agent_writes_is_read(topology: Any) -> None:
     """Of every machine the cores that run and the widest of them count."""
     widths = [len(core.cpus & topology.online) for core in topology.cores]
-    expected = Machine(threads=max(widths), cores=sum(map(bool, widths)))
-    assert read_machine(json.dumps(topology.to_dict())) == expected
+    expected = CoreShape(threads=max(widths), cores=sum(map(bool, widths)))
+    assert read_core_shape(json.dumps(topology.to_dict())) == expected
 
 
 json_values = st.recursive(
@@ -64,7 +71,7 @@ def test_damage_is_refused_or_harmless(changed: dict[str, Any], missing: set[str
     saved = regular(4).to_dict() | changed
     text = json.dumps({name: value for name, value in saved.items() if name not in missing})
     try:
-        read = read_machine(text)
+        read = read_core_shape(text)
     except BadTopology:
         return
     assert 1 <= read.cores <= 8192
@@ -75,7 +82,7 @@ def test_damage_is_refused_or_harmless(changed: dict[str, Any], missing: set[str
 def test_any_text_is_refused_as_a_bad_topology(text: str) -> None:
     """An annotation may hold anything: nothing but BadTopology comes of it."""
     with pytest.raises(BadTopology):
-        read_machine(text)
+        read_core_shape(text)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +105,12 @@ def test_any_text_is_refused_as_a_bad_topology(text: str) -> None:
 def test_nonsense_is_refused(text: str) -> None:
     """What is no topology is refused before it costs anything."""
     with pytest.raises(BadTopology):
-        read_machine(text)
+        read_core_shape(text)
 
 
 def test_siblings_that_are_offline_do_not_count() -> None:
     """With SMT switched off a core has one thread; a core without any is no core."""
-    assert read_machine(machine_text(4, online=str(CPUSet.parse("0-2")))) == Machine(threads=1, cores=3)
+    assert read_core_shape(machine_text(4, online=str(CPUSet.parse("0-2")))) == CoreShape(threads=1, cores=3)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +118,17 @@ def test_siblings_that_are_offline_do_not_count() -> None:
     [
         pytest.param({}, (), id="none"),
         pytest.param(
-            {"b": Machine(2, 8), "a": Machine(2, 8)},
+            {"b": CoreShape(2, 8), "a": CoreShape(2, 8)},
             (NodeShape(name="node a", cores=8, threads_per_core=2),),
             id="one kind, named after its first node",
         ),
         pytest.param(
-            {"small": Machine(2, 4), "big": Machine(2, 8)},
+            {"small": CoreShape(2, 4), "big": CoreShape(2, 8)},
             (NodeShape(name="node big", cores=8, threads_per_core=2),),
             id="the larger one can hold all",
         ),
         pytest.param(
-            {"wide": Machine(8, 4), "many": Machine(1, 64), "less": Machine(1, 3)},
+            {"wide": CoreShape(8, 4), "many": CoreShape(1, 64), "less": CoreShape(1, 3)},
             (
                 NodeShape(name="node wide", cores=4, threads_per_core=8),
                 NodeShape(name="node many", cores=64, threads_per_core=1),
@@ -130,16 +137,16 @@ def test_siblings_that_are_offline_do_not_count() -> None:
         ),
     ],
 )
-def test_kinds_that_matter(machines: dict[str, Machine], expected: tuple[NodeShape, ...]) -> None:
+def test_kinds_that_matter(machines: dict[str, CoreShape], expected: tuple[NodeShape, ...]) -> None:
     """Each kind that could hold what no other one can, by threads per core."""
     assert kinds(machines) == expected
 
 
 @given(
-    st.dictionaries(st.text("ab", min_size=1), st.builds(Machine, st.integers(1, 8), st.integers(1, 20))),
+    st.dictionaries(st.text("ab", min_size=1), st.builds(CoreShape, st.integers(1, 8), st.integers(1, 20))),
     st.integers(1, 30),
 )
-def test_no_kind_that_is_left_out_could_hold_more(machines: dict[str, Machine], cpus: int) -> None:
+def test_no_kind_that_is_left_out_could_hold_more(machines: dict[str, CoreShape], cpus: int) -> None:
     """Whole cores for any count of CPUs fit on one of the kinds if and only if they fit on one of the machines."""
 
     def fits(cores: int, threads: int) -> bool:
