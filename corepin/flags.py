@@ -69,8 +69,8 @@ def listed(flag: str, given: list[str] | None) -> frozenset[str]:
 def address(flag: str, text: str, example: str) -> tuple[str, int]:
     """Read `HOST:PORT`, `:PORT` or `[IPv6]:PORT`; raise CommandFailed with an example for anything else."""
     host, colon, port = text.rpartition(":")
-    is_port = port.isascii() and port.isdecimal() and int(port[:6]) <= HIGHEST_PORT
-    if not colon or not is_port:
+    is_number = port.isascii() and port.isdecimal() and len(port) <= len(str(HIGHEST_PORT))
+    if not colon or not is_number or int(port) > HIGHEST_PORT:
         raise _no_address(flag, text, example)
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -23,7 +23,8 @@ def test_address_is_read(text: str, found: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["8081", "host:", "host:http", ":70000", ":" + "9" * 5000, "a:\u00b2", "a:\u0663"]
+    "text",
+    ["8081", "host:", "host:http", ":70000", ":0000070000", ":" + "9" * 5000, "a:\u00b2", "a:\u0663"],
 )
 def test_other_texts_are_refused(text: str) -> None:
     """The flag, what was given, and an example are named."""
