@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+REMEDY: Final = "write one there that the API server issued"  # where there is no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Access:
         try:
             return ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            raise Unavailable(f"cannot read the CA {self.ca_file}: {error}") from error
+            remedy = "write the API server's CA there, in PEM"
+            raise Unavailable(f"cannot read the CA {self.ca_file} ({error}): {remedy}") from error
 
     def headers(self) -> dict[str, str]:
         """Return the headers that say who asks; raise Unavailable when the token cannot be read."""
@@ -46,8 +48,7 @@ class Access:
         try:
             return {"authorization": f"Bearer {self.token_file.read_text(encoding='ascii').strip()}"}
         except OSError as error:
-            raise Unavailable(f"cannot read the token {self.token_file}: {error.strerror}") from error
+            reason = f"cannot read the token {self.token_file} ({error.strerror})"
+            raise Unavailable(f"{reason}: {REMEDY}") from error
         except UnicodeDecodeError as error:
-            raise Unavailable(
-                f"{self.token_file} holds no token: write one that the API server issued"
-            ) from error
+            raise Unavailable(f"{self.token_file} holds no token: {REMEDY}") from error

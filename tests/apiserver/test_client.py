@@ -47,7 +47,7 @@ def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
             token.write_text(text)
             await api.get("/x")
         token.unlink()
-        with pytest.raises(Unavailable, match="cannot read the token"):
+        with pytest.raises(Unavailable, match=r"cannot read the token .*: write one "):
             await api.get("/x")
         token.write_bytes(b"\xff\xfe")
         with pytest.raises(Unavailable, match="holds no token"):
@@ -171,11 +171,11 @@ def test_a_pod_finds_its_api_server() -> None:
 
 @pytest.mark.parametrize("content", [None, b"no certificate"], ids=["missing", "damaged"])
 def test_a_ca_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
-    """While files are swapped the error is one that may pass, and says which file it is."""
+    """While files are swapped the error is one that may pass, and says which file it is and what to do."""
     file = tmp_path / "ca.crt"
     if content:
         file.write_bytes(content)
-    with pytest.raises(Unavailable, match=r"cannot read the CA .*/ca\.crt"):
+    with pytest.raises(Unavailable, match=r"cannot read the CA .*/ca\.crt \(.*\): write "):
         Api(Access("https://api.test", file), "tests")
     trustme.CA().cert_pem.write_to_path(file)
     Access("https://api.test", file).context()
