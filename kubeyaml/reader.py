@@ -74,11 +74,12 @@ def decode_text(data: bytes) -> str:
 
 @dataclass
 class _Reader:
-    """Builds values from events; `size` counts what was built, copies of aliases included."""
+    """Builds values from events; `size` and `deepest` count what was built, copies of aliases included."""
 
     parser: yaml.CSafeLoader
     size: int = 0
-    anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)  # value, size
+    deepest: int = 0  # below the root, of the value that is being built
+    anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)  # value, size, levels
 
     def documents(self) -> Iterator[tuple[int, Any]]:
         while (event := self.parser.get_event()) is not None:
@@ -92,13 +93,11 @@ class _Reader:
 
     def _value(self, event: Any, depth: int) -> Any:
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event)
-        if depth > DEPTH_LIMIT:
-            raise BadYAML(
-                _line(event), f"nested more than {DEPTH_LIMIT} deep, and no Kubernetes object is: flatten it"
-            )
-        before = self.size
+            return self._alias(event, depth)
+        _expect_depth(event, depth)
+        before, outside = self.size, self.deepest
         self.size += NODE_SIZE
+        self.deepest = depth
         value: Any
         if isinstance(event, yaml.ScalarEvent):
             self.size += len(event.value)
@@ -108,16 +107,19 @@ class _Reader:
         else:
             value = self._mapping(event, depth)
         if event.anchor:
-            self.anchors[event.anchor] = (value, self.size - before)
+            self.anchors[event.anchor] = (value, self.size - before, self.deepest - depth)
+        self.deepest = max(self.deepest, outside)
         return value
 
-    def _alias(self, event: Any) -> Any:
+    def _alias(self, event: Any, depth: int) -> Any:
         if event.anchor not in self.anchors:
             raise BadYAML(
                 _line(event),
                 f"alias *{event.anchor} refers to no earlier anchor: write &{event.anchor} first",
             )
-        value, size = self.anchors[event.anchor]
+        value, size, levels = self.anchors[event.anchor]
+        _expect_depth(event, depth + levels)
+        self.deepest = max(self.deepest, depth + levels)
         self.size += size
         if self.size > SIZE_LIMIT:
             raise BadYAML(_line(event), f"aliases make it more than {SIZE_LIMIT >> 20} MB: use fewer")
@@ -144,6 +146,13 @@ class _Reader:
                 raise BadYAML(_line(event), f"key {key!r} appears twice ({first}): remove one")
             own[key], lines[key] = value, _line(event)
         return {**merged, **own}
+
+
+def _expect_depth(event: Any, depth: int) -> None:
+    if depth > DEPTH_LIMIT:
+        raise BadYAML(
+            _line(event), f"nested more than {DEPTH_LIMIT} deep, and no Kubernetes object is: flatten it"
+        )
 
 
 def _copied(value: Any) -> Any:

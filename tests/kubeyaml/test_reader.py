@@ -113,6 +113,16 @@ def test_deepest_nesting_is_readable() -> None:
     assert read("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
 
 
+def test_alias_is_as_deep_as_what_it_stands_for() -> None:
+    """A chain of aliases cannot nest deeper than text may; without that, copying the last would end the process."""
+    half = ("[" * (DEPTH_LIMIT // 2), "]" * (DEPTH_LIMIT // 2))
+    deepest = f"a: &a {half[0]}{half[1]}\nb: &b [1, {half[0][1:]}*a{half[1][1:]}, *a]\n"
+
+    assert read(deepest)
+    with pytest.raises(BadYAML, match=f"line 3: nested more than {DEPTH_LIMIT} deep"):
+        read(f"{deepest}c: {half[0]}*b{half[1]}\n")
+
+
 def test_billion_laughs_end_early() -> None:
     """Aliases of aliases are counted before they are written out."""
     levels = "".join(
