@@ -62,7 +62,9 @@ def mounted_account(directory: Path, environ: Mapping[str, str]) -> Access:
     try:
         access = Access.in_cluster(environ, directory)
     except Unavailable as error:
-        raise Unusable(f"nodes cannot be watched: {error}") from error
+        raise Unusable(
+            f"nodes cannot be watched: {error}: run in a pod, or leave out --watch-nodes-as"
+        ) from error
     for file in filter(None, (access.token_file, access.ca_file)):
         if not file.is_file():
             raise Unusable(

@@ -1,4 +1,4 @@
-"""Find what differs between two states of a virtual machine's spec, without pod_claims what is equal byte by byte.
+"""Find what differs between two states of a virtual machine's spec, without reading what is equal byte by byte.
 
 A spec may have megabytes (cloud-init, disks), and an update of a running machine hardly changes a word of it.
 """
