@@ -1,0 +1,170 @@
+"""What a review does is counted, lines of Python and bytes of memory asked for, and grows no faster than its input.
+
+Both counts are the same beside a busy machine, so that they are sharp where CPU time (test_doubling.py) is not. Memory
+is looked at where a function or a turn of a loop ends: what `split`, `join` or `sorted` make in between counts. Three
+sizes are compared, so that what a review costs anyway hides nothing. Each input grows alone, beside more containers,
+and with all others; other pairs are not counted here.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pytest
+
+from tests.pods import CPU_MANAGER
+from tests.webhook.review.test_doubling import (
+    CASES,
+    MACHINE,
+    POD,
+    RUNNING,
+    Case,
+    review,
+    scaled,
+    split_for_each_part,
+)
+from tests.webhook.sized import MACHINE_INPUTS, POD_INPUTS, machine, pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
+
+MOST_GROWTH: Final = 2.3  # for each doubling; what grows with the body alone stays at 2
+STEPS: Final = 0.15  # of what a review costs: lists and dictionaries grow in steps
+ITEMS: Final = 32  # where counting begins: four times as many are more than are told
+CONTAINERS: Final = 25  # a hundred of each kind are all that may ask for CPUs
+LARGE: Final[Mapping[str, int]] = {
+    "ranged": 1024,
+    "depth": 100,
+    "features": 256,
+    "containers": CONTAINERS,
+    "init": CONTAINERS,
+} | (dict.fromkeys(("names", "keys", "values", "mutate", "policies", "text"), 16384))
+
+
+class Cost(NamedTuple):
+    """How much a piece of work does."""
+
+    lines: int
+    made: int  # bytes: at each look, the most that was there since the last one, above what was there then
+
+
+def crowd(size: Mapping[str, int], mark: str, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a pod with more containers than may ask for CPUs."""
+    limits = {"cpu": f"{ord(mark)}m"}
+    members = [{"name": f"c{at}", "resources": {"limits": limits}} for at in range(size.get("containers", 1))]
+    return {"metadata": {"annotations": dict(asked)}, "spec": {"containers": members}}
+
+
+BYSTANDER: Final = partial(crowd, asked={})
+REFUSED: Final = partial(crowd, asked={CPU_MANAGER: "exclusive"})
+RESIZE: Final = {"subResource": "resize"}
+CROWDS: Final = {
+    "judged when created": (Case(POD, "CREATE", ("containers",), BYSTANDER, {}), 210),
+    "judged when resized": (Case(POD, "UPDATE", ("containers",), BYSTANDER, RESIZE), 210),
+    "too many when created": (Case(POD, "CREATE", ("containers",), BYSTANDER, {}), 1050),
+    "too many that ask": (Case(POD, "CREATE", ("containers",), REFUSED, {}), 1050),
+    "too many that ask when resized": (Case(POD, "UPDATE", ("containers",), REFUSED, RESIZE), 1050),
+}
+
+
+def pod_kept(size: Mapping[str, int], mark: str) -> dict[str, Any]:
+    """Return one of two states of a pod: the same flaws, but for one that is gone from the new one."""
+    return one_flaw_less(pod(size, "y", labels={}), mark)
+
+
+def machine_kept(size: Mapping[str, int], mark: str) -> dict[str, Any]:
+    """Return one of two states of a virtual machine, as those of a pod."""
+    return one_flaw_less(machine(size, "y"), mark)
+
+
+def one_flaw_less(made: dict[str, Any], mark: str) -> dict[str, Any]:
+    """Return an object with one more flaw when it is the old one."""
+    if mark == "z":
+        made["metadata"]["annotations"]["smt-policy.corepin.io/once"] = "wrong"
+    return made
+
+
+KEPT: Final = {
+    "pod as wrong as before": Case(POD, "UPDATE", POD_INPUTS, pod_kept, {}),
+    "machine as wrong as before": Case(MACHINE, "UPDATE", MACHINE_INPUTS, machine_kept, {}),
+    "running machine as wrong as before": Case(RUNNING, "UPDATE", MACHINE_INPUTS, machine_kept, {}),
+}
+
+
+@pytest.mark.parametrize("case", (CASES | KEPT).values(), ids=CASES | KEPT)
+def test_twice_the_input_is_twice_what_is_counted(case: Case) -> None:
+    """Lines and memory grow no faster than each input alone, beside more containers, and all together."""
+    for size in sizes(case):
+        costs = counted(case, size)
+        assert grows_with_its_size(costs), (size, costs)
+
+
+@pytest.mark.parametrize(("case", "begin"), CROWDS.values(), ids=CROWDS)
+def test_a_crowd_costs_no_more_than_its_size(case: Case, begin: int) -> None:
+    """Thousands of containers cost as much as they are, read or refused."""
+    costs = counted(case, {"containers": begin})
+    assert grows_with_its_size(costs), costs
+
+
+def test_what_is_quadratic_is_counted() -> None:
+    """The counts tell work that grows with the square inside of a method of a text."""
+    bodies = [b"x;" * 500 * factor for factor in (1, 2, 4)]
+    assert not grows_with_its_size([count(body, split_for_each_part) for body in bodies])
+
+
+def sizes(case: Case) -> Iterator[Mapping[str, int]]:
+    """Yield how large the inputs are that grow together."""
+    begin = {name: LARGE.get(name, ITEMS) for name in case.inputs}
+    for name, size in begin.items():
+        yield {name: size}
+        if "containers" in begin and name != "containers":
+            yield {"containers": CONTAINERS, name: size}
+    yield {name: max(size // 4, 1) for name, size in begin.items()}
+
+
+def counted(case: Case, size: Mapping[str, int]) -> list[Cost]:
+    """Return what a review costs at a size, and after one and two doublings."""
+    return [count(case.body(scaled(size, factor))) for factor in (1, 2, 4)]
+
+
+def grows_with_its_size(costs: list[Cost]) -> bool:
+    """Say whether the second doubling adds at most as many times what the first one added as a doubling may."""
+    for first, second, third in zip(*costs, strict=True):
+        if third - second > MOST_GROWTH * (second - first) + STEPS * second:
+            return False
+    return True
+
+
+def count(body: bytes, work: Callable[[bytes], None] = review) -> Cost:
+    """Return how many lines run for a body, and how much memory they ask for."""
+    lines = made = last = before = 0
+
+    def step(frame: FrameType, event: str, _value: Any) -> Any:
+        nonlocal lines, made, last, before
+        lines += 1
+        line = frame.f_lineno
+        if event == "return" or line <= before:  # the end of a function or of a turn: looking takes its time
+            now, peak = tracemalloc.get_traced_memory()
+            made += peak - last
+            tracemalloc.reset_peak()
+            last = now
+        before = line
+        return step
+
+    work(body)  # which builds once what is kept
+    outer = sys.gettrace()  # of what measures the coverage
+    gc.disable()
+    tracemalloc.start()
+    sys.settrace(step)
+    try:
+        work(body)
+    finally:
+        sys.settrace(outer)
+        tracemalloc.stop()
+        gc.enable()
+    return Cost(lines, made)
