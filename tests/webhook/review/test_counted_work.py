@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pytest
 
 from tests.pods import CPU_MANAGER
-from tests.webhook.review.test_doubling import (
+from tests.webhook.growing import (
     CASES,
     MACHINE,
     POD,

@@ -9,23 +9,14 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pytest
 
 from pinning.errors import Cause
-from tests.webhook.sized import MACHINE_INPUTS, POD_INPUTS, machine, pod
-from webhook.config.mutations import BUILT_IN
-from webhook.config.reload import Generation
-from webhook.config.settings import load_settings
-from webhook.metrics import Metrics, ReviewMeter
-from webhook.review.app import ReviewEndpoint
-from webhook.review.handler import Decider
-from webhook.review.log import ReviewLog
+from tests.webhook.growing import CASES, Case, review, scaled, split_for_each_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,64 +29,7 @@ ALONE_SECONDS: Final = 0.005  # what a review takes where doubling begins
 BESIDE_SECONDS: Final = 0.0015
 TEXTS_SHARE: Final = 1 / 4  # texts are counted in smaller objects, because counting takes its time
 LARGEST_BODY: Final = 2**17  # where doubling begins at the latest
-SETTINGS: Final = load_settings(
-    b"sidecarLimits: claims\nnodeShapes: [{name: small, cores: 4, threadsPerCore: 2}]"
-)
-OURS: Final = (*(str(Path(__file__).parents[3] / part) for part in ("webhook", "pinning")), __file__)
-
-
-METRICS: Final = Metrics()
-JUDGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
-    "mutate": lambda decider, request: decider.mutate(request),
-    "validate": lambda decider, request: decider.validate(request),
-}
-
-
-class Case(NamedTuple):
-    """One kind and operation, and what can be doubled of it."""
-
-    kind: tuple[str, str]
-    operation: str
-    inputs: tuple[str, ...]
-    made: Callable[[Mapping[str, int], str], Any]
-    asked: Mapping[str, Any]
-
-    def body(self, size: Mapping[str, int]) -> bytes:
-        """Return the review of an object of this size, on an update with an old one of the same size."""
-        old: Any = None if self.operation == "CREATE" else self._object(size, "z")
-        group, kind = self.kind
-        asked: dict[str, Any] = {
-            "uid": "u",
-            "kind": {"group": group, "version": "v1", "kind": kind},
-            "operation": self.operation,
-            **self.asked,
-        }
-        asked |= {"object": self._object(size, "y"), "oldObject": old}
-        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}
-        return msgspec.json.encode(review)
-
-    def _object(self, size: Mapping[str, int], mark: str) -> Any:
-        made = self.made(size, mark)
-        return {"spec": {"template": made}} if self.kind[1] in {"Deployment", "VirtualMachine"} else made
-
-
-POD, DEPLOYMENT = ("", "Pod"), ("apps", "Deployment")
-MACHINE, RUNNING = ("kubevirt.io", "VirtualMachine"), ("kubevirt.io", "VirtualMachineInstance")
-PLAIN: Final = partial(pod, labels={})
-KUBEVIRT: Final = {"userInfo": {"username": "system:serviceaccount:kubevirt:kubevirt-controller"}}
-CASES: Final = {
-    "launcher created": Case(POD, "CREATE", POD_INPUTS, pod, {}),
-    "launcher updated": Case(POD, "UPDATE", POD_INPUTS, pod, {}),
-    "pod created": Case(POD, "CREATE", POD_INPUTS, PLAIN, {}),
-    "pod resized": Case(POD, "UPDATE", POD_INPUTS, PLAIN, {"subResource": "resize"}),
-    "workload created": Case(DEPLOYMENT, "CREATE", POD_INPUTS, PLAIN, {}),
-    "workload updated": Case(DEPLOYMENT, "UPDATE", POD_INPUTS, PLAIN, {}),
-    "machine created": Case(MACHINE, "CREATE", MACHINE_INPUTS, machine, {}),
-    "machine updated": Case(MACHINE, "UPDATE", MACHINE_INPUTS, machine, {}),
-    "running machine created": Case(RUNNING, "CREATE", MACHINE_INPUTS, machine, {}),
-    "running machine updated": Case(RUNNING, "UPDATE", MACHINE_INPUTS, machine, {}),
-    "running machine hotplugged": Case(RUNNING, "UPDATE", MACHINE_INPUTS, machine, KUBEVIRT),
-}
+OURS: Final = tuple(str(Path(__file__).parents[3] / part) for part in ("webhook", "pinning", "tests/webhook"))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -126,39 +60,12 @@ def test_what_is_quadratic_is_seen() -> None:
     assert texts_growth(small, large, split_for_each_part) > 3
 
 
-def split_for_each_part(body: bytes) -> None:
-    """Split a text again for each of its parts, as a rule once did for each container."""
-    text = body.decode()
-    for part in text.split(";"):
-        is_last(text, part)
-
-
-def is_last(text: str, part: str) -> bool:
-    """Say whether a part is the last one."""
-    return text.split(";")[-1] == part
-
-
 def begin(case: Case, name: str, seconds: float) -> int:
     """Return how large an input is when its review takes that long, or when it is large enough."""
     size, before, body = 32, b"", case.body({name: 32})
     while len(before) < len(body) < LARGEST_BODY and cpu_seconds(body) < seconds:
         size, before, body = 2 * size, body, case.body({name: 2 * size})
     return size
-
-
-def scaled(size: Mapping[str, int], factor: float) -> Mapping[str, int]:
-    """Return how large inputs are when all of them grow or shrink."""
-    return {name: max(int(count * factor), 1) for name, count in size.items()}
-
-
-def review(body: bytes) -> None:
-    """Do what both endpoints do with a body, remembering no answer."""
-    decider = Decider(SETTINGS, BUILT_IN)
-    for name, judge in JUDGES.items():
-        meter, log = ReviewMeter(METRICS, name), ReviewLog(lambda _: None)
-        reply = ReviewEndpoint(name, judge, lambda: Generation(1, decider), meter, log).review(body)
-        assert reply.status == 200, reply.body
-        assert name == "mutate" or len(reply.body) < 64_000
 
 
 def times_growth(small: bytes, large: bytes, work: Callable[[bytes], None] = review) -> float:
