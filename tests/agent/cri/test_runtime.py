@@ -336,7 +336,9 @@ def test_events_of_containerd_1_are_left_to_the_kubelet(tmp_path: Path) -> None:
     play(tmp_path, scenario, events=True)
 
 
-def test_watch_waits_for_a_runtime_that_is_not_there(tmp_path: Path) -> None:
+def test_watch_waits_for_a_runtime_that_is_not_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A watch that starts before the runtime connects when it comes, and again when it went."""
 
     async def scenario() -> None:
@@ -352,8 +354,9 @@ def test_watch_waits_for_a_runtime_that_is_not_there(tmp_path: Path) -> None:
                 while not fake.asked["ListContainers"]:
                     await asyncio.sleep(0.005)
             fake.asked.clear()
-            with pytest.raises(Unavailable):
-                await runtime.containers()
+            failures = len(caplog.records)
+            while len(caplog.records) == failures:  # an outage between two polls changes nothing
+                await asyncio.sleep(0.005)
             while not changes.locked():
                 await changes.acquire()
         watch.cancel()
