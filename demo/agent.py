@@ -19,7 +19,7 @@ from demo.webhook import COREPIN, DemoFailed, corepin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WAIT_SECONDS: Final = 60.0  # one on an idle machine; a disk that others keep busy takes half a minute to flush
+WAIT_SECONDS: Final = 60.0  # one on an idle machine; a busy disk takes half a minute to flush
 LOOK_SECONDS: Final = 0.002
 CGROUPS: Final = (Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 MARK: Final = b"COREPIN_LOCAL="  # in the environment of every process that the local runtime starts
