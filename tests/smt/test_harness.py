@@ -112,3 +112,23 @@ def test_start_that_hangs_or_fails_is_noticed(
     _run(["sh", "-c", guest.replace("$CONSOLE", str(files.console))], files, seconds=60)
 
     assert files.has_booted() is boots
+
+
+@pytest.mark.parametrize(
+    ("said", "stalls"),
+    [
+        pytest.param("rcu: rcu_preempt kthread starved for 5780 jiffies!", True, id="lost its timers"),
+        pytest.param("booted again", False, id="is quiet"),
+    ],
+)
+def test_machine_that_lost_its_timers_is_given_up(
+    said: str, stalls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that stalls and then says nothing more is ended; one that only has nothing to say may end by itself."""
+    monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", 0.5)
+    files = _Files(tmp_path / "0")
+    last = "exec sleep 1000" if stalls else "sleep 1.5"
+    _run(["sh", "-c", f"echo booted >{files.console}; echo '{said}' >>{files.console}; {last}"], files, 60)
+
+    assert files.has_booted()
+    assert files.has_stalled is stalls
