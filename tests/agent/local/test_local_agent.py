@@ -32,7 +32,7 @@ def test_killed_agent_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
     agent.put(pod)
     with subprocess.Popen(agent.command, stderr=subprocess.DEVNULL) as process:
         agent.until("it is pinned", lambda: bool(agent.container("demo-fast").get("pinned")))
-        agent.until("its process is seen", lambda: agent.seen("demo-fast") is not None)  # none while a shell execs
+        agent.until("its process is seen", lambda: agent.seen("demo-fast") is not None)
         before = agent.seen("demo-fast")
         process.kill()
     with agent.running():
