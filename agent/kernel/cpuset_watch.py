@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agent.errors import Gone
+from agent.errors import Gone, Refused
 from agent.kernel.inotify import MODIFY, NamedWatches
 
 if TYPE_CHECKING:
@@ -63,11 +63,13 @@ class KernelCpusetWatch:
                 written(cgroup)
 
     def _is_foreign(self, cgroup: str) -> bool:
-        """Say whether `cpuset.cpus` holds something else than we wrote last."""
+        """Say whether `cpuset.cpus` holds something else than we wrote last; a pass reports what cannot be read."""
         try:
             return self._cpusets.written(cgroup) != self._cpusets.last_written.get(cgroup)
         except Gone:
             return False
+        except Refused:
+            return True
 
     def close(self) -> None:
         """Stop watching."""

@@ -158,7 +158,7 @@ def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator
     for path, old, new in changes:
         if old != new and not (_is_nothing(old) and _is_nothing(new)):
             message = (
-                f"{path.rpartition('.')[2]} changes from {_shown(old)} to {_shown(new)}; a VMI's spec is fixed once it exists: "
+                f"changes from {_shown(old)} to {_shown(new)}; a VMI's spec is fixed once it exists: "
                 "change its VirtualMachine and restart it, or create the VMI again"
             )
             yield Cause(path, message, NOT_SUPPORTED)

@@ -154,6 +154,8 @@ def shortened(value: object) -> str:
     """Return a user's value as text that fits into a message."""
     if value is None:
         return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:  # str() of a really long one raises
         return f"a number of {value.bit_length()} bits"
     text = str(value)

@@ -73,8 +73,8 @@ def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
 def _observing(observed: Observed) -> Iterator[Refusal]:
     """Refuse every claim that is made to corepin; a launcher's is the kubelet's business then."""
     message = (
-        "corepin only observes this node, because the kubelet's static policy assigns its CPUs:"
-        " set cpuManagerPolicy to none"
+        "corepin only observes this node and assigns no CPUs:"
+        " set the kubelet's cpuManagerPolicy to none, and observe to false in the node's configuration"
     )
     for pod in observed.by_age:
         for claim in pod.claims:

@@ -50,6 +50,20 @@ def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, versio
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
 
 
+def test_cgroup_that_cannot_be_read_hides_no_other(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """What cannot be read is left to a pass, and a write to another cgroup at the same moment is still heard."""
+    make_cgroup(cpuset / POD[1:] / "two", version)
+    cgroups.watch.follow([ONE, f"{POD}/two"])
+
+    def interfere() -> None:
+        for cgroup in (ONE, f"{POD}/two"):
+            (cpuset / cgroup[1:] / "cpuset.cpus").write_text("3")
+        (cpuset / ONE[1:] / "cpuset.cpus").unlink()
+        (cpuset / ONE[1:] / "cpuset.cpus").mkdir()
+
+    assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE, f"{POD}/two"]
+
+
 def test_removed_cgroups_are_survived(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
     """A followed cgroup may go and come again, and is watched again when it is followed again."""
     cgroups.watch.follow([ONE, POD])

@@ -30,7 +30,7 @@ CONFIGURED = replace(STATIC, kubelet=KubeletPolicy.NONE)
 def test_mode_is_told_when_it_changes(
     caplog: pytest.LogCaptureFixture, observing: NodeState, remedy: str
 ) -> None:
-    """Observing is a warning with its remedy, once; giving CPUs out is told only after it."""
+    """Observing is a warning with its remedy, once; allocating CPUs is logged only after it."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:

@@ -135,7 +135,7 @@ def test_hook_sidecars(kind: Kind, annotations: dict[str, str], gate: bool, expe
         pytest.param(vmi({"cores": -1}), "cpu.cores", "cpu.cores is -1", id="negative-count"),
         pytest.param(vmi({"sockets": 2**32}), "cpu.sockets", "4294967296", id="count-over-uint32"),
         pytest.param(vmi({"threads": "2"}), "cpu.threads", "threads is 2", id="count-as-text"),
-        pytest.param(vmi({"maxSockets": True}), "cpu.maxSockets", "True", id="count-as-truth"),
+        pytest.param(vmi({"maxSockets": True}), "cpu.maxSockets", "true", id="count-as-truth"),
         pytest.param(
             vmi({"cores": 16**6000}), "cpu.cores", "a number of 24001 bits", id="count-of-6000-digits"
         ),
@@ -354,7 +354,13 @@ def test_update_tells_no_secrets() -> None:
     """Lists and objects, which may hold passwords, are not printed."""
     (cause,) = update_causes({"volumes": [{"userData": "s3cret"}]}, {"volumes": [1]})
     assert "s3cret" not in cause.message
-    assert cause.message.startswith("volumes changes from another value to another value;")
+    assert cause.message.startswith("changes from another value to another value;")
+
+
+def test_update_tells_booleans_as_json_does() -> None:
+    """A boolean reads as it stands in the manifest."""
+    (cause,) = update_causes({"domain": {"cpu": {"isolateEmulatorThread": True}}}, {"domain": {"cpu": {}}})
+    assert cause.message.startswith("changes from true to not set;")
 
 
 def test_update_of_a_deep_spec() -> None:
