@@ -205,7 +205,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
         (workload("Deployment", "replicas: 1" + "0" * 30), "spec.replicas is 1e+30: write a whole number"),
         (workload("Deployment", "replicas: -1"), "spec.replicas is -1: write a whole number of 0 or more"),
         (workload("Deployment", "replicas: '2'"), "spec.replicas is '2': write a whole number of 0 or more"),
-        (workload("Deployment", "replicas: true"), "spec.replicas is True: write a whole number"),
+        (workload("Deployment", "replicas: true"), "spec.replicas is true: write a whole number"),
         (
             workload("Deployment", spec=""),
             "Deployment web: spec.template is missing: add the template of the pods",
