@@ -13,7 +13,7 @@ PURE := pinning/*,webhook/rules/*,corepin/drawing/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/plan.py bench/webhook.py))
 
-.PHONY: help setup demo test unit e2e-smt check image bench metrics chart
+.PHONY: help setup demo test unit e2e-smt check image bench metrics chart proto
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,3 +51,6 @@ metrics: setup ## write docs/metrics.md from the programs
 
 chart: setup ## write the generated files of the Helm chart from manifests/
 	@$(BIN)/python -m scripts.chart
+
+proto: setup ## write the Python code of NRI's messages from agent/nri/wire/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto

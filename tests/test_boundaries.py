@@ -60,6 +60,7 @@ ROOMS = {
         "apiserver.backoff",
         "pinning",
     ),
+    "agent.nri.wire": (),
     "agent.kubelet": ("agent.config", "agent.errors", "apiserver", "pinning"),
     "agent.local": (
         *("agent.errors", "agent.interfaces", "agent.kernel"),

@@ -1,0 +1,146 @@
+"""A plugin that always comes back: one thread that connects, serves, and tries again when the connection ends."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from agent.nri.wire.connection import Connection, Limits
+from agent.nri.wire.errors import Closed, WireError
+from agent.nri.wire.handlers import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD
+from agent.nri.wire.service import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from agent.nri.wire.handlers import Handlers, PluginName
+
+logger = logging.getLogger(__name__)
+FIRST_WAIT: Final = 0.1  # seconds
+LONGEST_WAIT: Final = 5.0  # containers start meanwhile
+_CONNECT_SECONDS: Final = 5.0
+_STOP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether events come, from which runtime, whether it asks the plugin to validate, and why none come."""
+
+    is_connected: bool
+    runtime: str = ""
+    validates: bool = False
+    reason: str = ""
+
+
+class Client:
+    """Keeps a plugin registered; `changed` is called in its thread with every new status."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        name: PluginName,
+        handlers: Handlers,
+        *,
+        masks: Sequence[int] = (WORKER_EVENTS, WORKER_EVENTS_OLD),
+        changed: Callable[[Status], None] = lambda _: None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.status = Status(is_connected=False, reason="not connected yet")
+        self._path = str(path)
+        self._name = name
+        self._handlers = handlers
+        self._masks = masks
+        self._changed = changed
+        self._limits = limits
+        self._mask = 0  # the first that this runtime has not refused
+        self._failures = 0
+        self._stream: socket.socket | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nri {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the connection and the thread; no handler is called afterwards."""
+        self._stopping.set()
+        if (stream := self._stream) is not None:
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_STOP_SECONDS)
+        self.status = Status(is_connected=False, reason="stopped")
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            began, before = monotonic(), self._mask
+            reason = self._attempt()
+            self._publish(Status(is_connected=False, reason=reason))
+            if monotonic() - began > LONGEST_WAIT:
+                self._failures = 0
+            if self._mask <= before:
+                self._stopping.wait(self._wait())
+
+    def _wait(self) -> float:
+        """Return how many seconds to wait: longer each time, and not the same on every node."""
+        ceiling = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
+
+    def _attempt(self) -> str:
+        """Serve one connection, and return why it ended or was not made."""
+        events, self._mask = self._masks[self._mask], 0
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            self._stream = stream
+            try:
+                stream.settimeout(_CONNECT_SECONDS)
+                stream.connect(self._path)
+            except OSError as error:
+                return f"{self._path}: {error.strerror or error}"
+            if self._stopping.is_set():  # `stop` has met a socket that was not connected yet
+                return ""
+            return self._serve(stream, events)
+
+    def _serve(self, stream: socket.socket, events: int) -> str:
+        def synchronized() -> None:
+            validates = bool(events & GUARD_EVENTS)
+            self._publish(Status(is_connected=True, runtime=connection.runtime, validates=validates))
+
+        connection = Connection(
+            stream, self._name, self._handlers, events, limits=self._limits, synchronized=synchronized
+        )
+        try:
+            connection.serve()
+        except Closed as error:
+            if connection.stage is not Stage.CONFIGURED:
+                return str(error)
+            return self._refused(events)
+        except WireError as error:
+            return str(error)
+        except Exception as error:
+            logger.exception("the connection to the runtime crashed")
+            return f"{type(error).__name__}: {error}"
+
+    def _refused(self, events: int) -> str:
+        """Choose the next mask: a runtime that does not know an event closes the connection behind Configure.
+
+        It is for the next connection only, and one that cannot be made is a runtime that has restarted.
+        """
+        self._mask = (self._masks.index(events) + 1) % len(self._masks)
+        return f"the runtime closed the connection when the plugin asked for the events {events:#x}"
+
+    def _publish(self, status: Status) -> None:
+        if self._stopping.is_set() or status == self.status:
+            return
+        self.status = status
+        try:
+            self._changed(status)
+        except Exception:
+            logger.exception("a change of the connection was not taken")

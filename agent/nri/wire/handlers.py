@@ -1,0 +1,96 @@
+"""What a plugin is to the protocol: its name, the events that it wants, and what it answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from agent.nri.wire import nri_pb2 as pb
+
+
+class Event(IntEnum):
+    """What a runtime tells of; a plugin asks for an event by the bit `number - 1` of its mask."""
+
+    RUN_POD_SANDBOX = 1
+    STOP_POD_SANDBOX = 2
+    REMOVE_POD_SANDBOX = 3
+    CREATE_CONTAINER = 4
+    POST_CREATE_CONTAINER = 5
+    START_CONTAINER = 6
+    POST_START_CONTAINER = 7
+    UPDATE_CONTAINER = 8
+    POST_UPDATE_CONTAINER = 9
+    STOP_CONTAINER = 10
+    REMOVE_CONTAINER = 11
+    UPDATE_POD_SANDBOX = 12
+    POST_UPDATE_POD_SANDBOX = 13
+    VALIDATE_CONTAINER_ADJUSTMENT = 14
+
+
+def mask(*events: Event) -> int:
+    """Return the bits of some events."""
+    return sum(1 << (event - 1) for event in set(events))
+
+
+GUARD_EVENTS: Final = mask(Event.VALIDATE_CONTAINER_ADJUSTMENT)
+WORKER_EVENTS_OLD: Final = mask(  # accepted by every runtime
+    *(Event.RUN_POD_SANDBOX, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX),
+    *(Event.CREATE_CONTAINER, Event.START_CONTAINER, Event.UPDATE_CONTAINER),
+    *(Event.STOP_CONTAINER, Event.REMOVE_CONTAINER),
+)
+# Who also validates fails the creation of a container when it does not answer; without, it starts unadjusted.
+WORKER_EVENTS: Final = WORKER_EVENTS_OLD | GUARD_EVENTS
+CPUSET_CPUS: Final = 21  # the fields of `FieldOwners.simple`
+CPUSET_MEMS: Final = 22
+
+
+@dataclass(frozen=True, slots=True)
+class PluginName:
+    """How the runtime knows a plugin; those with a lower index are called first."""
+
+    name: str
+    index: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]+", self.name):
+            raise ValueError(f"the name of a plugin has letters, digits and _.+-, not {self.name!r}")
+        if not 0 <= self.index <= 99:
+            raise ValueError(f"the index of a plugin has two digits, not {self.index}")
+
+    def __str__(self) -> str:
+        return f"{self.index:02}-{self.name}"
+
+
+class Handlers(Protocol):
+    """What a plugin answers; called in the thread of the connection, one after the other.
+
+    Each may raise Reject; any other exception is logged, and the runtime gets an error as well. The runtime waits for
+    every answer, and ends the connection after two seconds.
+    """
+
+    def configure(self, request: pb.ConfigureRequest) -> None:
+        """Learn which runtime it is, and its timeouts."""
+
+    def synchronize(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> Iterable[pb.ContainerUpdate]:
+        """Learn what is there, and return what shall be changed of it."""
+
+    def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
+        """Return what shall be changed of a container that is being created, and of others."""
+
+    def update_container(
+        self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
+    ) -> pb.UpdateContainerResponse:
+        """Return what shall be changed of a container whose resources are being changed, and of others."""
+
+    def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
+        """Return why a container must not be created so, "" when it may."""
+
+    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """Learn of anything else; the container is empty when the event is one of a pod."""

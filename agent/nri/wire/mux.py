@@ -1,0 +1,58 @@
+"""NRI's multiplexer: two connections in one, as frames of connection id, length and payload. Bytes in, values out."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from agent.nri.wire import ttrpc
+from agent.nri.wire.buffer import Buffer
+from agent.nri.wire.errors import ProtocolError
+
+PLUGIN: Final = 1  # the runtime calls the plugin
+RUNTIME: Final = 2  # the plugin calls the runtime
+PAYLOAD_LIMIT: Final = ttrpc.HEADER.size + ttrpc.BODY_LIMIT
+FIRST_BYTES: Final = 4096  # what ttrpc's reader in Go asks for first; it fails on a longer frame
+_HEADER: Final = struct.Struct(">II")
+
+
+class Frame(NamedTuple):
+    """A piece of what one connection carries; not always a whole message."""
+
+    connection: int
+    payload: bytes
+
+
+class FrameReader:
+    """Cuts what arrives into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = Buffer()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the beginning of a frame has arrived without its end."""
+        return len(self._buffer) > 0
+
+    def add(self, data: bytes) -> None:
+        """Hold what has arrived."""
+        self._buffer.add(data)
+
+    def take(self) -> Frame | None:
+        """Return the next frame, None while it is not all there; raise ProtocolError."""
+        header = self._buffer.header(_HEADER)
+        if header is None:
+            return None
+        connection, length = header
+        if connection not in (PLUGIN, RUNTIME):
+            raise ProtocolError(f"a frame of the connection {connection}, which nobody opened")
+        if length > PAYLOAD_LIMIT:
+            raise ProtocolError(f"a frame of {length} bytes, more than {PAYLOAD_LIMIT}")
+        payload = self._buffer.take(_HEADER.size, length)
+        return None if payload is None else Frame(connection, payload)
+
+
+def frames(connection: int, message: bytes) -> bytes:
+    """Return a message as the frames that ttrpc in Go makes of it: a first piece, and the rest in one."""
+    pieces = (message[:FIRST_BYTES], message[FIRST_BYTES:])
+    return b"".join(_HEADER.pack(connection, len(piece)) + piece for piece in pieces if piece)

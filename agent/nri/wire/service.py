@@ -1,0 +1,126 @@
+"""The methods that a runtime calls, answered by a plugin's handlers. Payloads in, payloads out."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from agent.nri.wire import nri_pb2 as pb
+from agent.nri.wire.errors import UNIMPLEMENTED, ProtocolError, Reject
+from agent.nri.wire.handlers import Event
+from agent.nri.wire.ttrpc import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.nri.wire.handlers import Handlers
+
+PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
+SYNCHRONIZE_LIMIT: Final = 64 * 2**20  # bytes of all parts: ten thousand containers and more
+_LIFECYCLE: Final = {  # methods that only tell; before NRI 0.12 they come as StateChange
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
+}
+
+
+class Stage(IntEnum):
+    """How far a connection has come."""
+
+    CONNECTED = 0
+    CONFIGURED = 1
+    SYNCHRONIZED = 2
+    ENDED = 3
+
+
+class PluginService:
+    """Answers one connection's calls, and knows by them how far it has come."""
+
+    def __init__(self, handlers: Handlers, events: int) -> None:
+        self.stage = Stage.CONNECTED
+        self.runtime = ""
+        self._handlers = handlers
+        self._events = events
+        self._parts = pb.SynchronizeRequest()
+        self._parts_bytes = 0
+        self._methods: dict[str, Callable[[bytes], bytes]] = {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "CreateContainer": self._create_container,
+            "UpdateContainer": self._update_container,
+            "ValidateContainerAdjustment": self._validate,
+            "UpdatePodSandbox": self._update_pod,
+            "StateChange": self._state_change,
+            "Shutdown": self._shutdown,
+            **{method: partial(self._lifecycle, event) for method, event in _LIFECYCLE.items()},
+        }
+
+    def answer(self, service: str, method: str, payload: bytes) -> bytes:
+        """Return the answer to a call; raise Reject, ProtocolError, and whatever a handler raises."""
+        if service != PLUGIN_SERVICE or method not in self._methods:
+            raise Reject(f"{service} has no method {method} here", UNIMPLEMENTED)
+        return self._methods[method](payload)
+
+    def _configure(self, payload: bytes) -> bytes:
+        request = decoded(pb.ConfigureRequest, payload)
+        self._handlers.configure(request)
+        self.runtime = f"{request.runtime_name} {request.runtime_version}".strip()
+        self.stage = Stage.CONFIGURED
+        return pb.ConfigureResponse(events=self._events).SerializeToString()
+
+    def _synchronize(self, payload: bytes) -> bytes:
+        self._parts_bytes += len(payload)
+        if self._parts_bytes > SYNCHRONIZE_LIMIT:
+            raise ProtocolError(f"more than {SYNCHRONIZE_LIMIT} bytes of pods and containers")
+        request = decoded(pb.SynchronizeRequest, payload)
+        self._parts.MergeFrom(request)
+        if request.more:
+            return pb.SynchronizeResponse(more=True).SerializeToString()
+        whole, self._parts, self._parts_bytes = self._parts, pb.SynchronizeRequest(), 0
+        updates = self._handlers.synchronize(whole.pods, whole.containers)
+        answer = pb.SynchronizeResponse(update=updates).SerializeToString()
+        self.stage = Stage.SYNCHRONIZED
+        return answer
+
+    def _create_container(self, payload: bytes) -> bytes:
+        request = decoded(pb.CreateContainerRequest, payload)
+        return self._handlers.create_container(request.pod, request.container).SerializeToString()
+
+    def _update_container(self, payload: bytes) -> bytes:
+        request = decoded(pb.UpdateContainerRequest, payload)
+        answer = self._handlers.update_container(request.pod, request.container, request.linux_resources)
+        return answer.SerializeToString()
+
+    def _validate(self, payload: bytes) -> bytes:
+        reason = self._handlers.validate(decoded(pb.ValidateContainerAdjustmentRequest, payload))
+        answer = pb.ValidateContainerAdjustmentResponse(reject=bool(reason), reason=reason)
+        return answer.SerializeToString()
+
+    def _update_pod(self, payload: bytes) -> bytes:
+        request = decoded(pb.UpdatePodSandboxRequest, payload)
+        return self._tell(Event.UPDATE_POD_SANDBOX, request.pod, pb.Container())
+
+    def _lifecycle(self, event: Event, payload: bytes) -> bytes:
+        request = decoded(pb.LifecycleRequest, payload)
+        return self._tell(event, request.pod, request.container)
+
+    def _state_change(self, payload: bytes) -> bytes:
+        change = decoded(pb.StateChangeEvent, payload)
+        return self._tell(change.event, change.pod, change.container)
+
+    def _tell(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> bytes:
+        self._handlers.event(event, pod, container)
+        return b""
+
+    def _shutdown(self, _: bytes) -> bytes:
+        self.stage = Stage.ENDED
+        return b""

@@ -1,0 +1,68 @@
+"""Both directions of one NRI connection, without its socket: bytes in, calls and answers out."""
+
+from __future__ import annotations
+
+from agent.nri.wire import mux, ttrpc
+from agent.nri.wire.errors import ProtocolError
+
+
+class Session:
+    """Holds what has arrived and which streams are open; every message that is out of order ends the connection."""
+
+    def __init__(self) -> None:
+        self._frames = mux.FrameReader()
+        self._readers = {mux.PLUGIN: ttrpc.MessageReader(), mux.RUNTIME: ttrpc.MessageReader()}
+        self._called = -1  # the stream of the runtime's last call
+        self._calls = -1  # the stream of our last call
+        self._unanswered: set[int] = set()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the beginning of a message has arrived without its end."""
+        return self._frames.is_partial or any(reader.is_partial for reader in self._readers.values())
+
+    def add(self, data: bytes) -> None:
+        """Hold what has arrived."""
+        self._frames.add(data)
+
+    def take(self) -> ttrpc.Request | ttrpc.Response | None:
+        """Return the next call of the runtime or its answer, None while it is not all there; raise ProtocolError."""
+        while True:
+            for connection, reader in self._readers.items():
+                if (message := reader.take()) is not None:
+                    self._check(connection, message)
+                    return message
+            frame = self._frames.take()
+            if frame is None:
+                return None
+            self._readers[frame.connection].add(frame.payload)
+
+    def call(self, service: str, method: str, payload: bytes, timeout_seconds: float) -> bytes:
+        """Return the bytes of a call to the runtime; its answer comes by `take`."""
+        self._calls += 2
+        self._unanswered.add(self._calls)
+        message = ttrpc.request(self._calls, service, method, payload, timeout_seconds)
+        return mux.frames(mux.RUNTIME, message)
+
+    def answer(self, stream: int, payload: bytes) -> bytes:
+        """Return the bytes that answer a call; raise ValueError when they are too many."""
+        return mux.frames(mux.PLUGIN, ttrpc.success(stream, payload))
+
+    def refuse(self, stream: int, code: int, text: str) -> bytes:
+        """Return the bytes that answer a call with an error."""
+        return mux.frames(mux.PLUGIN, ttrpc.failure(stream, code, text))
+
+    def _check(self, connection: int, message: ttrpc.Request | ttrpc.Response) -> None:
+        if isinstance(message, ttrpc.Request):
+            self._check_call(connection, message.stream)
+        elif connection != mux.RUNTIME or message.stream not in self._unanswered:
+            raise ProtocolError(f"an answer on the stream {message.stream}, where nothing was asked")
+        else:
+            self._unanswered.discard(message.stream)
+
+    def _check_call(self, connection: int, stream: int) -> None:
+        if connection != mux.PLUGIN:
+            raise ProtocolError("a call where only answers come")
+        if stream % 2 == 0 or stream <= self._called:
+            raise ProtocolError(f"a call on the stream {stream} after {self._called}")
+        self._called = stream

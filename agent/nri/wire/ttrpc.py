@@ -1,0 +1,114 @@
+"""ttrpc: requests and responses with the ids of streams, behind headers of ten bytes. Bytes in, values out."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from agent.nri.wire import ttrpc_pb2
+from agent.nri.wire.buffer import Buffer
+from agent.nri.wire.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+HEADER: Final = struct.Struct(">IIBB")  # length of the body, stream, type, flags
+BODY_LIMIT: Final = 4 * 2**20
+TEXT_LIMIT: Final = 4096  # characters of an error; the kubelet cuts an event's text at 1024
+_REQUEST: Final = 1
+_RESPONSE: Final = 2
+Decoded = TypeVar("Decoded", bound="Message")
+
+
+class Request(NamedTuple):
+    """A call of the other side."""
+
+    stream: int
+    service: str
+    method: str
+    payload: bytes
+
+
+class Response(NamedTuple):
+    """The answer to a call of ours; code 0 is success."""
+
+    stream: int
+    code: int
+    message: str
+    payload: bytes
+
+
+class MessageReader:
+    """Cuts what one connection carries into requests and responses."""
+
+    def __init__(self) -> None:
+        self._buffer = Buffer()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the beginning of a message has arrived without its end."""
+        return len(self._buffer) > 0
+
+    def add(self, data: bytes) -> None:
+        """Hold what has arrived."""
+        self._buffer.add(data)
+
+    def take(self) -> Request | Response | None:
+        """Return the next message, None while it is not all there; raise ProtocolError."""
+        header = self._buffer.header(HEADER)
+        if header is None:
+            return None
+        length, stream, kind, _ = header
+        if kind not in (_REQUEST, _RESPONSE):
+            raise ProtocolError(f"a ttrpc message of the type {kind}")
+        if length > BODY_LIMIT:
+            raise ProtocolError(f"a ttrpc message of {length} bytes, more than {BODY_LIMIT}")
+        body = self._buffer.take(HEADER.size, length)
+        if body is None:
+            return None
+        return _request(stream, body) if kind == _REQUEST else _response(stream, body)
+
+
+def _request(stream: int, body: bytes) -> Request:
+    said = decoded(ttrpc_pb2.Request, body)
+    return Request(stream, said.service, said.method, said.payload)
+
+
+def _response(stream: int, body: bytes) -> Response:
+    said = decoded(ttrpc_pb2.Response, body)
+    return Response(stream, said.status.code, said.status.message, said.payload)
+
+
+def request(stream: int, service: str, method: str, payload: bytes, timeout_seconds: float) -> bytes:
+    """Return the message of a call."""
+    timeout = int(timeout_seconds * 1e9)
+    body = ttrpc_pb2.Request(service=service, method=method, payload=payload, timeout_nano=timeout)
+    return _message(stream, _REQUEST, body)
+
+
+def success(stream: int, payload: bytes) -> bytes:
+    """Return the message that answers a call; raise ValueError when it is too long to be sent."""
+    return _message(stream, _RESPONSE, ttrpc_pb2.Response(payload=payload))
+
+
+def failure(stream: int, code: int, text: str) -> bytes:
+    """Return the message that answers a call with an error; a text that is too long or not Unicode is mended."""
+    said = text[:TEXT_LIMIT].encode(errors="replace").decode()
+    return _message(stream, _RESPONSE, ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=code, message=said)))
+
+
+def decoded(kind: type[Decoded], data: bytes) -> Decoded:
+    """Return a message of protobuf; raise ProtocolError."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _message(stream: int, kind: int, body: Message) -> bytes:
+    encoded = body.SerializeToString()
+    if len(encoded) > BODY_LIMIT:
+        raise ValueError(f"an answer of {len(encoded)} bytes, more than {BODY_LIMIT}")
+    return HEADER.pack(len(encoded), stream, kind, 0) + encoded

@@ -1,0 +1,288 @@
+"""A container runtime's side of NRI over a real unix socket, driven step by step from a test's own thread.
+
+    with FakeRuntime(path) as runtime:
+        client.start()
+        plugin = runtime.plugin(pods=[pod("a")], containers=[container("c", "a")])   # the whole handshake
+        assert plugin.create(pod("b"), container("d", "b")).adjust.linux.resources.cpu.cpus == "2-3"
+
+Every call waits for its answer: an error status is raised as Refused, the end of the connection as Gone. It writes and
+reads its frames itself, as ttrpc in Go cuts them, so that it shares no mistake with what it tests.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
+
+from agent.nri.wire import Event, ttrpc_pb2
+from agent.nri.wire import nri_pb2 as pb
+
+PLUGIN, RUNTIME = 1, 2  # connections
+REQUEST, RESPONSE = 1, 2  # types of messages
+SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+_SECONDS: Final = 60.0  # a plugin that does not answer in this time hangs
+_MUX = struct.Struct(">II")
+_TTRPC = struct.Struct(">IIBB")
+_GO_WRITES: Final = 4096
+Answer = TypeVar("Answer", bound=Message)
+_METHODS = {
+    Event.RUN_POD_SANDBOX: "RunPodSandbox",
+    Event.STOP_POD_SANDBOX: "StopPodSandbox",
+    Event.REMOVE_POD_SANDBOX: "RemovePodSandbox",
+    Event.POST_CREATE_CONTAINER: "PostCreateContainer",
+    Event.START_CONTAINER: "StartContainer",
+    Event.POST_START_CONTAINER: "PostStartContainer",
+    Event.POST_UPDATE_CONTAINER: "PostUpdateContainer",
+    Event.STOP_CONTAINER: "StopContainer",
+    Event.REMOVE_CONTAINER: "RemoveContainer",
+    Event.UPDATE_POD_SANDBOX: "UpdatePodSandbox",
+    Event.POST_UPDATE_POD_SANDBOX: "PostUpdatePodSandbox",
+}
+
+
+class Refused(Exception):
+    """The plugin answered with an error status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} (code {code})")
+        self.code = code
+        self.message = message
+
+
+class Gone(Exception):
+    """The plugin has ended the connection."""
+
+
+class Received(NamedTuple):
+    """One ttrpc message of the plugin."""
+
+    connection: int
+    stream: int
+    kind: int
+    body: bytes
+
+
+def pod(
+    name: str, *, namespace: str = "default", annotations: Mapping[str, str] | None = None
+) -> pb.PodSandbox:
+    """Return a sandbox; its ids follow from its name."""
+    return pb.PodSandbox(
+        id=f"sandbox-{name}", name=name, uid=f"uid-{name}", namespace=namespace, annotations=annotations or {}
+    )
+
+
+def container(name: str, of: str, *, cpus: str = "", state: int = pb.CONTAINER_CREATED) -> pb.Container:
+    """Return a container of the pod `of`, whose id follows from both names."""
+    resources = pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus))
+    return pb.Container(
+        id=f"{of}-{name}",
+        pod_sandbox_id=f"sandbox-{of}",
+        name=name,
+        state=pb.ContainerState.Name(state),
+        linux=pb.LinuxContainer(resources=resources),
+    )
+
+
+def message(connection: int, stream: int, kind: int, body: bytes) -> bytes:
+    """Return the bytes of one ttrpc message in frames."""
+    data = _TTRPC.pack(len(body), stream, kind, 0) + body
+    pieces = (data[:_GO_WRITES], data[_GO_WRITES:])
+    return b"".join(_MUX.pack(connection, len(piece)) + piece for piece in pieces if piece)
+
+
+def request(stream: int, method: str, payload: bytes, service: str = SERVICE) -> bytes:
+    """Return the bytes of a call to the plugin."""
+    body = ttrpc_pb2.Request(service=service, method=method, payload=payload, timeout_nano=2 * 10**9)
+    return message(PLUGIN, stream, REQUEST, body.SerializeToString())
+
+
+class Plugin:
+    """A plugin as the runtime sees it: one connection."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.socket = stream
+        self.socket.settimeout(_SECONDS)
+        self.name = ""  # NN-name, after `register`
+        self.events = 0  # its mask, after `configure`
+        self._stream = -1
+        self._carried = {PLUGIN: b"", RUNTIME: b""}
+
+    def register(self, *, code: int = 0, text: str = "") -> pb.RegisterPluginRequest:
+        """Wait for the registration and answer it."""
+        received = self.receive()
+        assert (received.connection, received.kind) == (RUNTIME, REQUEST)
+        said = ttrpc_pb2.Request.FromString(received.body)
+        assert (said.service, said.method) == ("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin")
+        answer = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=code, message=text) if code else None)
+        self.send(message(RUNTIME, received.stream, RESPONSE, answer.SerializeToString()))
+        asked = pb.RegisterPluginRequest.FromString(said.payload)
+        self.name = f"{asked.plugin_idx}-{asked.plugin_name}"
+        return asked
+
+    def configure(self, runtime: str = "containerd", version: str = "v2.4.2") -> int:
+        """Configure the plugin and return its mask."""
+        asked = pb.ConfigureRequest(
+            runtime_name=runtime, runtime_version=version, registration_timeout=5000, request_timeout=2000
+        )
+        self.events = self.call("Configure", asked, pb.ConfigureResponse).events
+        return self.events
+
+    def synchronize(
+        self, pods: Iterable[pb.PodSandbox] = (), containers: Iterable[pb.Container] = (), *, parts: int = 1
+    ) -> list[pb.ContainerUpdate]:
+        """Tell what is there in so many parts, and return the updates."""
+        all_pods, all_containers = list(pods), list(containers)
+        for part in range(parts - 1):
+            asked = pb.SynchronizeRequest(
+                pods=all_pods[part::parts], containers=all_containers[part::parts], more=True
+            )
+            answer = self.call("Synchronize", asked, pb.SynchronizeResponse)
+            assert answer.more, "a runtime takes this for a plugin that knows no parts"
+            assert not answer.update
+        asked = pb.SynchronizeRequest(
+            pods=all_pods[parts - 1 :: parts], containers=all_containers[parts - 1 :: parts]
+        )
+        answer = self.call("Synchronize", asked, pb.SynchronizeResponse)
+        assert not answer.more
+        return list(answer.update)
+
+    def create(self, of: pb.PodSandbox, created: pb.Container) -> pb.CreateContainerResponse:
+        """Create a container."""
+        asked = pb.CreateContainerRequest(pod=of, container=created)
+        return self.call("CreateContainer", asked, pb.CreateContainerResponse)
+
+    def update(
+        self, of: pb.PodSandbox, updated: pb.Container, resources: pb.LinuxResources | None = None
+    ) -> pb.UpdateContainerResponse:
+        """Change the resources of a container."""
+        asked = pb.UpdateContainerRequest(pod=of, container=updated, linux_resources=resources)
+        return self.call("UpdateContainer", asked, pb.UpdateContainerResponse)
+
+    def stop(self, of: pb.PodSandbox, stopped: pb.Container) -> None:
+        """Stop a container."""
+        self.event(Event.STOP_CONTAINER, of, stopped)
+
+    def validate(self, asked: pb.ValidateContainerAdjustmentRequest) -> str:
+        """Return why the plugin rejects a creation, "" when it does not."""
+        answer = self.call("ValidateContainerAdjustment", asked, pb.ValidateContainerAdjustmentResponse)
+        assert answer.reject == bool(answer.reason)
+        return answer.reason
+
+    def event(self, event: Event, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
+        """Tell an event by its own method, as NRI does from 0.12 on."""
+        asked = pb.LifecycleRequest(pod=of, container=about)
+        self.call(_METHODS[event], asked, pb.LifecycleRequest)
+
+    def state_change(self, event: int, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
+        """Tell an event as NRI did before 0.12."""
+        asked = pb.StateChangeEvent(event=event, pod=of, container=about)
+        self.call("StateChange", asked, pb.LifecycleRequest)
+
+    def call(self, method: str, asked: Message, answer: type[Answer], service: str = SERVICE) -> Answer:
+        """Call a method and return its answer; raise Refused or Gone."""
+        return answer.FromString(self.call_raw(method, asked.SerializeToString(), service))
+
+    def call_raw(self, method: str, payload: bytes, service: str = SERVICE) -> bytes:
+        """Call a method with any bytes and return those of the answer; raise Refused or Gone."""
+        self._stream += 2
+        self.send(request(self._stream, method, payload, service))
+        received = self.receive()
+        assert received[:3] == (PLUGIN, self._stream, RESPONSE)
+        said = ttrpc_pb2.Response.FromString(received.body)
+        if said.HasField("status"):
+            raise Refused(said.status.code, said.status.message)
+        return said.payload
+
+    def send(self, data: bytes) -> None:
+        """Send any bytes; raise Gone."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Gone from error
+
+    def receive(self) -> Received:
+        """Wait for the next message; raise Gone."""
+        while True:
+            for connection, carried in self._carried.items():
+                if len(carried) < _TTRPC.size:
+                    continue
+                length, stream, kind, flags = _TTRPC.unpack_from(carried)
+                if len(carried) >= (end := _TTRPC.size + length):
+                    assert flags == 0
+                    self._carried[connection] = carried[end:]
+                    return Received(connection, stream, kind, carried[_TTRPC.size : end])
+            connection, length = _MUX.unpack(self._exactly(_MUX.size))
+            self._carried[connection] += self._exactly(length)
+
+    def wait_gone(self) -> None:
+        """Wait until the plugin has ended the connection."""
+        try:
+            while self.socket.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+
+    def close(self) -> None:
+        """End the connection as a runtime does that does not want the plugin, or that was killed."""
+        self.socket.close()
+
+    def _exactly(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            try:
+                piece = self.socket.recv(length - len(data))
+            except ConnectionResetError as error:
+                raise Gone from error
+            if not piece:
+                raise Gone
+            data += piece
+        return data
+
+
+class FakeRuntime:
+    """Listens as a runtime does, until it is closed; one that starts again is a new one with the same path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(_SECONDS)
+        self._plugins: list[Plugin] = []
+
+    def accept(self) -> Plugin:
+        """Wait for a plugin's connection; nothing was said on it yet."""
+        plugin = Plugin(self._listener.accept()[0])
+        self._plugins.append(plugin)
+        return plugin
+
+    def plugin(
+        self, pods: Iterable[pb.PodSandbox] = (), containers: Iterable[pb.Container] = (), *, parts: int = 1
+    ) -> Plugin:
+        """Wait for a plugin, and register, configure and synchronize it."""
+        plugin = self.accept()
+        plugin.register()
+        plugin.configure()
+        plugin.synchronize(pods, containers, parts=parts)
+        return plugin
+
+    def close(self) -> None:
+        """Go away, as a runtime that is killed: no connection stays, and no new one is taken."""
+        self._listener.close()
+        for plugin in self._plugins:
+            plugin.close()
+
+    def __enter__(self) -> FakeRuntime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
