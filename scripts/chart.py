@@ -24,7 +24,7 @@ from tests.servers.build import build_missing, cache_folder, find
 from tests.servers.catalog import KUBECTL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 MANIFESTS = Path("manifests")
 CHART = MANIFESTS / "helm"
@@ -165,6 +165,8 @@ def combined(variants: Mapping[str, Any], where: str) -> Any:
             combined({name: variant[i] for name, variant in variants.items()}, f"{where} {i}")
             for i in range(len(first))
         ]
+    if all(isinstance(variant, list) and _are_named(variant) for variant in variants.values()):
+        return list(_combined_items(variants, where))
     raise ChartIncomplete(f"{where}: the overlays differ, and no value of the chart decides it")
 
 
@@ -180,6 +182,23 @@ def _combined_keys(variants: Mapping[str, Object], where: str) -> Object:
     return together
 
 
+def _are_named(items: list[Any]) -> bool:
+    return all(isinstance(item, dict) and "name" in item for item in items)
+
+
+def _combined_items(variants: Mapping[str, list[Object]], where: str) -> Iterator[Any]:
+    """Yield the items of the longest list, each by its name; the others have some of them, in the same order."""
+    by_name = {name: {item["name"]: item for item in items} for name, items in variants.items()}
+    _, order = max((len(items), list(items)) for items in by_name.values())
+    if any(list(items) != [item for item in order if item in items] for items in by_name.values()):
+        raise ChartIncomplete(f"{where}: the overlays have other items, or in another order")
+    for item in order:
+        having = {name: items[item] for name, items in by_name.items() if item in items}
+        node = combined(having, f"{where} {item}")
+        is_everywhere = len(having) == len(variants)
+        yield from (node,) if is_everywhere else (f"⟪if {_condition(having, variants)}⟫", node, "⟪end⟫")
+
+
 def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
     """Return the condition that is true for the overlays that have something, and false for the other ones."""
     for overlays, condition in WHEN.items():
@@ -191,7 +210,7 @@ def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
 def _template(it: Object) -> str:
     """Return an object as text for Helm: values are written as JSON, which is YAML whatever they hold."""
     text = _yaml(it).replace("{{", '{{ "{{" }}')  # braces of ours, e.g. in alerts, are no expressions
-    text = re.sub(r"(?m)^ *⟪(if .*?|end)(?: \w+)?⟫: null$", r"{{- \1 }}", text)
+    text = re.sub(r"(?m)^ *(?:- )?⟪(if .*?|end)(?: \w+)?⟫(?:: null)?$", r"{{- \1 }}", text)
     text = re.sub(r"(?m)^(.*)⟪with (.*)⟫$", r"{{- with \2 }}\n\1{{ . | toJson }}\n{{- end }}", text)
     text = re.sub(r"(?m)(?<=[:-] )⟪(.*)⟫$", r"{{ \1 | toJson }}", text)
     return re.sub(r"⟪(.*?)⟫", r"{{ \1 }}", text)

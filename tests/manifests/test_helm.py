@@ -83,6 +83,12 @@ def test_every_overlay_is_in_the_chart() -> None:
     [
         pytest.param({"spec": {"hostPID": True}}, {"spec": {"hostPID": False}}, "DaemonSet x spec hostPID", id="value"),
         pytest.param({"args": ["a"]}, {"args": ["a", "b"]}, "DaemonSet x args: the overlays differ", id="list"),
+        pytest.param(
+            {"env": [{"name": "a"}, {"name": "b"}]},
+            {"env": [{"name": "b"}, {"name": "a"}, {"name": "c"}]},
+            "DaemonSet x env: the overlays have other items, or in another order",
+            id="order",
+        ),
         pytest.param({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe", id="key"),
     ],
 )  # fmt: skip
