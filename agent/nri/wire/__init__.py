@@ -6,7 +6,7 @@ plugin's handlers, `connection` serves one socket, `client` keeps the plugin reg
 
 from agent.nri.wire.client import Client, Status
 from agent.nri.wire.connection import Connection, Limits
-from agent.nri.wire.errors import Closed, Disconnected, ProtocolError, Reject, WireError
+from agent.nri.wire.errors import Disconnected, EventsRefused, ProtocolError, Reject, WireError
 from agent.nri.wire.handlers import (
     CPUSET_CPUS,
     CPUSET_MEMS,
@@ -26,10 +26,10 @@ __all__ = [
     "WORKER_EVENTS",
     "WORKER_EVENTS_OLD",
     "Client",
-    "Closed",
     "Connection",
     "Disconnected",
     "Event",
+    "EventsRefused",
     "Handlers",
     "Limits",
     "PluginName",

@@ -9,12 +9,11 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from agent.nri.wire.connection import Connection, Limits
-from agent.nri.wire.errors import Closed, WireError
+from agent.nri.wire.errors import Disconnected, EventsRefused, WireError
 from agent.nri.wire.handlers import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD
-from agent.nri.wire.service import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FIRST_WAIT: Final = 0.1  # seconds
-LONGEST_WAIT: Final = 5.0  # containers start meanwhile
+LONGEST_WAIT: Final = 2.0  # containers start meanwhile, and a connection costs little
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
 
@@ -59,7 +58,7 @@ class Client:
         self._masks = masks
         self._changed = changed
         self._limits = limits
-        self._mask = 0  # the first that this runtime has not refused
+        self._mask = 0  # the next to ask for
         self._failures = 0
         self._stream: socket.socket | None = None
         self._stopping = threading.Event()
@@ -80,35 +79,41 @@ class Client:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            began, before = monotonic(), self._mask
-            reason = self._attempt()
+            events, self._mask = self._masks[self._mask], 0
+            reason = self._attempt(events)
             self._publish(Status(is_connected=False, reason=reason))
-            if monotonic() - began > LONGEST_WAIT:
-                self._failures = 0
-            if self._mask <= before:
+            if self._mask == 0:  # else the next mask is for this runtime, before it is gone
                 self._stopping.wait(self._wait())
 
-    def _wait(self) -> float:
-        """Return how many seconds to wait: longer each time, and not the same on every node."""
-        ceiling = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
-
-    def _attempt(self) -> str:
+    def _attempt(self, events: int) -> str:
         """Serve one connection, and return why it ended or was not made."""
-        events, self._mask = self._masks[self._mask], 0
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-            self._stream = stream
-            try:
-                stream.settimeout(_CONNECT_SECONDS)
-                stream.connect(self._path)
-            except OSError as error:
-                return f"{self._path}: {error.strerror or error}"
-            if self._stopping.is_set():  # `stop` has met a socket that was not connected yet
-                return ""
-            return self._serve(stream, events)
+        began = monotonic()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as self._stream:
+                self._connect(self._stream)
+                self._serve(self._stream, events)
+        except EventsRefused as error:
+            self._mask = (self._masks.index(events) + 1) % len(self._masks)
+            return str(error)
+        except WireError as error:
+            return str(error)
+        except Exception as error:
+            logger.exception("the connection to the runtime crashed")
+            return f"{type(error).__name__}: {error}"
+        finally:
+            if monotonic() - began > LONGEST_WAIT:
+                self._failures = 0
 
-    def _serve(self, stream: socket.socket, events: int) -> str:
+    def _connect(self, stream: socket.socket) -> None:
+        try:
+            stream.settimeout(_CONNECT_SECONDS)
+            stream.connect(self._path)
+        except OSError as error:
+            raise Disconnected(f"{self._path}: {error.strerror or error}") from error
+        if self._stopping.is_set():  # `stop` has met a socket that was not connected yet
+            raise Disconnected("stopped")
+
+    def _serve(self, stream: socket.socket, events: int) -> NoReturn:
         def synchronized() -> None:
             validates = bool(events & GUARD_EVENTS)
             self._publish(Status(is_connected=True, runtime=connection.runtime, validates=validates))
@@ -116,25 +121,13 @@ class Client:
         connection = Connection(
             stream, self._name, self._handlers, events, limits=self._limits, synchronized=synchronized
         )
-        try:
-            connection.serve()
-        except Closed as error:
-            if connection.stage is not Stage.CONFIGURED:
-                return str(error)
-            return self._refused(events)
-        except WireError as error:
-            return str(error)
-        except Exception as error:
-            logger.exception("the connection to the runtime crashed")
-            return f"{type(error).__name__}: {error}"
+        connection.serve()
 
-    def _refused(self, events: int) -> str:
-        """Choose the next mask: a runtime that does not know an event closes the connection behind Configure.
-
-        It is for the next connection only, and one that cannot be made is a runtime that has restarted.
-        """
-        self._mask = (self._masks.index(events) + 1) % len(self._masks)
-        return f"the runtime closed the connection when the plugin asked for the events {events:#x}"
+    def _wait(self) -> float:
+        """Return how many seconds to wait: longer each time, and not the same on every node."""
+        ceiling = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
 
     def _publish(self, status: Status) -> None:
         if self._stopping.is_set() or status == self.status:

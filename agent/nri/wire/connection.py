@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from agent.nri.wire import nri_pb2 as pb
-from agent.nri.wire.errors import INTERNAL, Closed, Disconnected, Reject, WireError
+from agent.nri.wire.errors import INTERNAL, Disconnected, EventsRefused, Reject, WireError
 from agent.nri.wire.service import RUNTIME_SERVICE, PluginService, Stage
 from agent.nri.wire.session import Session
 from agent.nri.wire.ttrpc import Request, Response
@@ -57,14 +57,10 @@ class Connection:
         self._synchronized = synchronized
         self._session = Session()
         self._service = PluginService(handlers, events)
+        self._events = events
         self._stage = Stage.CONNECTED
         self._step: _Deadline | None = None
         self._message: _Deadline | None = None
-
-    @property
-    def stage(self) -> Stage:
-        """How far the connection has come."""
-        return self._stage
 
     @property
     def runtime(self) -> str:
@@ -99,21 +95,27 @@ class Connection:
             self._step = _deadline("configure the plugin", self._limits.configure)
 
     def _receive(self) -> None:
-        late = [deadline for deadline in (self._step, self._message) if deadline is not None]
-        first = min(late, key=lambda deadline: deadline.at, default=None)
-        left = None if first is None else first.at - monotonic()
-        if first is not None and left is not None and left <= 0:
-            raise Disconnected(f"the runtime did not {first.what} in {first.seconds:g} s")
-        self._stream.settimeout(left)
+        self._stream.settimeout(self._seconds_left())
         try:
             data = self._stream.recv(_RECEIVE_BYTES)
         except TimeoutError:
             return
         except OSError as error:
-            raise _lost(error) from error
+            raise self._lost(error) from error
         if not data:
-            raise Closed("the runtime closed the connection")
+            raise self._closed()
         self._session.add(data)
+
+    def _seconds_left(self) -> float | None:
+        """Return how long to wait for the runtime, None for ever; raise Disconnected when it is too late."""
+        running = [deadline for deadline in (self._step, self._message) if deadline is not None]
+        if not running:
+            return None
+        first = min(running, key=lambda deadline: deadline.at)
+        left = first.at - monotonic()
+        if left <= 0:
+            raise Disconnected(f"the runtime did not {first.what} in {first.seconds:g} s")
+        return left
 
     def _expect_rest(self) -> None:
         """Keep the deadline of a message that has begun, also when it comes byte by byte."""
@@ -126,8 +128,7 @@ class Connection:
         self._send(self._answered(request))
         if self._service.stage is Stage.ENDED:
             raise Disconnected("the runtime shuts down")
-        if request.method in ("Configure", "Synchronize"):
-            self._advance()
+        self._advance()
 
     def _answered(self, request: Request) -> bytes:
         """Return the bytes of the answer; what a handler does wrong fails this request and no other."""
@@ -144,13 +145,14 @@ class Connection:
             return self._session.refuse(request.stream, INTERNAL, text)
 
     def _advance(self) -> None:
-        self._step = None
-        if self._service.stage is Stage.CONFIGURED:
+        if self._service.stage is self._stage:
+            return
+        self._stage = self._service.stage
+        if self._stage is Stage.CONFIGURED:
             self._step = _deadline("synchronize the plugin", self._limits.synchronize)
-        if self._service.stage is not self._stage:
-            self._stage = self._service.stage
-            if self._stage is Stage.SYNCHRONIZED:
-                self._synchronized()
+        elif self._stage is Stage.SYNCHRONIZED:
+            self._step = None
+            self._synchronized()
 
     def _send(self, data: bytes) -> None:
         self._stream.settimeout(self._limits.write)
@@ -159,14 +161,20 @@ class Connection:
         except TimeoutError as error:
             raise Disconnected(f"the runtime did not read in {self._limits.write:g} s") from error
         except OSError as error:
-            raise _lost(error) from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> Disconnected:
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            return self._closed()
+        return Disconnected(f"the connection failed: {error.strerror or error}")
+
+    def _closed(self) -> Disconnected:
+        if self._stage is Stage.CONFIGURED:
+            return EventsRefused(
+                f"the runtime closed the connection when asked for the events {self._events:#x}"
+            )
+        return Disconnected("the runtime closed the connection")
 
 
 def _deadline(what: str, seconds: float) -> _Deadline:
     return _Deadline(what, seconds, monotonic() + seconds)
-
-
-def _lost(error: OSError) -> Disconnected:
-    if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return Closed("the runtime closed the connection")
-    return Disconnected(f"the connection failed: {error.strerror or error}")

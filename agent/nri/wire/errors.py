@@ -1,10 +1,10 @@
 """What goes wrong between plugin and runtime.
 
 WireError
-  +- ProtocolError    the runtime sent what cannot be understood
-  +- Disconnected     the connection is of no more use
-     +- Closed        the runtime has closed it
-Reject                a handler's answer: no
+  +- ProtocolError     the runtime sent what cannot be understood
+  +- Disconnected      the connection is of no more use
+     +- EventsRefused  the runtime does not know an event that the plugin wants
+Reject                 a handler's answer: no
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Disconnected(WireError):
     """The connection is of no more use."""
 
 
-class Closed(Disconnected):
-    """The runtime has closed the connection."""
+class EventsRefused(Disconnected):
+    """The runtime has closed the connection behind Configure, as it does when it does not know an event."""
 
 
 class Reject(Exception):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 SYNCHRONIZE_LIMIT: Final = 64 * 2**20  # bytes of all parts: ten thousand containers and more
+_NAME_LIMIT: Final = 100  # characters
 _LIFECYCLE: Final = {  # methods that only tell; before NRI 0.12 they come as StateChange
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
@@ -38,8 +39,9 @@ class Stage(IntEnum):
 
     CONNECTED = 0
     CONFIGURED = 1
-    SYNCHRONIZED = 2
-    ENDED = 3
+    SYNCHRONIZING = 2
+    SYNCHRONIZED = 3
+    ENDED = 4
 
 
 class PluginService:
@@ -73,11 +75,12 @@ class PluginService:
     def _configure(self, payload: bytes) -> bytes:
         request = decoded(pb.ConfigureRequest, payload)
         self._handlers.configure(request)
-        self.runtime = f"{request.runtime_name} {request.runtime_version}".strip()
-        self.stage = Stage.CONFIGURED
+        self.runtime = f"{request.runtime_name} {request.runtime_version}".strip()[:_NAME_LIMIT]
+        self.stage = max(self.stage, Stage.CONFIGURED)
         return pb.ConfigureResponse(events=self._events).SerializeToString()
 
     def _synchronize(self, payload: bytes) -> bytes:
+        self.stage = max(self.stage, Stage.SYNCHRONIZING)
         self._parts_bytes += len(payload)
         if self._parts_bytes > SYNCHRONIZE_LIMIT:
             raise ProtocolError(f"more than {SYNCHRONIZE_LIMIT} bytes of pods and containers")
@@ -88,7 +91,7 @@ class PluginService:
         whole, self._parts, self._parts_bytes = self._parts, pb.SynchronizeRequest(), 0
         updates = self._handlers.synchronize(whole.pods, whole.containers)
         answer = pb.SynchronizeResponse(update=updates).SerializeToString()
-        self.stage = Stage.SYNCHRONIZED
+        self.stage = max(self.stage, Stage.SYNCHRONIZED)
         return answer
 
     def _create_container(self, payload: bytes) -> bytes:

@@ -78,7 +78,7 @@ def _request(stream: int, body: bytes) -> Request:
 
 def _response(stream: int, body: bytes) -> Response:
     said = decoded(ttrpc_pb2.Response, body)
-    return Response(stream, said.status.code, said.status.message, said.payload)
+    return Response(stream, said.status.code, said.status.message[:TEXT_LIMIT], said.payload)
 
 
 def request(stream: int, service: str, method: str, payload: bytes, timeout_seconds: float) -> bytes:

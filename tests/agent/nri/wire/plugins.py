@@ -1,0 +1,117 @@
+"""A plugin for tests, which writes down what it is told; and the answers and settings that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from agent.nri.wire import Client, Limits, PluginName, Status
+from agent.nri.wire import nri_pb2 as pb
+
+NAME = PluginName("pin", 10)
+PATIENT = Limits(
+    register=60, configure=60, synchronize=60, message=60, write=60
+)  # for machines that are busy
+SOON = 0.2  # seconds: the deadline that a test is about
+
+
+def resources(cpus: str) -> pb.LinuxResources:
+    """Return resources with nothing but CPUs."""
+    return pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus))
+
+
+def update(container_id: str, cpus: str) -> pb.ContainerUpdate:
+    """Return an update of nothing but CPUs."""
+    return pb.ContainerUpdate(
+        container_id=container_id, linux=pb.LinuxContainerUpdate(resources=resources(cpus))
+    )
+
+
+def created(cpus: str, *updates: pb.ContainerUpdate) -> pb.CreateContainerResponse:
+    """Return an adjustment of nothing but CPUs, and updates of others."""
+    adjust = pb.ContainerAdjustment(linux=pb.LinuxContainerAdjustment(resources=resources(cpus)))
+    return pb.CreateContainerResponse(adjust=adjust, update=updates)
+
+
+class Recorder:
+    """Handlers that answer what they are told to; `failure` is raised instead, once."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+        self.updates: list[pb.ContainerUpdate] = []
+        self.reason = ""
+        self.failure: Exception | None = None
+
+    def configure(self, request: pb.ConfigureRequest) -> None:
+        """Write down the runtime."""
+        self._tell("configure", request.runtime_name, request.request_timeout)
+
+    def synchronize(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> list[pb.ContainerUpdate]:
+        """Write down all names."""
+        self._tell("synchronize", [pod.name for pod in pods], [container.name for container in containers])
+        return self.updates
+
+    def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
+        """Give the container two CPUs."""
+        self._tell("create", pod.name, container.name)
+        return created("2-3", *self.updates)
+
+    def update_container(
+        self, pod: pb.PodSandbox, container: pb.Container, wanted: pb.LinuxResources
+    ) -> pb.UpdateContainerResponse:
+        """Give the container its CPUs again."""
+        self._tell("update", pod.name, container.name, wanted.cpu.cpus)
+        return pb.UpdateContainerResponse(update=[update(container.id, "2-3")])
+
+    def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
+        """Return the reason."""
+        self._tell("validate", request.container.name, request.adjust.linux.resources.cpu.cpus)
+        return self.reason
+
+    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """Write down the event."""
+        self._tell(event, pod.name, container.name)
+
+    def _tell(self, *facts: object) -> None:
+        self.told.append(facts)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+
+class Changes:
+    """The statuses of a client, one after the other."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Status] = SimpleQueue()
+
+    def __call__(self, status: Status) -> None:
+        """Take the next status."""
+        self._queue.put(status)
+
+    def next(self) -> Status:
+        """Wait for the next status."""
+        return self._queue.get(timeout=60)
+
+    def until(self, *, is_connected: bool) -> Status:
+        """Wait until the plugin is connected, or is not."""
+        while (status := self.next()).is_connected is not is_connected:
+            pass
+        return status
+
+
+@contextmanager
+def running(
+    path: Path, handlers: Recorder, *, changed: Changes | None = None, limits: Limits = PATIENT
+) -> Iterator[Client]:
+    """Keep a plugin registered until the block ends."""
+    client = Client(path, NAME, handlers, changed=changed or Changes(), limits=limits)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()

@@ -1,0 +1,218 @@
+"""A plugin that comes back, over a real unix socket."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Status
+from agent.nri.wire.client import FIRST_WAIT, LONGEST_WAIT
+from tests.agent.nri.fake_runtime import FakeRuntime, Gone, container, message, pod, request
+from tests.agent.nri.wire.plugins import NAME, Changes, Recorder, running
+
+CONNECTED = Status(is_connected=True, runtime="containerd v2.4.2", validates=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the socket of a runtime; the path of a socket has to be short."""
+    monkeypatch.chdir(tmp_path)
+    return Path("nri.sock")
+
+
+def test_plugin_is_connected_when_it_is_synchronized(path: Path) -> None:
+    """The status says which runtime it is, and that it asks the plugin to validate."""
+    changes = Changes()
+    with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
+        plugin = runtime.accept()
+        plugin.register()
+        plugin.configure()
+        assert not client.status.is_connected
+
+        plugin.synchronize()
+
+        assert changes.next() == CONNECTED
+        assert client.status == CONNECTED
+
+
+def test_plugin_waits_for_a_runtime(path: Path) -> None:
+    """A socket that is not there yet is said once, and found when it appears."""
+    changes = Changes()
+    with running(path, Recorder(), changed=changes):
+        assert changes.next() == Status(is_connected=False, reason="nri.sock: No such file or directory")
+        with FakeRuntime(path) as runtime:
+            runtime.plugin()
+            assert changes.next() == CONNECTED
+
+
+def test_plugin_comes_back_to_a_runtime_that_restarts(path: Path) -> None:
+    """It is told everything anew, and the status says both."""
+    changes, handlers = Changes(), Recorder()
+    with running(path, handlers, changed=changes):
+        for name in ("a", "b", "c"):
+            with FakeRuntime(path) as runtime:
+                runtime.plugin([pod(name)])
+                assert changes.until(is_connected=True) == CONNECTED
+            assert changes.until(is_connected=False).reason == "the runtime closed the connection"
+
+    assert [told for told in handlers.told if told[0] == "synchronize"] == [
+        ("synchronize", [name], []) for name in ("a", "b", "c")
+    ]
+
+
+def test_old_runtime_is_asked_for_fewer_events(path: Path) -> None:
+    """A runtime that closes behind Configure is asked for what every runtime knows."""
+    changes = Changes()
+    with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes):
+        refusing = runtime.accept()
+        refusing.register()
+        assert refusing.configure() == WORKER_EVENTS
+        refusing.close()
+
+        assert runtime.plugin().events == WORKER_EVENTS_OLD
+        connected = changes.until(is_connected=True)
+
+    assert connected == Status(is_connected=True, runtime="containerd v2.4.2", validates=False)
+
+
+def test_restarted_runtime_is_asked_for_all_events(path: Path) -> None:
+    """It may be a newer one: fewer events are for the connection behind the refusal only."""
+    changes = Changes()
+    with running(path, Recorder(), changed=changes):
+        with FakeRuntime(path) as old:
+            refusing = old.accept()
+            refusing.register()
+            refusing.configure()
+            refusing.close()
+            old.plugin()
+            changes.until(is_connected=True)
+        with FakeRuntime(path) as new:
+            assert new.plugin().events == WORKER_EVENTS
+
+
+def test_runtime_killed_behind_configure_is_asked_for_all_events(path: Path) -> None:
+    """A runtime that died there has refused nothing, and one that is not there cannot say."""
+    changes = Changes()
+    with running(path, Recorder(), changed=changes):
+        with FakeRuntime(path) as killed:
+            plugin = killed.accept()
+            plugin.register()
+            plugin.configure()
+        while "when asked for the events" not in changes.next().reason:
+            pass
+        assert changes.next().reason == "nri.sock: Connection refused"
+        with FakeRuntime(path) as new:
+            assert new.plugin().events == WORKER_EVENTS
+
+
+def test_runtime_that_takes_no_mask_is_told(path: Path) -> None:
+    """A plugin with one mask says which events were refused, and tries again."""
+    changes = Changes()
+    client = Client(path, NAME, Recorder(), masks=(GUARD_EVENTS,), changed=changes)
+    with FakeRuntime(path) as runtime:
+        client.start()
+        for _ in range(2):
+            plugin = runtime.accept()
+            plugin.register()
+            assert plugin.configure() == GUARD_EVENTS
+            plugin.close()
+        client.stop()
+
+    assert changes.next().reason == "the runtime closed the connection when asked for the events 0x2000"
+
+
+def test_waits_grow_to_a_limit_and_differ() -> None:
+    """Tries come quickly first, then rarely, and not at the same moment on every node."""
+    random.seed(1)
+    client = Client("nowhere", NAME, Recorder())
+
+    waits = [client._wait() for _ in range(12)]
+
+    assert FIRST_WAIT / 2 <= waits[0] <= FIRST_WAIT
+    assert all(LONGEST_WAIT / 2 <= wait <= LONGEST_WAIT for wait in waits[-5:])
+    assert len(set(waits)) == len(waits)
+
+
+@pytest.mark.parametrize("step", ["nowhere", "accepted", "registered", "synchronized"])
+def test_stop_ends_the_thread(path: Path, step: str) -> None:
+    """However far the connection is: the runtime sees it end, and nothing is called afterwards."""
+    changes, handlers = Changes(), Recorder()
+    with FakeRuntime(path if step != "nowhere" else Path("other.sock")) as runtime:
+        client = Client(path, NAME, handlers, changed=changes)
+        client.start()
+        if step == "nowhere":
+            changes.next()
+        else:
+            plugin = runtime.accept()
+            if step != "accepted":
+                plugin.register()
+            if step == "synchronized":
+                plugin.configure()
+                plugin.synchronize()
+                changes.until(is_connected=True)
+
+        client.stop()
+
+    assert not client._thread.is_alive()
+    assert client.status == Status(is_connected=False, reason="stopped")
+
+
+def test_listener_that_fails_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who cannot take a change of the status does not end the plugin."""
+
+    def fail(_: Status) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    client = Client(path, NAME, Recorder(), changed=fail)
+    with FakeRuntime(path) as runtime:
+        client.start()
+        runtime.plugin().stop(pod("a"), container("c", "a"))
+        client.stop()
+
+    assert [record.message for record in caplog.records] == ["a change of the connection was not taken"]
+
+
+def test_path_that_is_none_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be a socket is the reason, and the thread lives on."""
+    changes = Changes()
+    client = Client("\ud800", NAME, Recorder(), changed=changes)
+    client.start()
+
+    assert changes.next().reason.startswith("UnicodeEncodeError: ")
+    client.stop()
+    assert caplog.records[0].message == "the connection to the runtime crashed"
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_runtime_is_survived(path: Path, data: st.DataObject) -> None:
+    """Whatever a runtime says before it closes, the plugin is back for the next one, in the same thread."""
+    wrong = data.draw(
+        st.one_of(st.binary(max_size=100), st.builds(_damaged, st.integers(0, 10**6), st.integers(1, 255)))
+    )
+    changes = Changes()
+    with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
+        plugin = runtime.plugin() if data.draw(st.booleans()) else runtime.accept()
+        with suppress(Gone, OSError):  # it may have left already
+            plugin.send(wrong)
+            plugin.socket.shutdown(socket.SHUT_WR)
+        plugin.wait_gone()
+        plugin.close()
+
+        runtime.plugin().stop(pod("a"), container("c", "a"))
+        assert client._thread.is_alive()
+
+
+def _damaged(at: int, by: int) -> bytes:
+    """Return the begin of a conversation with one wrong byte."""
+    said = bytearray(
+        message(2, 1, 2, b"") + request(1, "Configure", b"\x12\x01c") + request(3, "Synchronize", b"")
+    )
+    said[at % len(said)] ^= by
+    return bytes(said)

@@ -1,0 +1,298 @@
+"""One connection over a real socket: deadlines, errors of handlers, and a runtime that does everything wrong."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from agent.nri.wire import WORKER_EVENTS, Connection, Limits, Reject, WireError
+from agent.nri.wire import nri_pb2 as pb
+from tests.agent.nri.fake_runtime import Gone, Plugin, Refused, container, message, pod, request
+from tests.agent.nri.wire.plugins import NAME, PATIENT, SOON, Recorder, update
+
+
+class Served:
+    """A connection in a thread of its own, and the runtime's end of it."""
+
+    def __init__(self, limits: Limits = PATIENT) -> None:
+        ours, theirs = socket.socketpair()
+        self.handlers = Recorder()
+        self.runtime = Plugin(theirs)
+        self.synchronized = threading.Event()
+        self._reason = ""
+        self._connection = Connection(
+            ours, NAME, self.handlers, WORKER_EVENTS, limits=limits, synchronized=self.synchronized.set
+        )
+        self._ours = ours
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            with self._ours:
+                self._connection.serve()
+        except WireError as error:
+            self._reason = str(error)
+
+    def reason(self) -> str:
+        """Wait until the connection has ended, and return why."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self._reason
+
+    def close(self) -> None:
+        """End the connection."""
+        self.runtime.close()
+        self.reason()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """Serve a connection whose runtime may take its time."""
+    served = Served()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def ready(served: Served) -> Served:
+    """Serve a connection that is registered, configured and synchronized."""
+    served.runtime.register()
+    served.runtime.configure()
+    served.runtime.synchronize()
+    return served
+
+
+def test_plugin_registers_under_its_name(served: Served) -> None:
+    """The index has two digits; the runtime's name is known as soon as it configures the plugin."""
+    asked = served.runtime.register()
+
+    assert (asked.plugin_name, asked.plugin_idx) == ("pin", "10")
+    assert served.runtime.configure() == WORKER_EVENTS
+
+
+def test_synchronized_is_said_when_the_answer_is_out(served: Served) -> None:
+    """Who waits for a synchronized plugin is told once the runtime can have the updates."""
+    served.runtime.register()
+    served.runtime.configure()
+    served.handlers.updates = [update("a-c", "0-1")]
+    assert not served.synchronized.is_set()
+
+    updates = served.runtime.synchronize([pod("a")], [container("c", "a")], parts=3)
+
+    assert served.synchronized.wait(60)
+    assert [change.container_id for change in updates] == ["a-c"]
+
+
+def test_answer_of_any_length_arrives(ready: Served) -> None:
+    """Hundreds of updates are more than one frame that a runtime in Go can read."""
+    ready.handlers.updates = [update(f"id-{number}", "0-1,4-7") for number in range(1000)]
+
+    assert len(ready.runtime.create(pod("a"), container("c", "a")).update) == 1000
+
+
+def test_request_of_any_length_arrives(ready: Served) -> None:
+    """A request of almost 4 MiB is taken."""
+    ready.runtime.create(pod("a", annotations={"long": "x" * (4 * 2**20 - 1000)}), container("c", "a"))
+
+    assert ready.handlers.told[-1] == ("create", "a", "c")
+
+
+def test_refusal_of_a_handler_is_the_error_of_the_request(ready: Served) -> None:
+    """The text comes as it is, and the next request is answered."""
+    ready.handlers.failure = Reject("no CPUs are free", 8)
+
+    with pytest.raises(Refused) as refused:
+        ready.runtime.create(pod("a"), container("c", "a"))
+
+    assert (refused.value.code, refused.value.message) == (8, "no CPUs are free")
+    assert ready.runtime.create(pod("a"), container("c", "a")).HasField("adjust")
+
+
+def test_bug_of_a_handler_fails_its_request_alone(ready: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """A creation fails rather than passing unadjusted; the log has the reason, and the connection lives on."""
+    ready.handlers.failure = KeyError("c")
+
+    with caplog.at_level(logging.ERROR), pytest.raises(Refused) as refused:
+        ready.runtime.create(pod("a"), container("c", "a"))
+
+    assert (refused.value.code, refused.value.message) == (13, "10-pin: KeyError in CreateContainer")
+    assert [record.message for record in caplog.records] == ["a request of the runtime failed"]
+    assert ready.runtime.create(pod("a"), container("c", "a")).HasField("adjust")
+
+
+def test_answer_that_is_too_long_fails_its_request_alone(ready: Served) -> None:
+    """An answer that ttrpc cannot carry is an error, and not the end of the connection."""
+    ready.handlers.updates = [update("x" * 5 * 2**20, "0")]
+
+    with pytest.raises(Refused, match="ValueError in CreateContainer"):
+        ready.runtime.create(pod("a"), container("c", "a"))
+
+    ready.runtime.stop(pod("a"), container("c", "a"))
+
+
+def test_unknown_method_is_unimplemented(ready: Served) -> None:
+    """Code 12 tells a runtime to fall back; the connection lives on."""
+    with pytest.raises(Refused) as refused:
+        ready.runtime.call_raw("Checkpoint", b"")
+
+    assert refused.value.code == 12
+    ready.runtime.stop(pod("a"), container("c", "a"))
+
+
+def test_refused_registration_ends_the_connection(served: Served) -> None:
+    """The runtime's reason is the reason."""
+    served.runtime.register(code=2, text="invalid plugin name")
+
+    assert served.reason() == "the runtime refuses the plugin: invalid plugin name (code 2)"
+
+
+def test_shutdown_is_answered_and_ends_the_connection(ready: Served) -> None:
+    """A runtime that goes away gets its answer."""
+    assert ready.runtime.call_raw("Shutdown", b"") == b""
+    assert ready.reason() == "the runtime shuts down"
+
+
+def test_closed_connection_says_when(served: Served) -> None:
+    """A runtime that closes behind Configure did not like the events."""
+    served.runtime.register()
+    served.runtime.configure()
+    served.runtime.close()
+
+    assert served.reason() == "the runtime closed the connection when asked for the events 0x26af"
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["synchronized", "between-parts"])
+def test_connection_closed_later_is_no_matter_of_events(served: Served, parts: int) -> None:
+    """Once it synchronizes the plugin, the runtime has taken the events."""
+    served.runtime.register()
+    served.runtime.configure()
+    part = pb.SynchronizeRequest(more=parts == 2)
+    served.runtime.call("Synchronize", part, pb.SynchronizeResponse)
+    served.runtime.close()
+
+    assert served.reason() == "the runtime closed the connection"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        pytest.param(
+            struct.pack(">II", 7, 4), "a frame of the connection 7, which nobody opened", id="connection"
+        ),
+        pytest.param(struct.pack(">II", 1, 2**31), "a frame of 2147483648 bytes", id="long-frame"),
+        pytest.param(
+            struct.pack(">IIIIBB", 1, 10, 2**31, 1, 1, 0),
+            "a ttrpc message of 2147483648 bytes",
+            id="long-message",
+        ),
+        pytest.param(message(1, 9, 3, b""), "a ttrpc message of the type 3", id="stream-data"),
+        pytest.param(message(1, 9, 1, b"\xff\xff"), "2 bytes are no Request", id="no-protobuf"),
+        pytest.param(message(1, 8, 1, b""), "a call on the stream 8 after 3", id="even-stream"),
+        pytest.param(message(1, 1, 1, b""), "a call on the stream 1 after 3", id="old-stream"),
+        pytest.param(
+            message(2, 1, 2, b""), "an answer on the stream 1, where nothing was asked", id="answer"
+        ),
+        pytest.param(
+            request(9, "CreateContainer", b"\x0a\x01"), "2 bytes are no CreateContainerReq", id="payload"
+        ),
+        pytest.param(
+            request(9, "CreateContainer", b"\x0a\x04\x12\x02\xff\xfe"), "6 bytes are no Create", id="utf-8"
+        ),
+    ],
+)
+def test_runtime_that_cannot_be_understood_is_left(ready: Served, sent: bytes, reason: str) -> None:
+    """The connection ends with the reason; nothing is answered, and no handler is asked."""
+    told = len(ready.handlers.told)
+    ready.runtime.send(sent)
+
+    assert ready.reason().startswith(reason)
+    with pytest.raises(Gone):
+        ready.runtime.receive()
+    assert len(ready.handlers.told) == told
+
+
+def test_runtime_that_does_not_answer_is_left() -> None:
+    """A registration without an answer ends, because older runtimes can deadlock there."""
+    served = Served(PATIENT._replace(register=SOON))
+
+    assert served.reason() == "the runtime did not answer the registration in 0.2 s"
+    served.close()
+
+
+def test_runtime_that_does_not_configure_is_left() -> None:
+    """An answer to the registration alone is not enough."""
+    served = Served(PATIENT._replace(configure=SOON))
+    served.runtime.register()
+
+    assert served.reason() == "the runtime did not configure the plugin in 0.2 s"
+    served.close()
+
+
+def test_runtime_that_does_not_synchronize_is_left() -> None:
+    """Parts that never end are no synchronization either."""
+    served = Served(PATIENT._replace(synchronize=SOON))
+    served.runtime.register()
+    served.runtime.configure()
+    part = pb.SynchronizeRequest(more=True)
+    with suppress(Gone):
+        while True:
+            served.runtime.call("Synchronize", part, pb.SynchronizeResponse)
+
+    assert served.reason() == "the runtime did not synchronize the plugin in 0.2 s"
+    served.close()
+
+
+@pytest.mark.parametrize("begun", [b"\0", struct.pack(">II", 1, 4 * 2**20)], ids=["header", "payload"])
+def test_half_a_frame_is_not_waited_for(begun: bytes) -> None:
+    """A message that was begun and not finished ends the connection."""
+    served = Served(PATIENT._replace(message=SOON))
+    served.runtime.register()
+    served.runtime.configure()
+    served.runtime.synchronize()
+    served.runtime.send(begun)
+
+    assert served.reason() == "the runtime did not finish a message in 0.2 s"
+    served.close()
+
+
+def test_message_that_comes_byte_by_byte_is_not_waited_for() -> None:
+    """More bytes of the same message do not start the time again, whether they are a frame or many."""
+    served = Served(PATIENT._replace(message=SOON))
+    served.runtime.register()
+    served.runtime.send(struct.pack(">IIIIBB", 1, 10, 4 * 2**20, 1, 1, 0))
+    with suppress(Gone):
+        while True:
+            served.runtime.send(struct.pack(">II", 1, 1) + b"x")
+
+    assert served.reason() == "the runtime did not finish a message in 0.2 s"
+    served.close()
+
+
+def test_runtime_that_does_not_read_is_left() -> None:
+    """Answers that nobody takes end the connection."""
+    served = Served(PATIENT._replace(write=SOON))
+    with suppress(Gone):
+        for stream in range(1, 2**31, 2):
+            served.runtime.send(request(stream, "x" * 1000, b""))
+
+    assert served.reason() == "the runtime did not read in 0.2 s"
+    served.close()
+
+
+def test_idle_connection_stays() -> None:
+    """A synchronized plugin waits for as long as nothing happens."""
+    served = Served(Limits(register=60, configure=60, synchronize=60, message=SOON, write=60))
+    served.runtime.register()
+    served.runtime.configure()
+    served.runtime.synchronize()
+
+    served._thread.join(3 * SOON)
+    served.runtime.stop(pod("a"), container("c", "a"))
+    served.close()

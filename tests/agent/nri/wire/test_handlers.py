@@ -1,0 +1,33 @@
+"""Names of plugins, and masks of events."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Event, PluginName, mask
+
+
+def test_masks_are_those_that_runtimes_take() -> None:
+    """The worker's old mask is known to every runtime; validation is known from NRI 0.10 on."""
+    assert (WORKER_EVENTS_OLD, WORKER_EVENTS, GUARD_EVENTS) == (0x6AF, 0x26AF, 0x2000)
+
+
+def test_mask_has_one_bit_for_each_event() -> None:
+    """The first event is the lowest bit, and saying an event twice changes nothing."""
+    assert mask(Event.RUN_POD_SANDBOX, Event.CREATE_CONTAINER, Event.RUN_POD_SANDBOX) == 0b1001
+
+
+def test_name_is_written_as_the_runtime_writes_it() -> None:
+    """The index has two digits."""
+    assert str(PluginName("corepin", 5)) == "05-corepin"
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "reason"),
+    [("a b", 10, "not 'a b'"), ("", 10, "not ''"), ("a", 100, "not 100"), ("a", -1, "not -1")],
+    ids=["space", "empty", "three-digits", "negative"],
+)
+def test_name_that_a_runtime_refuses_is_refused(name: str, index: int, reason: str) -> None:
+    """A wrong name is told where it is written, and not by a runtime that closes the connection."""
+    with pytest.raises(ValueError, match=reason):
+        PluginName(name, index)

@@ -1,0 +1,220 @@
+"""The methods of a plugin, by their payloads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.nri.wire import WORKER_EVENTS, Event, ProtocolError, Reject
+from agent.nri.wire import nri_pb2 as pb
+from agent.nri.wire.service import PLUGIN_SERVICE, SYNCHRONIZE_LIMIT, PluginService, Stage
+from tests.agent.nri.fake_runtime import container, pod
+from tests.agent.nri.wire.plugins import Recorder, resources, update
+
+DEDICATED = {
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
+}
+METHODS = [
+    *DEDICATED,
+    *("Configure", "Synchronize", "CreateContainer", "UpdateContainer", "UpdatePodSandbox", "StateChange"),
+    *("ValidateContainerAdjustment", "Shutdown"),
+]
+
+
+@pytest.fixture
+def handlers() -> Recorder:
+    """Return handlers that write down what they are told."""
+    return Recorder()
+
+
+@pytest.fixture
+def service(handlers: Recorder) -> PluginService:
+    """Return a plugin that wants the events of a worker."""
+    return PluginService(handlers, WORKER_EVENTS)
+
+
+def answer(service: PluginService, method: str, payload: bytes) -> bytes:
+    """Call a method of the plugin."""
+    return service.answer(PLUGIN_SERVICE, method, payload)
+
+
+def test_configure_says_the_events(service: PluginService, handlers: Recorder) -> None:
+    """The runtime learns the mask, and the plugin the runtime and its timeouts."""
+    asked = pb.ConfigureRequest(runtime_name="cri-o", runtime_version="1.34.1", request_timeout=2000)
+
+    said = pb.ConfigureResponse.FromString(answer(service, "Configure", asked.SerializeToString()))
+
+    assert said.events == 0x26AF
+    assert service.runtime == "cri-o 1.34.1"
+    assert service.stage is Stage.CONFIGURED
+    assert handlers.told == [("configure", "cri-o", 2000)]
+
+
+def test_parts_of_synchronize_are_put_together(service: PluginService, handlers: Recorder) -> None:
+    """Each part is answered as one that more follow, and the plugin is told once, of all."""
+    handlers.updates = [update("a-c", "0-1")]
+    parts = [
+        pb.SynchronizeRequest(pods=[pod("a")], more=True),
+        pb.SynchronizeRequest(pods=[pod("b")], containers=[container("c", "a")], more=True),
+        pb.SynchronizeRequest(containers=[container("d", "b")]),
+    ]
+
+    said = [
+        pb.SynchronizeResponse.FromString(answer(service, "Synchronize", part.SerializeToString()))
+        for part in parts
+    ]
+
+    assert [part.more for part in said] == [True, True, False]
+    assert [len(part.update) for part in said] == [0, 0, 1]
+    assert handlers.told == [("synchronize", ["a", "b"], ["c", "d"])]
+    assert service.stage is Stage.SYNCHRONIZED
+
+
+def test_synchronize_does_not_fill_the_memory(service: PluginService) -> None:
+    """Parts without end are refused before they fill the memory."""
+    part = pb.SynchronizeRequest(pods=[pb.PodSandbox(name="x" * 4_000_000)], more=True).SerializeToString()
+    fitting = SYNCHRONIZE_LIMIT // len(part)
+    for _ in range(fitting):
+        answer(service, "Synchronize", part)
+
+    with pytest.raises(ProtocolError, match="more than 67108864 bytes of pods and containers"):
+        answer(service, "Synchronize", part)
+
+
+def test_synchronize_that_fails_is_not_done(service: PluginService, handlers: Recorder) -> None:
+    """A plugin that refuses what it is told is not synchronized."""
+    handlers.failure = Reject("not now")
+
+    with pytest.raises(Reject, match="not now"):
+        answer(service, "Synchronize", b"")
+
+    assert service.stage is Stage.SYNCHRONIZING
+
+
+def test_create_and_update_are_answered_by_the_handlers(service: PluginService, handlers: Recorder) -> None:
+    """A container gets its CPUs when it is created, and again when its resources are changed."""
+    about, of = container("c", "a"), pod("a")
+    create = pb.CreateContainerRequest(pod=of, container=about)
+    change = pb.UpdateContainerRequest(pod=of, container=about, linux_resources=resources("0-9"))
+
+    adjusted = pb.CreateContainerResponse.FromString(
+        answer(service, "CreateContainer", create.SerializeToString())
+    )
+    updated = pb.UpdateContainerResponse.FromString(
+        answer(service, "UpdateContainer", change.SerializeToString())
+    )
+
+    assert adjusted.adjust.linux.resources.cpu.cpus == "2-3"
+    assert updated.update[0].linux.resources.cpu.cpus == "2-3"
+    assert handlers.told == [("create", "a", "c"), ("update", "a", "c", "0-9")]
+
+
+@pytest.mark.parametrize("reason", ["", "no cpuset of ours"], ids=["passes", "rejected"])
+def test_validate_rejects_with_a_reason(service: PluginService, handlers: Recorder, reason: str) -> None:
+    """A reason rejects the container; without one it passes."""
+    handlers.reason = reason
+    asked = pb.ValidateContainerAdjustmentRequest(container=container("c", "a")).SerializeToString()
+
+    said = pb.ValidateContainerAdjustmentResponse.FromString(
+        answer(service, "ValidateContainerAdjustment", asked)
+    )
+
+    assert (said.reject, said.reason) == (reason != "", reason)
+
+
+@pytest.mark.parametrize(("method", "event"), DEDICATED.items(), ids=list(DEDICATED))
+def test_event_comes_by_its_method_and_by_state_change(
+    service: PluginService, handlers: Recorder, method: str, event: Event
+) -> None:
+    """Runtimes of both ages tell the same: by a method of each event, and by one for all."""
+    dedicated = pb.LifecycleRequest(pod=pod("a"), container=container("c", "a"))
+    change = pb.StateChangeEvent(event=event, pod=pod("a"), container=container("c", "a"))
+
+    assert answer(service, method, dedicated.SerializeToString()) == b""
+    assert answer(service, "StateChange", change.SerializeToString()) == b""
+    assert handlers.told == [(event, "a", "c")] * 2
+
+
+def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> None:
+    """The resources that come with it are not taken for a container."""
+    asked = pb.UpdatePodSandboxRequest(pod=pod("a"), overhead_linux_resources=resources("0-3"))
+
+    assert answer(service, "UpdatePodSandbox", asked.SerializeToString()) == b""
+    assert handlers.told == [(Event.UPDATE_POD_SANDBOX, "a", "")]
+
+
+def test_event_of_the_future_is_told(service: PluginService, handlers: Recorder) -> None:
+    """A number that nobody knows yet comes as it is."""
+    answer(service, "StateChange", pb.StateChangeEvent(event=99).SerializeToString())
+
+    assert handlers.told == [(99, "", "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(PLUGIN_SERVICE, "Checkpoint"), ("nri.pkg.api.v1beta1.Plugin", "Configure"), ("", "")],
+    ids=["method", "service", "nothing"],
+)
+def test_what_is_not_known_is_unimplemented(service: PluginService, name: str, method: str) -> None:
+    """A method of a later NRI gets code 12, at which the runtime falls back."""
+    with pytest.raises(Reject, match="has no method") as refused:
+        service.answer(name, method, b"")
+
+    assert refused.value.code == 12
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS} - {"Shutdown"}))
+def test_payload_that_is_no_protobuf_is_refused(
+    service: PluginService, handlers: Recorder, method: str
+) -> None:
+    """No handler is asked about what cannot be read."""
+    with pytest.raises(ProtocolError, match="3 bytes are no"):
+        answer(service, method, b"\x0a\x7fx")
+
+    assert handlers.told == []
+
+
+@pytest.mark.parametrize("method", ["CreateContainer", "StartContainer"])
+def test_name_that_is_no_text_is_refused(service: PluginService, method: str) -> None:
+    """A name in bytes that are not UTF-8 is an error of the protocol."""
+    wrong = pb.LifecycleRequest(pod=pod("name")).SerializeToString().replace(b"name", b"n\xffme")
+
+    with pytest.raises(ProtocolError, match="are no"):
+        answer(service, method, wrong)
+
+
+@given(st.sampled_from(METHODS), st.binary(max_size=200))
+def test_any_payload_is_answered_or_refused(method: str, payload: bytes) -> None:
+    """No bytes make a method fail in another way."""
+    try:
+        answered = answer(PluginService(Recorder(), WORKER_EVENTS), method, payload)
+    except ProtocolError:
+        return
+    assert isinstance(answered, bytes)
+
+
+def test_fields_of_the_future_are_skipped(service: PluginService, handlers: Recorder) -> None:
+    """What a newer runtime adds to its messages changes nothing."""
+    asked = pb.CreateContainerRequest(pod=pod("a"), container=container("c", "a")).SerializeToString()
+
+    answer(service, "CreateContainer", asked + b"\xfa\x01\x03new")
+
+    assert handlers.told == [("create", "a", "c")]
+
+
+def test_stages_never_go_back(service: PluginService) -> None:
+    """A runtime that configures again does not make a synchronized plugin a new one."""
+    answer(service, "Synchronize", b"")
+    answer(service, "Configure", b"")
+
+    assert service.stage is Stage.SYNCHRONIZED

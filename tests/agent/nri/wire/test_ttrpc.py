@@ -1,0 +1,109 @@
+"""The messages of ttrpc."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.nri.wire import ProtocolError, ttrpc, ttrpc_pb2
+
+
+def read(*pieces: bytes) -> list[ttrpc.Request | ttrpc.Response]:
+    """Return the messages that arrive in pieces."""
+    reader, found = ttrpc.MessageReader(), []
+    for piece in pieces:
+        reader.add(piece)
+        while (message := reader.take()) is not None:
+            found.append(message)
+    return found
+
+
+def frame(kind: int, body: bytes, *, stream: int = 1, flags: int = 0) -> bytes:
+    """Return a message with any body."""
+    return struct.pack(">IIBB", len(body), stream, kind, flags) + body
+
+
+messages = st.one_of(
+    st.builds(ttrpc.Request, st.integers(0, 2**32 - 1), st.text(), st.text(), st.binary()),
+    st.builds(ttrpc.Response, st.integers(0, 2**32 - 1), st.integers(1, 16), st.text(), st.just(b"")),
+    st.builds(ttrpc.Response, st.integers(0, 2**32 - 1), st.just(0), st.just(""), st.binary()),
+)
+
+
+def written(message: ttrpc.Request | ttrpc.Response) -> bytes:
+    """Return the bytes of a message."""
+    if isinstance(message, ttrpc.Request):
+        return ttrpc.request(*message, timeout_seconds=2)
+    if message.code:
+        return ttrpc.failure(message.stream, message.code, message.message)
+    return ttrpc.success(message.stream, message.payload)
+
+
+@given(st.lists(messages, max_size=5), st.integers(1, 30))
+def test_messages_come_out_of_any_pieces(sent: list[ttrpc.Request | ttrpc.Response], size: int) -> None:
+    """What is written is read again, however the bytes are cut."""
+    data = b"".join(map(written, sent))
+
+    assert read(*(data[at : at + size] for at in range(0, len(data), size))) == sent
+
+
+def test_empty_success_is_a_header() -> None:
+    """An answer without a payload has no body, written and read."""
+    assert ttrpc.success(5, b"") == bytes.fromhex("00000000000000050200")
+    assert read(ttrpc.success(5, b"")) == [ttrpc.Response(5, 0, "", b"")]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        pytest.param(
+            struct.pack(">IIBB", 4 * 2**20 + 1, 1, 1, 0), "4194305 bytes, more than 4194304", id="long"
+        ),
+        pytest.param(frame(0, b""), "of the type 0", id="type-0"),
+        pytest.param(frame(3, b""), "of the type 3", id="data"),
+        pytest.param(frame(1, b"\xff"), "1 bytes are no Request", id="no-protobuf"),
+        pytest.param(frame(1, b"\x0a\x01\xff"), "3 bytes are no Request", id="no-utf-8"),
+        pytest.param(frame(2, b"\x0a\x05"), "2 bytes are no Response", id="cut-off"),
+    ],
+)
+def test_bad_message_is_refused(data: bytes, reason: str) -> None:
+    """A message that cannot be understood is an error that says what it was."""
+    with pytest.raises(ProtocolError, match=reason):
+        read(data)
+
+
+def test_flags_and_metadata_are_nobodys() -> None:
+    """Flags, and what a tracer adds to a request, change nothing."""
+    body = ttrpc_pb2.Request(service="s", method="m", payload=b"p").SerializeToString()
+    metadata = b"\x2a\x0a\x0a\x03key\x12\x03val"
+
+    assert read(frame(1, body + metadata, flags=1)) == [ttrpc.Request(1, "s", "m", b"p")]
+
+
+def test_answer_that_cannot_be_sent_is_not() -> None:
+    """An answer over 4 MiB is an error here, and not one of the runtime that ends the connection."""
+    with pytest.raises(ValueError, match="an answer of 4194309 bytes, more than 4194304"):
+        ttrpc.success(1, bytes(4 * 2**20))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("\udc80 is no text", "? is no text"), ("x" * 10000, "x" * 4096)],
+    ids=["surrogate", "long"],
+)
+def test_text_of_an_error_is_mended(text: str, said: str) -> None:
+    """An error always reaches the runtime, whatever stands in it."""
+    assert read(ttrpc.failure(1, 9, text)) == [ttrpc.Response(1, 9, said, b"")]
+
+
+def test_long_text_of_the_runtime_is_cut() -> None:
+    """What a runtime says about itself does not fill the memory or the log."""
+    body = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=2, message="x" * 10**6))
+
+    (response,) = read(frame(2, body.SerializeToString()))
+
+    assert isinstance(response, ttrpc.Response)
+    assert len(response.message) == ttrpc.TEXT_LIMIT
