@@ -20,18 +20,19 @@ class Module:
     path: str
     stamp: str = ""  # the package whose variables tell the version; without it clients see v0.0.0
     tags: tuple[str, ...] = ()
+    file: str = "go.mod"  # another one pins another version for the same folder
 
     @cached_property
     def go_mod(self) -> str:
         """Return the text of go.mod."""
-        return (self.folder / "go.mod").read_text()
+        return (self.folder / self.file).read_text()
 
     @cached_property
     def version(self) -> str:
         """Return the pinned version without its "v", e.g. "1.37.1"."""
         found = re.search(rf"^(?:require)?\s+{re.escape(self.path)} v(\S+)", self.go_mod, re.MULTILINE)
         if found is None:
-            raise ValueError(f"{self.folder / 'go.mod'} requires no version of {self.path}")
+            raise ValueError(f"{self.folder / self.file} requires no version of {self.path}")
         return found[1]
 
     @cached_property
@@ -39,7 +40,7 @@ class Module:
         """Return the oldest Go that builds this module, e.g. (1, 26, 0)."""
         found = re.search(r"^go (\S+)", self.go_mod, re.MULTILINE)
         if found is None:
-            raise ValueError(f"{self.folder / 'go.mod'} names no version of Go")
+            raise ValueError(f"{self.folder / self.file} names no version of Go")
         return tuple(int(part) for part in found[1].split("."))
 
     @cached_property
@@ -50,13 +51,37 @@ class Module:
             major, minor, _ = self.version.split(".", maxsplit=2)
             stamps = {"gitVersion": f"v{self.version}", "gitMajor": major, "gitMinor": minor}
             flags += [f"-X {self.stamp}.{name}={value}" for name, value in stamps.items()]
-        return ("-trimpath", f"-tags={','.join(self.tags)}", f"-ldflags={' '.join(flags)}")
+        file = () if self.file == "go.mod" else (f"-modfile={self.file}",)
+        return ("-trimpath", f"-tags={','.join(self.tags)}", f"-ldflags={' '.join(flags)}", *file)
 
     @cached_property
     def digest(self) -> str:
         """Return a short hash of everything that decides what is built."""
-        recipe = [self.go_mod, (self.folder / "go.sum").read_text(), *self.build_flags]
-        return hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:12]
+        sums = (self.folder / self.file).with_suffix(".sum")
+        return _digest(self.go_mod, sums.read_text(), *self.build_flags)
+
+    def package(self, command: str) -> str:
+        """Return the Go package of the program in a folder of this module."""
+        return f"{self.path}/{command}".rstrip("/")
+
+
+@dataclass(frozen=True)
+class OwnModule(Module):
+    """A module whose program is ours, in its root, so that its source decides what is built too."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of the recipe and the source."""
+        sources = sorted(self.folder.glob("*.go"))
+        return _digest(super().digest, *(source.read_text() for source in sources))
+
+    def package(self, command: str) -> str:
+        """Return the root, whatever the program is called."""
+        return "."
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -70,7 +95,7 @@ class Server:
     @property
     def package(self) -> str:
         """Return the Go package to build."""
-        return f"{self.module.path}/{self.command}".rstrip("/")
+        return self.module.package(self.command)
 
     @property
     def label(self) -> str:
@@ -108,12 +133,22 @@ KUBELET = Server("kubelet", KUBERNETES[NEWEST], "cmd/kubelet")
 KUBE_SCHEDULER = Server("kube-scheduler", KUBERNETES[NEWEST], "cmd/kube-scheduler")
 KUBE_CONTROLLER_MANAGER = Server("kube-controller-manager", KUBERNETES[NEWEST], "cmd/kube-controller-manager")
 
+# NRI's own side of a runtime. The oldest knows no validators; before 0.12 all events come as StateChange.
+NRI_RUNTIMES = {
+    version: Server(
+        "nri-runtime",
+        OwnModule(HERE / "nri", "github.com/containerd/nri", tags=("nri_no_wasm",), file=file),
+    )
+    for version, file in (("0.12", "go.mod"), ("0.11", "nri-0.11.mod"), ("0.8", "nri-0.8.mod"))
+}
+
 API_SERVERS = (
     ETCD,
     KUBE_APISERVER[NEWEST],
     KUBECTL,
     KUBE_APISERVER[OLDEST],
     HELM,
+    *NRI_RUNTIMES.values(),
 )
 NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER, KUBE_CONTROLLER_MANAGER)
 SERVERS = API_SERVERS + NODE_SERVERS

@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers.__main__ import list_servers
 from tests.servers.build import BuildFailed, GoMissing, build_missing, cache_folder, find, find_go
-from tests.servers.catalog import ETCD, KUBE_APISERVER, NEWEST, OLDEST, SERVERS, Module, Server
+from tests.servers.catalog import ETCD, KUBE_APISERVER, NEWEST, OLDEST, SERVERS, Module, OwnModule, Server
 from tests.servers.start import ServersMissing, SkippedServersMissing, require_servers
 
 GO = """#!/bin/sh
@@ -60,6 +60,9 @@ def test_catalog_versions_come_from_go_mod() -> None:
         "kubectl 1.37.1",
         "kube-apiserver 1.30.14",
         "helm 4.3.1",
+        "nri-runtime 0.12.3",
+        "nri-runtime 0.11.0",
+        "nri-runtime 0.8.0",
         "containerd 2.4.2",
         "containerd-shim-runc-v2 2.4.2",
         "ctr 2.4.2",
@@ -79,6 +82,26 @@ def test_cache_key_follows_the_pins(server: Server, file: str) -> None:
     (module.folder / file).write_text((module.folder / file).read_text() + "// changed\n")
     assert replace(module).digest != module.digest
     assert replace(module, tags=("other",)).digest != replace(module).digest
+
+
+def test_one_folder_is_built_with_several_pins(server: Server, bin_folder: Path) -> None:
+    """Another file of pins gives another version and another build; our own source decides too."""
+    folder = server.module.folder
+    (folder / "old.mod").write_text((folder / "go.mod").read_text().replace("1.2.3", "1.0.0"))
+    (folder / "old.sum").write_text("old sums\n")
+    (folder / "main.go").write_text("package main\n")
+    new = Server("it", OwnModule(folder, "example.org/it"))
+    old = replace(new, module=replace(new.module, file="old.mod"))
+    install_go(bin_folder)
+    build_missing(io.StringIO(), [new, old])
+    assert {find(new, cache_folder()), find(old, cache_folder())} == {
+        cache_folder() / f"it-1.2.3-{new.module.digest}" / "it",
+        cache_folder() / f"it-1.0.0-{old.module.digest}" / "it",
+    }
+    assert "-modfile=old.mod" in old.module.build_flags
+    assert (new.package, server.package) == (".", "example.org/it")
+    (folder / "main.go").write_text("package main // changed\n")
+    assert replace(new.module).digest != new.module.digest
 
 
 @pytest.mark.parametrize("ending", ["exit 1", "kill -KILL $$"])

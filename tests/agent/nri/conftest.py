@@ -1,0 +1,29 @@
+"""NRI's own runtime side, in each version that is driven."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.agent.nri.nri_runtime import NRIRuntime, running_nri
+from tests.servers.catalog import NRI_RUNTIMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses it: it is built as the servers are."""
+    for item in items:
+        if "nri" in getattr(item, "fixturenames", ()):
+            item.add_marker("server")
+
+
+@pytest.fixture(params=list(NRI_RUNTIMES))
+def nri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NRIRuntime]:
+    """Return NRI's side of a runtime, to which plugins may connect."""
+    with running_nri(request.param, tmp_path) as runtime:
+        yield runtime

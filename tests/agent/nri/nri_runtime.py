@@ -1,0 +1,134 @@
+"""NRI's own side of a runtime as a process (`tests/servers/nri`): plugins connect to it, and the test is its CRI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from tests.node.waiting import until
+from tests.servers.catalog import NRI_RUNTIMES
+from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.servers.start import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+NAME = "test-runtime"
+_numbers = count(1)
+
+
+class Failed(Exception):
+    """NRI answered with an error: what the runtime would have failed with."""
+
+
+@dataclass
+class NRIRuntime:
+    """A runtime without containers: what it holds and what happens in it is what the test says."""
+
+    version: str
+    directory: Path
+    timeout: str = "10s"  # a plugin has two in containerd
+    seconds: float = 0.0  # that NRI took for the last command, the plugins' time included
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_file: Path | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where plugins connect."""
+        return self.directory / "nri.sock"
+
+    @property
+    def has_validators(self) -> bool:
+        """Whether plugins may reject what others adjusted."""
+        return self.version != "0.8"
+
+    def start(self) -> None:
+        """Start it and wait until plugins may come."""
+        [program] = require(NRI_RUNTIMES[self.version])
+        self._log_file = self.directory / f"nri-{next(_numbers)}.log"
+        with self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                dies_with_parent([str(program), str(self.socket), self.timeout]),
+                env=plain_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self._answer()
+
+    def kill(self) -> None:
+        """End it at once, as a crashed runtime does."""
+        if self._process:
+            with self._process as process:
+                process.kill()
+            self._process = None
+
+    @property
+    def log(self) -> str:
+        """What NRI has logged since the start."""
+        assert self._log_file
+        return self._log_file.read_text(errors="replace")
+
+    def do(self, command: str, **request: Any) -> Any:
+        """Do one command and return its reply, both with the field names of NRI; raise Failed with NRI's words."""
+        assert self._process
+        assert self._process.stdin
+        line = json.dumps({"do": command, "request": request})
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self.seconds = answer["nanos"] / 1e9
+        if "error" in answer:
+            raise Failed(answer["error"])
+        return answer.get("reply")
+
+    def hold(self, pods: Sequence[Any], containers: Sequence[Any]) -> None:
+        """Take what the next plugin is told of."""
+        self.do("Hold", pods=pods, containers=containers)
+
+    def synchronized(self, times: int = 1) -> Any:
+        """Wait until so many plugins came, or one so many times; return what the last one answered."""
+        return until("a plugin came", lambda: self.do("Synchronized")[times - 1 :])[-1]
+
+    def _answer(self) -> Any:
+        assert self._process
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line, f"{NAME} {self.version} ended:\n{self.log[-3000:]}"
+        return json.loads(line)
+
+
+def pod(uid: str, **annotations: str) -> dict[str, Any]:
+    """Return a sandbox as NRI describes it."""
+    return {
+        "id": f"sandbox-{uid}",
+        "uid": uid,
+        "name": uid,
+        "namespace": "default",
+        "annotations": annotations,
+        "linux": {"cgroup_parent": f"/kubepods/pod{uid}"},
+    }
+
+
+def container(uid: str, name: str = "main", **fields: Any) -> dict[str, Any]:
+    """Return a container of a pod as NRI describes it."""
+    key = f"{uid}-{name}"
+    cpu = {"shares": {"value": "1024"}, "quota": {"value": "100000"}, "period": {"value": "100000"}}
+    linux = {"resources": {"cpu": cpu}, "cgroups_path": f"/kubepods/pod{uid}/{key}"}
+    return {"id": key, "pod_sandbox_id": f"sandbox-{uid}", "name": name, "linux": linux, **fields}
+
+
+@contextmanager
+def running_nri(version: str, directory: Path, timeout: str = "10s") -> Iterator[NRIRuntime]:
+    """Run NRI's side of a runtime until the block ends."""
+    runtime = NRIRuntime(version, directory, timeout)
+    try:
+        runtime.start()
+        yield runtime
+    finally:
+        runtime.kill()
