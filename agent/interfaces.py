@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner, State
+    from pinning.planning.starts import StartTable
     from pinning.pods.types import Pod
 
 
@@ -165,14 +166,44 @@ class NewContainer(NamedTuple):
 
 
 class ContainerWatch(Protocol):
-    """Watches where a runtime that is not ours makes the cgroups of containers."""
+    """Knows of the containers that a runtime which is not ours makes, as early as that runtime lets it."""
+
+    @property
+    def holds(self) -> bool:
+        """Say whether every container gets its CPUs before its first instruction, and does not start without."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Say why it does not hold; empty while it does, and where nothing else was asked for."""
+        ...
+
+    @property
+    def other_plugins(self) -> tuple[str, ...]:
+        """Return who else was seen to set the cpusets of new containers."""
+        ...
+
+    def publish(self, table: StartTable | None) -> None:
+        """Let new containers get what the table says from now on; None: touch none.
+
+        Called after the checkpoint, before any write, and again after the writes.
+        """
+        ...
+
+    def started(self, container_id: str) -> CPUSet | None:
+        """Return the CPUs that a container was made with by the table; None: not known, or not by it."""
+        ...
 
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch where these containers and their pods were made, and where the kubelet makes pods. Raises Refused."""
         ...
 
-    async def watch(self, created: Callable[[NewContainer], None]) -> None:
-        """Call `created` with each container whose cgroup is made, until cancelled; maybe twice, and some are missed."""
+    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
+        """Tell what happens, until cancelled.
+
+        `created` is called with each container that has its cgroup and not yet its CPUs, maybe twice, and some are
+        missed; `changed` when it begins or ceases to hold, so that a pass has to look at everything.
+        """
         ...
 
 

@@ -41,6 +41,7 @@ class Metrics:
             "unpinned_window_seconds",
             "From the start of a container's first process until its cpuset was read back right; 0: before.",
             WINDOW,
+            "path",
         )
 
     def _gauges(self) -> None:
@@ -52,6 +53,9 @@ class Metrics:
         )
         self._synchronised = self._gauge("synchronised", "1 while pods and containers are listed in full.")
         self._observes = self._gauge("observes", "1 while another program allocates the CPUs of this node.")
+        self._start_path = self._gauge(
+            "start_path", "1 for the way by which new containers get their CPUs: nri, cgroup or runtime.", "path"
+        )
         self._throttled = self._gauge(
             "exclusive_throttled_periods",
             "Periods in which the quota stopped an exclusive container (nr_throttled), read at least every 30 s.",
@@ -76,8 +80,8 @@ class Metrics:
             "report_errors", "Reports that failed and were tried again.", "reporter"
         )
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"corepin_agent_{name}", text, registry=self.registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"corepin_agent_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"corepin_agent_{name}", text, labels, registry=self.registry)
@@ -106,6 +110,7 @@ class Metrics:
         self._containers.labels("fought").set(len(state.conflicts))
         self._synchronised.set(state.is_synchronised)
         self._observes.set(state.observes)
+        _show(self._start_path, Tally([str(state.start_path)]))
 
     def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
         """Show how often the quota stopped each exclusive container: namespace, pod, container."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 class Path(StrEnum):
     """By which path the cpuset of a container was set."""
 
+    NRI = "nri"  # it was made so
     CGROUP = "cgroup"
     RUNTIME = "runtime"
     FOUND = "found"  # it was so already
+
+
+class StartWay(NamedTuple):
+    """How containers that are made now get their CPUs."""
+
+    path: Path  # nri: before their first instruction; cgroup: mostly so; runtime: soon afterwards
+    reason: str = ""  # why it is not nri, where that was asked for
+    other_plugins: tuple[str, ...] = ()  # who else sets the cpusets of new containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,9 @@ class NodeState:
     failures: tuple[str, ...] = ()  # namespace/pod/container whose cpuset could not be set, tried again later
     pods_complete: bool = False
     containers_complete: bool = False
+    start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
+    start_reason: str = ""  # why it is not nri, where that was asked for
+    other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
 
     @property
     def is_synchronised(self) -> bool:

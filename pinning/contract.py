@@ -36,6 +36,10 @@ STATUS_POOLS = "status.corepin.io/pools"  # on nodes
 
 # Environment of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
+CMK_CPUS_ASSIGNED = "CMK_CPUS_ASSIGNED"  # "1,5": every CPU by itself, as `cmk isolate` writes it
+CMK_CPUS_ASSIGNED_MASK = "CMK_CPUS_ASSIGNED_MASK"  # "22": upper-case hex
+CMK_CPUS_SHARED = "CMK_CPUS_SHARED"
+CMK_CPUS_INFRA = "CMK_CPUS_INFRA"
 
 # Labels, node selectors and taints.
 KUBEVIRT_LABEL = "kubevirt.io"

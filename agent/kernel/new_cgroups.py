@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
+    from pinning.planning.starts import StartTable
 
 # cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
 _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
@@ -42,7 +44,11 @@ def container_id(name: str) -> str | None:
 
 
 class CgroupWatcher:
-    """Watches the cgroups of pods, and those in which pods are made, for containers."""
+    """Watches the cgroups of pods, and those in which pods are made, for containers. It never comes before the runtime."""
+
+    holds = False
+    reason = ""
+    other_plugins = ()
 
     def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
         self._hierarchy = find_hierarchy(cgroup_root)
@@ -51,6 +57,13 @@ class CgroupWatcher:
         self._watches = NamedWatches(CREATE | ONLY_FOLDERS)
         self._asking: set[asyncio.Task[None]] = set()
         self._created: Callable[[NewContainer], None] = lambda _: None
+
+    def publish(self, table: StartTable | None) -> None:
+        """Do nothing: whoever is told of a container asks where it is to run."""
+
+    def started(self, container_id: str) -> CPUSet | None:  # noqa: ARG002
+        """Return None: nothing is made with CPUs from here."""
+        return None
 
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch below the roots of the pods, and where these containers and their pods were made. Raises Refused."""
@@ -70,7 +83,7 @@ class CgroupWatcher:
             for child in subfolders(folder):
                 self._made(f"{cgroup}/{child.name}")
 
-    async def watch(self, created: Callable[[NewContainer], None]) -> None:
+    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:  # noqa: ARG002
         """Call `created` with each container whose cgroup is made, until cancelled."""
         loop = asyncio.get_running_loop()
         self._created = created

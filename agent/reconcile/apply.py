@@ -77,7 +77,7 @@ class Applier:
                 waits = [results[at] for at in action.waits_for]
                 if action.container_id in left_alone or any(wait is False for wait in waits):
                     results.append(False)
-                elif _is_created(record) and not waits and number not in awaited:
+                elif _is_still_to_come(record) and not waits and number not in awaited:
                     self.created_updates.begin(record, action.cpus)
                     results.append(True)
                 else:
@@ -107,8 +107,8 @@ class Applier:
         return await self._send(record, action.cpus) if done is None else done
 
     def _write(self, record: ContainerRecord, cpus: CPUSet) -> bool | None:
-        """Write the cgroup of a running container; return None where only the runtime can."""
-        if not (record.is_running and record.cgroup and self._writable):
+        """Write the cgroup of a container; return None where only the runtime can."""
+        if not (record.cgroup and self._writable) or _is_still_to_come(record):
             return None
         try:
             self._cgroups.cpusets.write(record.cgroup, cpus)
@@ -164,8 +164,9 @@ class Applier:
         return False
 
 
-def _is_created(record: ContainerRecord) -> bool:
-    return record.seen.state is State.CREATED and record.cgroup is not None
+def _is_still_to_come(record: ContainerRecord) -> bool:
+    """Say whether only the runtime can change a container: created, and made without CPUs or not yet in its cgroup."""
+    return record.seen.state is State.CREATED and record.cgroup is not None and not (record.born and record.applied)
 
 
 def _log(actions: Sequence[Action], done: Sequence[bool], records: Mapping[str, ContainerRecord]) -> None:

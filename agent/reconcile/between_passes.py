@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from agent.errors import AgentError, Refused
+from agent.node_state import Path, StartWay
 from agent.reconcile.prestart import PreStartPinner
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class WatchedCgroups:
     """Says to the kernel which cgroups the agent wants to hear of: those of the containers that it knows."""
 
     def __init__(self, interfaces: Interfaces, observer: Observer) -> None:
+        self._cgroups = interfaces.cgroups
         self._cpusets = interfaces.cgroups.watch
         self._containers = interfaces.container_watch
         self._observer = observer
@@ -53,6 +55,17 @@ class WatchedCgroups:
         self._followed = self._running()
         if self._cpusets:
             _watch(self._cpusets.follow, self._followed)
+
+    @property
+    def start_way(self) -> StartWay:
+        """Return how containers that are made now get their CPUs."""
+        watch = self._containers
+        if watch is None:
+            return StartWay(Path.RUNTIME)
+        if watch.holds:
+            return StartWay(Path.NRI, "", watch.other_plugins)
+        path = Path.CGROUP if self._cgroups.cpusets.writable else Path.RUNTIME
+        return StartWay(path, watch.reason, watch.other_plugins)
 
     def _running(self) -> frozenset[str]:
         records = self._observer.records.values()

@@ -31,6 +31,7 @@ class ContainerRecord:
     wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
     right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
     sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
+    born: CPUSet = EMPTY  # what it was made with, where the runtime asked first
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
@@ -62,20 +63,30 @@ class ContainerRecord:
         """Say whether it is where the last plan wants it, as far as anybody can know."""
         return (self.applied or self.sent) == self.wanted
 
+    @property
+    def path(self) -> Path:
+        """By which path it came to be where it is."""
+        path = self.proof.path if self.proof else Path.FOUND
+        return Path.RUNTIME if path is Path.FOUND and self.sent == self.wanted else path
+
     def listed(self, container: RuntimeContainer) -> None:
         """Take over what the runtime says; what a start makes of its cpuset is nobody's rewrite."""
         if self.seen.state is not container.state:
             self.applied = EMPTY
         self.seen = container
 
+    def was_born(self, cpus: CPUSet) -> None:
+        """Note what the runtime was told to make it with."""
+        self.born = self.sent = cpus
+
     def planned(self, cpus: CPUSet) -> None:
         """Take over where it is to run from now on."""
         self.wanted = cpus
 
     def found(self, cpus: CPUSet, when: str) -> None:
-        """Take over what was read from the kernel, as nobody of us wrote it."""
+        """Take over what was read from the kernel, as nobody of us wrote it since it was made."""
         self.applied = cpus
-        self._prove(cpus, when, Path.FOUND)
+        self._prove(cpus, when, Path.NRI if cpus == self.born else Path.FOUND)
 
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
         """Take over what was read from the kernel after a write of ours."""

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
+from agent.node_state import Path
 
 if TYPE_CHECKING:
     from agent.clock import Clock
@@ -57,4 +58,5 @@ class Exposure:
             record.was_right(record.wanted, seconds)
         window = record.settled()
         if window is not None:
-            self._metrics.window_seconds.observe(window)
+            path = Path.CGROUP if seconds is not None else record.path
+            self._metrics.window_seconds.labels(str(path)).observe(window)

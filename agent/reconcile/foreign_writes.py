@@ -97,6 +97,11 @@ class ForeignWriteLog:
             if record.not_before > now or self._writes.is_conflict(record.owner)
         )
 
+    @property
+    def in_conflict(self) -> frozenset[Owner]:
+        """The containers that are left alone for the writes of others."""
+        return frozenset(self._writes.conflicts)
+
     def conflicts(self, names: Mapping[Owner, str]) -> tuple[Conflict, ...]:
         """Return the containers that are left alone for the writes of others, by the names that people know."""
         return tuple(

@@ -87,7 +87,9 @@ class Loop:
                 )
             if self._interfaces.container_watch:
                 group.create_task(
-                    self._interfaces.container_watch.watch(self._reconciler.between_passes.container_created)
+                    self._interfaces.container_watch.watch(
+                        self._reconciler.between_passes.container_created, self._trigger.request_pass
+                    )
                 )
             group.create_task(self._poll_machine(self._trigger.request_pass))
             group.create_task(self._reconciler.runtime_sync.run())

@@ -53,7 +53,7 @@ class Observer:
     async def observe(self) -> Observed:
         """Return the node as it is now."""
         topology, universe = self._machine()
-        complete = await self._list()
+        complete, watch = await self._list(), self._interfaces.container_watch
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
         observed = Observed(
@@ -63,6 +63,7 @@ class Observer:
             containers=containers,
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
+            holds_starts=bool(watch and watch.holds),
         )
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)
@@ -97,7 +98,11 @@ class Observer:
         record = self.records.get(container.id)
         if record is None:
             is_new = self._has_listed or container.state is State.CREATED
-            return ContainerRecord(container, is_awaited=self._has_listed, is_new=is_new)
+            record = ContainerRecord(container, is_awaited=self._has_listed, is_new=is_new)
+            watch = self._interfaces.container_watch
+            if watch and (born := watch.started(container.id)):
+                record.was_born(born)
+            return record
         record.listed(container)
         return record
 
@@ -127,6 +132,8 @@ class Observer:
         if state is State.CREATED and self._has_begun(record.cgroup):
             state = State.RUNNING
             record.listed(replace(record.seen, state=state))
+        elif state is State.CREATED and record.born and cpus not in (record.born, record.applied):
+            return state, record.sent  # the cgroup is there, and the runtime has still to fill it
         self._compare(record, cpus, moved=moved)
         return state, cpus
 

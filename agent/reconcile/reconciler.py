@@ -29,6 +29,7 @@ from pinning.planning.node_config import Quota
 from pinning.planning.observed import State
 from pinning.planning.plan import Plan
 from pinning.planning.plan import plan as plan_node
+from pinning.planning.starts import start_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
+    from pinning.planning.starts import StartTable
 
 PODS_SECONDS: Final = 2.0  # after the start: the first list takes a tenth of it, else the API is out of reach
 
@@ -130,14 +132,14 @@ class Reconciler:
         plan = self._plan(observed, config)
         await self._save(plan.ledger, observed)
         self._foreign_writes.count(self.observer.rewritten)
-        await self._act(plan, writes=not config.observe)
+        await self._act(plan, observed, writes=not config.observe)
         self._look_back(observed.known_uids)
         await self.checkpoint.settle()
         if not config.observe:
             self._unset_quotas(plan.ledger, observed, config)
         result = pass_result(observed, plan, self.observer.records, self._foreign_writes)
         names = self._settings.node, self._interfaces.runtime.name
-        return node_state_of(result, *names, kubelet, observes=config.observe)
+        return node_state_of(result, *names, kubelet, self._watched.start_way, observes=config.observe)
 
     def _knows_enough(self, observed: Observed) -> bool:
         """Say whether to act: with a ledger soon, for pods may have been edited while there was no agent."""
@@ -161,16 +163,25 @@ class Reconciler:
         await self.checkpoint.save(saved)
         self._ledger = ledger
 
-    async def _act(self, plan: Plan, *, writes: bool) -> None:
+    async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> None:
         shared = plan.shared
         self._shared = shared if writes else EMPTY
         records = self.observer.records
         for record in records.values():
             record.planned(plan.ledger.cpus_of(record.owner, shared))
+        left_alone = self._foreign_writes.left_alone(records.values())
+        table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
+        self._publish(table)
         if plan.actions:
-            left_alone = self._foreign_writes.left_alone(records.values())
             with self.metrics.apply_seconds.time():
-                await self._applier.apply(plan.actions, records, left_alone)
+                done = await self._applier.apply(plan.actions, records, left_alone)
+            if table:
+                undone = (action for action, is_done in zip(plan.actions, done, strict=True) if not is_done)
+                self._publish(table.waiting_for(undone))
+
+    def _publish(self, table: StartTable | None) -> None:
+        if self._interfaces.container_watch:
+            self._interfaces.container_watch.publish(table)
 
     def _look_back(self, known: Collection[str]) -> None:
         """Close the windows of those who are where they shall be, and forget failures that no longer matter.

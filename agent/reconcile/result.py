@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
-    from agent.node_state import Conflict, Proof
+    from agent.node_state import Conflict, Proof, StartWay
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from pinning.machine.cpuset import CPUSet
@@ -90,7 +90,7 @@ def pass_result(
 
 
 def node_state_of(
-    result: PassResult, node: str, runtime: str, kubelet: KubeletPolicy, *, observes: bool
+    result: PassResult, node: str, runtime: str, kubelet: KubeletPolicy, starts: StartWay, *, observes: bool
 ) -> NodeState:
     """Return the state of the node after a pass."""
     observed, plan = result.observed, result.plan
@@ -110,6 +110,9 @@ def node_state_of(
         failures=result.failures,
         pods_complete=observed.pods_complete,
         containers_complete=observed.containers_complete,
+        start_path=starts.path,
+        start_reason=starts.reason,
+        other_plugins=starts.other_plugins,
     )
 
 

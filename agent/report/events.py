@@ -83,7 +83,7 @@ def _of_refusal(
     owner: Owner, old: ContainerState | PodState | None, new: ContainerState | PodState
 ) -> Iterator[Event]:
     if new.refusal and not (old and old.refusal and gist(old.refusal) == gist(new.refusal)):
-        yield Event(owner, Reason.UNPINNABLE, f"{new.refusal.reason}: {new.refusal.message}")
+        yield Event(owner, Reason.UNPINNABLE, new.refusal.text)
 
 
 def _of_conflict(conflict: Conflict) -> Event:

@@ -38,6 +38,7 @@ class Action:
     owner: Owner
     cpus: CPUSet
     waits_for: tuple[int, ...] = ()  # positions of earlier actions that must be done before
+    vacates: CPUSet = EMPTY  # CPUs that no new container may get before this is done: it still runs there
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +65,7 @@ def plan_actions(observed: Observed, before: Ledger, after: Ledger, sets: NodeSe
             writes += _of_owner(seen, current, before, after, unpinned)
         else:
             writes += _of_sharer(seen, current, before, shared, occupied)
-    return _numbered(_in_order(writes, shared - occupied))
+    return _numbered(_in_order(writes, shared - occupied), (shared - before.exclusive).mask)
 
 
 def _of_owner(
@@ -183,7 +184,8 @@ def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
     return write
 
 
-def _numbered(writes: list[_Write]) -> tuple[Action, ...]:
+def _numbered(writes: list[_Write], common: int) -> tuple[Action, ...]:
+    """Return the actions; on CPUs that are and were everybody's nobody is in the way."""
     at = {write: number for number, write in enumerate(writes)}
     return tuple(
         Action(
@@ -192,6 +194,7 @@ def _numbered(writes: list[_Write]) -> tuple[Action, ...]:
             write.seen.owner,
             write.cpus,
             tuple(sorted(at[other] for other in write.waits)),
+            CPUSet.of_mask(write.leaves & ~common),
         )
         for write in writes
     )

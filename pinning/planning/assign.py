@@ -197,9 +197,18 @@ class Assigner:
 
     def _refuse_start(self, ask: Ask, reason: Reason, why: str) -> None:
         message = f"{why}; until then it runs in the shared set"
-        if ask.claim.must_fit:  # to hold it back takes a gate before the start, such as NRI
-            message += ", because corepin cannot hold it back"
+        if ask.claim.must_fit:
+            message = f"{why}; until then {self._without_cpus(ask)}"
         self._refuse(ask, reason, message)
+
+    def _without_cpus(self, ask: Ask) -> str:
+        """Say what a container that must not start unpinned does meanwhile."""
+        observed = self.draft.observed
+        if not observed.holds_starts:
+            return "it runs in the shared set, because corepin cannot hold it back"
+        if ask.owner in observed.running:
+            return "it runs in the shared set, where it was before"
+        return "it is not started"
 
     def _refuse_growth(self, ask: Ask, held: Assignment, why: str) -> None:
         self._refuse(ask, Reason.KEEPS_FEWER, f"{why}; until then it keeps CPUs {held.cpus}")

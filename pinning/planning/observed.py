@@ -103,6 +103,7 @@ class Observed:
     containers: tuple[SeenContainer, ...] = ()
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
+    holds_starts: bool = False  # what must fit and does not is not started
 
     @cached_property
     def live(self) -> tuple[SeenContainer, ...]:

@@ -37,3 +37,8 @@ class Refusal:
     def name(self) -> str:
         """What people call the container: namespace/pod/container."""
         return "/".join(filter(None, (self.namespace, self.pod, self.owner.container)))
+
+    @property
+    def text(self) -> str:
+        """What its event says, and the runtime when it holds the container back."""
+        return f"{self.reason}: {self.message}"

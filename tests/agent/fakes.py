@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from agent.interfaces import ContainerWatch
     from agent.node_state import NodeState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -257,6 +258,7 @@ class FakeNode:
         self.records: dict[str, CPUSet] = {}  # what the runtime remembers
         self.runtime = FakeRuntime(self)
         self.cgroups = FakeCgroups(self)
+        self.container_watch: ContainerWatch | None = None  # for the next agent
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
         self.time = Time()
@@ -293,7 +295,7 @@ class FakeNode:
     def parts(self, *reporters: Any) -> Parts:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups)
-        interfaces = Interfaces(self.runtime, cgroups, self.pods, self.machine)
+        interfaces = Interfaces(self.runtime, cgroups, self.pods, self.machine, self.container_watch)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.kubelet.policy import KubeletPolicy
-from agent.node_state import Conflict, NodeState, Path, Proof
+from agent.node_state import Conflict, NodeState, Path, Proof, StartWay
 from agent.reconcile.result import PassResult, node_state_of
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, Topology, assemble
@@ -88,7 +88,7 @@ def state_of(
         conflicts,
     )
     policy = KubeletPolicy.STATIC if config.observe else KubeletPolicy.NONE
-    return node_state_of(result, node, "containerd 2.4.2", policy, observes=config.observe)
+    return node_state_of(result, node, "containerd 2.4.2", policy, StartWay(path), observes=config.observe)
 
 
 def owner(document: Pod, name: str = "main") -> Owner:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from agent.errors import Unavailable
-from agent.interfaces import ContainerWatch
 from agent.node_state import NodeState
 from agent.process import Agent, Listeners
 from agent.reconcile.reconciler import PODS_SECONDS
 from pinning.machine.cpuset import CPUSet
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
 
@@ -146,14 +145,9 @@ def test_cgroups_are_watched_anew_when_others_run_and_by_every_proof(node: FakeN
 def test_every_pass_looks_where_containers_are_made(node: FakeNode) -> None:
     """The watch may have lost its watches, so it is told of all cgroups by every pass."""
     asked: list[list[str]] = []
-    container_watch = SimpleNamespace(follow=lambda cgroups: asked.append(list(cgroups)))
-    parts = node.parts()
-    node.agent = Agent(
-        replace(
-            parts,
-            interfaces=replace(parts.interfaces, container_watch=cast("ContainerWatch", container_watch)),
-        )
-    )
+    node.container_watch = FakeWatch(node)
+    node.container_watch.follow = lambda cgroups: asked.append(list(cgroups))  # type: ignore[method-assign]
+    node.new_agent()
     number = node.start("a")
 
     node.run(passes=2)
