@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pinning.contract import CMK_CONFIG_MAP_NAMESPACE
+from pinning.contract import CMK_CONFIG_MAP_NAMESPACE, NRI_SOCKET
 from pinning.errors import BadContract, BadQuantity
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.requests import SIDECAR, Amount
@@ -58,6 +58,7 @@ class AgentConfig:
     root: Path = Path("/")
     cgroup_root: Path = Path("/sys/fs/cgroup")  # the mount
     kubelet_cgroup_root: str = "/"  # its `cgroupRoot`, above the cgroup of all pods
+    nri: Path | None = None  # the socket of a runtime that asks first; None: it is not asked to
     config: NodeConfig = DEFAULT
     kubelet_state: Path | None = None
     kubelet_url: str | None = None  # whose /configz is asked at start; None: it is not
@@ -106,6 +107,15 @@ def parse_configz(url: str | None) -> str | None:
             f"--kubelet-configz: {url!r} is not the kubelet of a node: write https://NODE:10250/configz, or off"
         )
     return f"https://{parts.netloc}"
+
+
+def parse_nri(text: str) -> Path | None:
+    """Read auto, off or the path of a socket; auto is the usual one, which may come later."""
+    if text == "off":
+        return None
+    if text != "auto" and not text.startswith("/"):
+        raise BadContract(f"--nri: {text!r} is no path: write auto, off, or a socket such as {NRI_SOCKET}")
+    return Path(NRI_SOCKET if text == "auto" else text)
 
 
 def _split(url: str) -> SplitResult | None:

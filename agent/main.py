@@ -123,11 +123,24 @@ async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgrou
         from agent.local.runtime import open_local
 
         return *open_local(pods, config.cgroup_root, config.state_dir), None
+    runtime = await _cri(config)
+    return runtime, open_cgroups(find_hierarchy(config.cgroup_root)), _container_watch(config, runtime)
+
+
+def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
+    """Return who learns of new containers: over NRI, or from their cgroups alone."""
     from agent.kernel.new_cgroups import CgroupWatcher
 
-    runtime = await _cri(config)
-    container_watch = CgroupWatcher(config.cgroup_root, runtime, pod_roots(config.kubelet_cgroup_root))
-    return runtime, open_cgroups(find_hierarchy(config.cgroup_root)), container_watch
+    roots = pod_roots(config.kubelet_cgroup_root)
+    if config.nri is None:
+        return CgroupWatcher(config.cgroup_root, runtime, roots)
+    from agent.cri.container_info import is_vm_handler
+    from agent.nri.container_watch import BirthOwners, NriContainerWatch
+    from agent.nri.plugin import Plugin
+
+    plugin = Plugin(is_vm_handler)
+    cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)
+    return NriContainerWatch(config.nri, plugin, cgroups)
 
 
 async def _cri(config: AgentConfig) -> CRI:

@@ -54,7 +54,9 @@ class Metrics:
         self._synchronised = self._gauge("synchronised", "1 while pods and containers are listed in full.")
         self._observes = self._gauge("observes", "1 while another program allocates the CPUs of this node.")
         self._start_path = self._gauge(
-            "start_path", "1 for the way by which new containers get their CPUs: nri, cgroup or runtime.", "path"
+            "start_path",
+            "1 for the way by which new containers get their CPUs: nri, cgroup or runtime.",
+            "path",
         )
         self._throttled = self._gauge(
             "exclusive_throttled_periods",

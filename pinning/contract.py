@@ -33,6 +33,11 @@ STATUS_PREFIX = "status.corepin.io/"
 STATUS_CPUS = "status.corepin.io/cpus"  # on pods
 STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
 STATUS_POOLS = "status.corepin.io/pools"  # on nodes
+GUARDED = "guard.corepin.io/pod"  # its containers shall not start without a cpuset of the agent's
+GUARDED_VALUE = "true"
+
+NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins
+NRI_PLUGIN_INDEX = 10
 
 # Environment of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
@@ -65,6 +70,7 @@ EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its pres
 # Where the programs of one node find each other and the kubelet, unless their flags say otherwise.
 AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
+NRI_SOCKET = "/var/run/nri/nri.sock"
 
 # What injected sidecars get that state nothing: the webhook adds it, the agent tells by it what they cost (KubeVirt's).
 SIDECAR_CPU = "200m"

@@ -48,6 +48,7 @@ LABELS: Final = {
     "reason": "of a review: the reason of the first cause, `malformed`, `too_large`, `content_type`, `busy` (too many large bodies at once) or `bug`, or empty; of a refusal: see troubleshooting",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
+    "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), or `found` (it was so)",
     "state": "`proven`, `narrowed` (tasks use a part by their own choice), `drift`, `compromised`, `failing`, `fought`",
     "kind": "of the load: `requested` and `there`; of the cost: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",
     "namespace": "of the pod",

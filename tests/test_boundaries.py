@@ -61,6 +61,8 @@ ROOMS = {
         "pinning",
     ),
     "agent.nri.wire": (),
+    "agent.nri.plugin": ("agent.nri.wire", "pinning"),
+    "agent.nri.container_watch": ("agent.interfaces", "agent.nri.plugin", "agent.nri.wire", "pinning"),
     "agent.kubelet": ("agent.config", "agent.errors", "apiserver", "pinning"),
     "agent.local": (
         *("agent.errors", "agent.interfaces", "agent.kernel"),

@@ -61,7 +61,7 @@ class CgroupWatcher:
     def publish(self, table: StartTable | None) -> None:
         """Do nothing: whoever is told of a container asks where it is to run."""
 
-    def started(self, container_id: str) -> CPUSet | None:  # noqa: ARG002
+    def started(self, container_id: str) -> CPUSet | None:
         """Return None: nothing is made with CPUs from here."""
         return None
 
@@ -83,7 +83,7 @@ class CgroupWatcher:
             for child in subfolders(folder):
                 self._made(f"{cgroup}/{child.name}")
 
-    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:  # noqa: ARG002
+    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
         """Call `created` with each container whose cgroup is made, until cancelled."""
         loop = asyncio.get_running_loop()
         self._created = created

@@ -166,7 +166,11 @@ class Applier:
 
 def _is_still_to_come(record: ContainerRecord) -> bool:
     """Say whether only the runtime can change a container: created, and made without CPUs or not yet in its cgroup."""
-    return record.seen.state is State.CREATED and record.cgroup is not None and not (record.born and record.applied)
+    return (
+        record.seen.state is State.CREATED
+        and record.cgroup is not None
+        and not (record.born and record.applied)
+    )
 
 
 def _log(actions: Sequence[Action], done: Sequence[bool], records: Mapping[str, ContainerRecord]) -> None:

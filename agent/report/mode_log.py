@@ -6,28 +6,51 @@ import logging
 from typing import TYPE_CHECKING
 
 from agent.kubelet.policy import KubeletPolicy
+from agent.node_state import Path
 from agent.report.desired_node import KUBELET_REMEDY
 
 if TYPE_CHECKING:
     from agent.node_state import NodeState
     from pinning.planning.refusal import Refusal
 
+ONE_PLUGIN = "let one program alone set cpusets: switch the others off, or the agent's --nri"
 CONFIGURED = "set observe to false in the node configuration"
 
 logger = logging.getLogger(__name__)
 
 
 class LogReport:
-    """Logs when the agent begins to observe only, and when it allocates CPUs again; it starts out allocating."""
+    """Logs whether the agent only observes, or else by which way new containers get their CPUs, when that changes."""
 
     def __init__(self) -> None:
         self._observes = False
+        self._start_path: Path | None = None
+        self._other_plugins: tuple[str, ...] = ()
 
     async def publish(self, state: NodeState) -> None:
         """Compare with the last state."""
-        if state.observes == self._observes:
-            return
-        self._observes = state.observes
+        if state.observes != self._observes:
+            self._observes = state.observes
+            self._tell_mode(state)
+        is_asked_for = state.start_path is Path.NRI or state.start_reason
+        start_path = state.start_path if is_asked_for and not state.observes else None
+        if start_path is not self._start_path:
+            self._tell_start_path(start_path, state.start_reason)
+            self._start_path = start_path
+        if state.other_plugins != self._other_plugins:
+            self._other_plugins = state.other_plugins
+            facts = {"plugins": ", ".join(state.other_plugins), "remedy": ONE_PLUGIN}
+            logger.warning("other programs set the cpusets of new containers", extra={"facts": facts})
+
+    def _tell_start_path(self, path: Path | None, reason: str) -> None:
+        if path is Path.NRI:
+            logger.info("containers start on their CPUs", extra={"facts": {"path": str(path)}})
+        elif path:
+            level = logging.WARNING if self._start_path is Path.NRI else logging.INFO
+            facts = {"path": str(path), "reason": reason}
+            logger.log(level, "containers are moved when they start", extra={"facts": facts})
+
+    def _tell_mode(self, state: NodeState) -> None:
         if state.observes:
             is_static = state.kubelet is KubeletPolicy.STATIC
             facts = {"kubelet": str(state.kubelet), "remedy": KUBELET_REMEDY if is_static else CONFIGURED}

@@ -54,6 +54,14 @@ def add_parser(
     )
     add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
     add_host_flags(parser)
+    add_flag(
+        parser,
+        "--nri",
+        "auto|off|SOCKET",
+        "have the runtime ask before it makes a container, so that it starts on its CPUs; auto: /var/run/nri/nri.sock,"
+        " as soon as it is there",
+        "auto",
+    )
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
@@ -125,7 +133,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
-    from agent.config import AgentConfig, parse_configz
+    from agent.config import AgentConfig, parse_configz, parse_nri
     from corepin.node_file import read_node_file
     from pinning.errors import BadContract
     from pinning.planning.node_config import DEFAULT
@@ -141,6 +149,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             root=Path(args.sysfs_root),
             cgroup_root=Path(args.cgroup_root),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
+            nri=parse_nri(args.nri),
             config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),

@@ -42,7 +42,7 @@ class FakeWatch:
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch nothing: tests make containers themselves."""
 
-    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:  # noqa: ARG002
+    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
         """Tell of changes until cancelled."""
         self.changed = changed
         await asyncio.get_running_loop().create_future()

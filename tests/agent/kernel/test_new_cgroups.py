@@ -54,7 +54,7 @@ def found_by_watcher(
             if len(created) == len(expected):
                 all_told.set()
 
-        watching = asyncio.create_task(watcher.watch(tell))
+        watching = asyncio.create_task(watcher.watch(tell, lambda: None))
         await asyncio.sleep(0)
         await happens(watcher)
         await asyncio.wait_for(all_told.wait(), SECONDS)

@@ -144,7 +144,9 @@ def test_container_that_was_made_elsewhere_after_all_has_a_window(node: FakeNode
     assert path_of(state, "a") == (Path.CGROUP, 0.7)
 
 
-def test_observing_agent_tells_the_runtime_nothing(node: FakeNode, watch: FakeWatch, tmp_path: Folder) -> None:
+def test_observing_agent_tells_the_runtime_nothing(
+    node: FakeNode, watch: FakeWatch, tmp_path: Folder
+) -> None:
     """Beside the kubelet's static policy no new container is touched."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')

@@ -36,6 +36,12 @@ def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
     assert found.kubelet_cgroup_root == "/"
 
 
+def test_nri_is_used_where_it_is() -> None:
+    """By default the usual socket, as soon as there is one; another one, or none."""
+    found = [config("--node", "n1", *more).nri for more in ((), ("--nri", "/run/n.sock"), ("--nri", "off"))]
+    assert found == [Path("/var/run/nri/nri.sock"), Path("/run/n.sock"), None]
+
+
 def test_sidecars_cost_what_the_webhook_gives_them() -> None:
     """Without a flag that is what the webhook gives without a configuration; with one it may be as much as there."""
     given = SidecarResources()

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.errors import BadContract
-from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.actions import Action, Kind
 from pinning.planning.invariants import problems
@@ -19,9 +19,10 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.planning.node_sets import check_machine
-from pinning.planning.observed import Owner, SeenContainer, SeenPod, State
+from pinning.planning.observed import SeenContainer, State
 from pinning.planning.plan import Plan, plan
-from pinning.planning.starts import Start, StartTable, start_table
+from pinning.planning.starts import start_table
+from tests.pinning.births import check_births
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World
 from tests.strategies import topologies
@@ -175,7 +176,7 @@ class Node(RuleBasedStateMachine):
         self.check_settled(planned)
         done: set[int] = set()
         table = start_table(planned, self.world.observe())
-        self.check_births(table, before)
+        check_births(self.world, table, before)
         while len(done) < min(len(planned.actions), stop_after):
             ready = [
                 at
@@ -188,7 +189,7 @@ class Node(RuleBasedStateMachine):
             self.world.write(planned.actions[at])
             done.add(at)
             undone = [action for at, action in enumerate(planned.actions) if at not in done]
-            self.check_births(table.waiting_for(undone), before)
+            check_births(self.world, table.waiting_for(undone), before)
         if len(done) == len(planned.actions):
             self.meddled = False
             again = self.world.plan()
@@ -225,44 +226,6 @@ class Node(RuleBasedStateMachine):
             if mine and mine.is_exclusive and action.kind is Kind.GRANT and container.state is State.RUNNING:
                 assert mine.footprint.isdisjoint(other.cpus)
 
-    def check_births(self, table: StartTable, before: Ledger) -> None:
-        """Check that a container which is made now gets CPUs, on which no owner ever is but itself, or is told why not."""
-        for uid, document in self.world.documents.items():
-            for claim in SeenPod.of(document).claims:  # type: ignore[arg-type]
-                owner = Owner(uid, claim.container)
-                held, start = table.ledger.of(owner), table.start(owner, claims=True)
-                if isinstance(start, str):
-                    assert claim.must_fit or uid not in table.known
-                    continue
-                assert start.own == (held.cpus if held and start.own else EMPTY)
-                assert not claim.must_fit or start.own or uid in table.known - self.world.observe().known_uids
-                self.check_birth(owner, start, before)
-        self.check_birth(Owner("stranger", "c0"), table.start(Owner("stranger", "c0"), claims=False), before)
-
-    def check_birth(self, owner: Owner, start: Start | str, before: Ledger) -> None:
-        """Check the CPUs of one container that is made now."""
-        assert isinstance(start, Start)
-        now = self.world.ledger
-        mine = now.of(owner) if start.own else None
-        footprint = mine.footprint if mine else start.cpus
-        assert start.cpus
-        assert start.cpus <= self.world.topology.online
-        for other in self.world.live():
-            theirs, left = now.of(other.owner), before.of(other.owner)
-            if other.owner == owner or (mine and theirs and not mine.meets(theirs)):
-                continue
-            if mine and mine.is_exclusive:
-                assert footprint.isdisjoint(other.cpus)
-            if theirs and theirs.is_exclusive:
-                assert footprint.isdisjoint(theirs.footprint)
-            if theirs and left and left.is_exclusive and not start.own and start.cpus != self.shared:
-                assert start.cpus.isdisjoint(other.cpus & left.footprint - theirs.cpus)
-
-    @property
-    def shared(self) -> CPUSet:
-        """Where everything unpinned is to run; what is made there may meet a leaving owner if all of it is being left."""
-        return self.world.sets.shared(self.world.ledger)
-
     def never_meet(self, container: SeenContainer, other: SeenContainer) -> bool:
         """Say whether two containers of one pod never run at the same time; the world may still show both."""
         held, theirs = self.world.ledger.of(container.owner), self.world.ledger.of(other.owner)
@@ -270,9 +233,10 @@ class Node(RuleBasedStateMachine):
 
     def check_converged(self) -> None:
         """Check that every container runs where the ledger says."""
+        shared = self.world.sets.shared(self.world.ledger)
         for container in self.world.live():
             held = self.world.ledger.of(container.owner)
-            assert container.cpus == (held.cpus if held else self.shared)
+            assert container.cpus == (held.cpus if held else shared)
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -38,7 +38,9 @@ def test_owner_starts_on_its_cpus() -> None:
     assert settled(one_pod(EXCLUSIVE, cores=4)).start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
 
 
-@pytest.mark.parametrize("owner", [STRANGER, Owner("a", "debugger")], ids=["unknown pod", "ephemeral container"])
+@pytest.mark.parametrize(
+    "owner", [STRANGER, Owner("a", "debugger")], ids=["unknown pod", "ephemeral container"]
+)
 def test_everyone_else_starts_in_the_shared_set(owner: Owner) -> None:
     """A container that claims nothing is kept off the CPUs of owners, whether its pod is known or not."""
     assert settled(one_pod(EXCLUSIVE, cores=4)).start(owner, claims=False) == Start(cpus("0,2-4,6-7"))
@@ -86,7 +88,11 @@ def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
     ("wish", "start"),
     [
         pytest.param(EXCLUSIVE, Start(cpus("0,2-4,6-7")), id="exclusive"),
-        pytest.param(WHOLE, "others still run on its CPUs 1,5, and leave them now; the kubelet tries again", id="require"),
+        pytest.param(
+            WHOLE,
+            "others still run on its CPUs 1,5, and leave them now; the kubelet tries again",
+            id="require",
+        ),
     ],
 )
 def test_cpus_that_others_have_not_left_are_given_to_nobody(wish: Wish, start: Start | str) -> None:

@@ -1,0 +1,136 @@
+"""Gives new containers their CPUs over NRI, and over their cgroups what NRI misses (interface `ContainerWatch`).
+
+A container that NRI made needs nobody when its cgroup comes, unless a pass has given its CPUs away in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import TYPE_CHECKING, Final, Protocol
+
+from agent.nri.plugin import NAME
+from agent.nri.wire import Client, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from agent.interfaces import ContainerWatch, NewContainer
+    from agent.nri.plugin import Plugin
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.observed import Owner
+    from pinning.planning.starts import StartTable
+
+SWITCH_SECONDS: Final = (
+    0.0005  # an answer needs the interpreter a few times, and a pass would keep it 5 ms each
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Owners(Protocol):
+    """Who knows whose container has which id."""
+
+    async def owner(self, container_id: str) -> Owner:
+        """Return whose container this is; raise AgentError."""
+        ...
+
+
+class BirthOwners:
+    """Knows whose the containers are that NRI made, without asking the runtime."""
+
+    def __init__(self, plugin: Plugin, others: Owners) -> None:
+        self._plugin = plugin
+        self._others = others
+
+    async def owner(self, container_id: str) -> Owner:
+        """Return whose container this is; raise AgentError."""
+        birth = self._plugin.births.get(container_id)
+        return birth.owner if birth else await self._others.owner(container_id)
+
+
+class NriContainerWatch:
+    """Answers the runtime by a plugin, as soon as there is a table to answer by; `cgroups` watches what is left."""
+
+    def __init__(self, socket: Path, plugin: Plugin, cgroups: ContainerWatch) -> None:
+        self._plugin = plugin
+        self._cgroups = cgroups
+        self._client = Client(socket, NAME, plugin, changed=self._status_changed)
+        self._is_started = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._created: Callable[[NewContainer], None] = lambda _: None
+        self._changed: Callable[[], None] = lambda: None
+        self._coming: dict[str, NewContainer] = {}  # made right by NRI, in their cgroups, seen by no pass yet
+
+    @property
+    def holds(self) -> bool:
+        """Say whether the runtime asks first, and is answered."""
+        return self._plugin.table is not None and self._client.status.is_connected
+
+    @property
+    def reason(self) -> str:
+        """Say why the runtime does not ask."""
+        return "" if self.holds else self._client.status.reason
+
+    @property
+    def other_plugins(self) -> tuple[str, ...]:
+        """Return the plugins that were seen to set cpusets too."""
+        return tuple(sorted(self._plugin.other_plugins))
+
+    def publish(self, table: StartTable | None) -> None:
+        """Answer by this table from now on; what older ones gave away is put right before it starts."""
+        self._plugin.table = table
+        for container in tuple(self._coming.values()):
+            if table is None or container.id in table.seen or container.id not in self._plugin.births:
+                del self._coming[container.id]
+            elif not self._is_right(container, table):
+                del self._coming[container.id]
+                self._created(container)
+        if table is not None and not self._is_started:
+            self._is_started = True
+            sys.setswitchinterval(SWITCH_SECONDS)
+            self._client.start()
+
+    def started(self, container_id: str) -> CPUSet | None:
+        """Return the CPUs that a container was made with."""
+        birth = self._plugin.births.get(container_id)
+        return birth.cpus if birth else None
+
+    def follow(self, cgroups: Iterable[str]) -> None:
+        """Watch the cgroups too: a container may be missed, or its CPUs given away. Raises Refused."""
+        self._cgroups.follow(cgroups)
+
+    async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
+        """Tell of containers that are not made right, and of every begin and end of the connection, until cancelled."""
+        self._loop, self._created, self._changed = asyncio.get_running_loop(), created, changed
+        try:
+            await self._cgroups.watch(self._cgroup_made, changed)
+        finally:
+            if self._is_started:
+                self._client.stop()
+            self._loop = None
+
+    def _cgroup_made(self, container: NewContainer) -> None:
+        table = self._plugin.table
+        if table is not None and self._is_right(container, table):
+            self._coming[container.id] = container
+        else:
+            self._created(container)
+
+    def _is_right(self, container: NewContainer, table: StartTable) -> bool:
+        birth = self._plugin.births.get(container.id)
+        return birth is not None and not table.trespass(birth.owner, birth.cpus)
+
+    def _status_changed(self, status: Status) -> None:
+        """Tell the event loop; called in the thread of the connection."""
+        self._plugin.validates = status.validates
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._tell, status)
+
+    def _tell(self, status: Status) -> None:
+        facts = {"runtime": status.runtime, "validates": status.validates, "reason": status.reason}
+        if status.is_connected:
+            logger.info("NRI connected", extra={"facts": facts})
+        self._changed()

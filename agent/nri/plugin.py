@@ -1,0 +1,165 @@
+"""Answers the runtime when it makes or changes a container, by the newest table of a pass.
+
+It is called in the thread of the connection, while passes and their disk run in the event loop. The runtime waits for
+two seconds at most, so there is no lock here, no file, no network and no log: a table is read by reference.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.nri.wire import CPUSET_CPUS, Event, PluginName, Reject
+from agent.nri.wire import nri_pb2 as pb
+from pinning.contract import (
+    CMK_INJECTED,
+    CMK_MUTATE,
+    GUARDED,
+    KUBEVIRT_LABEL,
+    NRI_PLUGIN,
+    NRI_PLUGIN_INDEX,
+    VIRT_LAUNCHER,
+)
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.observed import Owner
+from pinning.pods.annotations import is_policy_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pinning.planning.starts import Start, StartTable
+
+NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
+KEPT_SECONDS: Final = 60.0  # what no listing has shown by then was never made
+UNNAMED: Final = (
+    "unnamed"  # two plugins that set one cpuset make a creation fail, and neither is told of the other
+)
+_SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
+_ASKS: Final = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
+
+
+class Birth(NamedTuple):
+    """With which CPUs a container was made."""
+
+    owner: Owner
+    cpus: CPUSet
+    at: float
+
+
+class Plugin:
+    """The handlers of `agent.nri.wire`. `in_vm` says by the name of a runtime handler that it starts virtual machines.
+
+    The event loop puts a new table in, and reads the rest; only the thread of the connection changes that.
+    """
+
+    def __init__(self, in_vm: Callable[[str], bool], clock: Callable[[], float] = monotonic) -> None:
+        self.table: StartTable | None = None  # None: nothing is touched
+        self.births: dict[str, Birth] = {}  # by container id, as long as the runtime has it
+        self.validates = False  # whether the runtime asks about every creation once more, after all plugins
+        self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
+        self._in_vm = in_vm
+        self._clock = clock
+        self._unseen: dict[str, Birth] = {}  # those of older tables that no pass has seen yet
+        self._judged: StartTable | None = None  # the table by which they are in the way
+        self._in_the_way = EMPTY
+        self._answered = ""  # the container whose creation is to be validated next
+
+    def configure(self, request: pb.ConfigureRequest) -> None:
+        """Take no configuration from the runtime."""
+
+    def synchronize(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> tuple[pb.ContainerUpdate, ...]:
+        """Forget what is gone; what is there is moved by a pass, over its cgroup."""
+        there = {container.id for container in containers}
+        self.births = {key: birth for key, birth in self.births.items() if key in there}
+        self._unseen = {key: birth for key, birth in self._unseen.items() if key in there}
+        return ()
+
+    def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
+        """Give a new container its CPUs and their names; raise Reject when it may not start yet."""
+        answer = pb.CreateContainerResponse()
+        table = self.table
+        if table is None:
+            return answer
+        owner = Owner(pod.uid, container.name)
+        asks = pod.uid not in table.known and _asks(pod)
+        start = table.start(owner, claims=asks, busy=self._busy(table))
+        if isinstance(start, str):
+            raise Reject(start)
+        if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest, and comes over CRI
+            return answer
+        self._note_unmade()
+        self._answered = container.id
+        self.births[container.id] = self._unseen[container.id] = Birth(owner, start.cpus, self._clock())
+        _adjust(answer.adjust, start, table.environment(start))
+        return answer
+
+    def update_container(
+        self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
+    ) -> pb.UpdateContainerResponse:
+        """Keep a container on its CPUs, whatever else is changed of it; in a conflict it is left alone."""
+        answer = pb.UpdateContainerResponse()
+        table = self.table
+        if table is None or self._in_vm(pod.runtime_handler):
+            return answer
+        owner = Owner(pod.uid, container.name)
+        cpus = table.corrected(owner, resources.cpu.cpus, busy=self._busy(table))
+        if cpus:
+            update = answer.update.add(container_id=container.id)
+            update.linux.resources.cpu.cpus = str(cpus)
+        return answer
+
+    def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
+        """Let everything pass, and note who else sets cpusets; that it is asked at all holds back what it misses."""
+        self._answered = ""
+        self.other_plugins -= {UNNAMED}
+        owners = request.owners.owners.get(request.container.id)
+        other = owners.simple.get(CPUSET_CPUS, "") if owners else ""
+        if other and other != str(NAME):
+            self.other_plugins |= {other}
+        return ""
+
+    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """Forget a container that is removed; one that stops may start again on its CPUs."""
+        if event == Event.REMOVE_CONTAINER:
+            self.births.pop(container.id, None)
+            self._unseen.pop(container.id, None)
+
+    def _note_unmade(self) -> None:
+        """Note that the last creation went wrong behind this answer, which only another plugin's answer can do."""
+        if self.validates and self._answered:
+            self.other_plugins |= {UNNAMED}
+
+    def _busy(self, table: StartTable) -> CPUSet:
+        """Return the CPUs of owners on which containers may be that no pass has seen yet: older tables put them there."""
+        if table is not self._judged:
+            self._judged = table
+            self._forget_seen(table)
+            births = self._unseen.values()
+            self._in_the_way = union(table.trespass(birth.owner, birth.cpus) for birth in births)
+        return self._in_the_way
+
+    def _forget_seen(self, table: StartTable) -> None:
+        for key, birth in tuple(self._unseen.items()):
+            is_late = self._clock() - birth.at > KEPT_SECONDS
+            if is_late or key in table.seen:
+                del self._unseen[key]
+            if is_late and key not in table.seen:
+                self.births.pop(key, None)
+
+
+def _asks(pod: pb.PodSandbox) -> bool:
+    """Say whether a sandbox asks for CPUs; a static pod, which the API shows when it runs, counts as asking for none."""
+    if pod.annotations.get(_SOURCE, "api") != "api":
+        return False
+    is_vm = pod.labels.get(KUBEVIRT_LABEL) == VIRT_LAUNCHER
+    return is_vm or any(key in _ASKS or is_policy_key(key) for key in pod.annotations)
+
+
+def _adjust(adjust: pb.ContainerAdjustment, start: Start, environment: Mapping[str, str]) -> None:
+    adjust.linux.resources.cpu.cpus = str(start.cpus)
+    if start.mems:
+        adjust.linux.resources.cpu.mems = str(start.mems)
+    for key, value in environment.items():
+        adjust.env.add(key=key, value=value)

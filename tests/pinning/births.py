@@ -1,0 +1,52 @@
+"""What must hold of a container that is made now, at any instant of a node's life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pinning.machine.cpuset import EMPTY
+from pinning.planning.observed import Owner, SeenPod
+from pinning.planning.starts import Start, StartTable
+
+if TYPE_CHECKING:
+    from pinning.planning.ledger import Ledger
+    from tests.pinning.world import World
+
+
+def check_births(world: World, table: StartTable, before: Ledger) -> None:
+    """Check that whatever is made now gets CPUs on which no owner is but itself, or is told why it does not start.
+
+    What must fit gets its own CPUs or none; only claims that are unknown, or must fit, are held back.
+    """
+    shown = world.observe().known_uids
+    for uid, document in world.documents.items():
+        for claim in SeenPod.of(document).claims:  # type: ignore[arg-type]
+            owner = Owner(uid, claim.container)
+            held, start = table.ledger.of(owner), table.start(owner, claims=True)
+            if isinstance(start, str):
+                assert claim.must_fit or uid not in table.known
+                continue
+            assert start.own == (held.cpus if held and start.own else EMPTY)
+            assert start.own or not claim.must_fit or uid not in shown
+            _check_birth(world, owner, start, before)
+    stranger = table.start(Owner("stranger", "c0"), claims=False)
+    assert isinstance(stranger, Start)
+    _check_birth(world, Owner("stranger", "c0"), stranger, before)
+
+
+def _check_birth(world: World, owner: Owner, start: Start, before: Ledger) -> None:
+    now, shared = world.ledger, world.sets.shared(world.ledger)
+    mine = now.of(owner) if start.own else None
+    footprint = mine.footprint if mine else start.cpus
+    assert start.cpus
+    assert start.cpus <= world.topology.online
+    for other in world.live():
+        theirs, left = now.of(other.owner), before.of(other.owner)
+        if other.owner == owner or (mine and theirs and not mine.meets(theirs)):
+            continue
+        if mine and mine.is_exclusive:
+            assert footprint.isdisjoint(other.cpus)
+        if theirs and theirs.is_exclusive:
+            assert footprint.isdisjoint(theirs.footprint)
+        if theirs and left and left.is_exclusive and not start.own and start.cpus != shared:
+            assert start.cpus.isdisjoint((other.cpus & left.footprint) - theirs.cpus)
