@@ -43,12 +43,13 @@ class LogReport:
             logger.warning("other programs set the cpusets of new containers", extra={"facts": facts})
 
     def _tell_start_path(self, path: Path | None, reason: str) -> None:
+        facts = {"path": str(path), "reason": reason}
         if path is Path.NRI:
-            logger.info("containers start on their CPUs", extra={"facts": {"path": str(path)}})
+            logger.info("containers start on their CPUs", extra={"facts": facts})
+        elif path and self._start_path is Path.NRI:
+            logger.warning("containers no longer start on their CPUs", extra={"facts": facts})
         elif path:
-            level = logging.WARNING if self._start_path is Path.NRI else logging.INFO
-            facts = {"path": str(path), "reason": reason}
-            logger.log(level, "containers are moved when they start", extra={"facts": facts})
+            logger.info("containers are moved when they start", extra={"facts": facts})
 
     def _tell_mode(self, state: NodeState) -> None:
         if state.observes:

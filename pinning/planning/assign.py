@@ -196,19 +196,14 @@ class Assigner:
         self.refusals.setdefault(ask.owner, refusal)
 
     def _refuse_start(self, ask: Ask, reason: Reason, why: str) -> None:
-        message = f"{why}; until then it runs in the shared set"
-        if ask.claim.must_fit:
-            message = f"{why}; until then {self._without_cpus(ask)}"
+        observed, message = self.draft.observed, f"{why}; until then it runs in the shared set"
+        if ask.claim.must_fit and not observed.holds_starts:
+            message += ", because corepin cannot hold it back"
+        elif ask.claim.must_fit and ask.owner in observed.running:
+            message += ", where it was before"
+        elif ask.claim.must_fit:
+            message = f"{why}; until then it is not started"
         self._refuse(ask, reason, message)
-
-    def _without_cpus(self, ask: Ask) -> str:
-        """Say what a container that must not start unpinned does meanwhile."""
-        observed = self.draft.observed
-        if not observed.holds_starts:
-            return "it runs in the shared set, because corepin cannot hold it back"
-        if ask.owner in observed.running:
-            return "it runs in the shared set, where it was before"
-        return "it is not started"
 
     def _refuse_growth(self, ask: Ask, held: Assignment, why: str) -> None:
         self._refuse(ask, Reason.KEEPS_FEWER, f"{why}; until then it keeps CPUs {held.cpus}")

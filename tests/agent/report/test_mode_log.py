@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agent.kubelet.policy import KubeletPolicy
-from agent.node_state import NodeState
+from agent.node_state import NodeState, Path
 from agent.report.mode_log import LogReport, RefusalLog
 from pinning.planning.node_config import NodeConfig
 from tests.agent.states import EXCLUSIVE, bound, state_of
@@ -43,6 +43,29 @@ def test_mode_is_told_when_it_changes(
     warning, end = caplog.records
     assert (warning.levelno, end.levelno) == (logging.WARNING, logging.INFO)
     assert remedy in warning.__dict__["facts"]["remedy"]
+
+
+def test_way_of_new_containers_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """It is a warning when NRI breaks, with the reason; where NRI was not asked for, nothing is said."""
+    caplog.set_level(logging.INFO)
+    missing = replace(GIVING, start_reason="no socket")
+    held = replace(GIVING, start_path=Path.NRI)
+    crowded = replace(held, other_plugins=("50-other",))
+
+    async def main() -> None:
+        report = LogReport()
+        for state in (GIVING, missing, held, held, missing, held, crowded, crowded):
+            await report.publish(state)
+
+    asyncio.run(main())
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "containers are moved when they start"),
+        ("INFO", "containers start on their CPUs"),
+        ("WARNING", "containers no longer start on their CPUs"),
+        ("INFO", "containers start on their CPUs"),
+        ("WARNING", "other programs set the cpusets of new containers"),
+    ]
+    assert caplog.records[2].__dict__["facts"] == {"path": "cgroup", "reason": "no socket"}
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
