@@ -109,7 +109,8 @@ def test_call_with_the_api_servers_certificate(tmp_path: Path) -> None:
         cluster = Registered(api, named).namespace()
         wait_until("pods are mutated", lambda: len(cluster.create(POD, "--dry-run=server").warnings) == 2)
         wait_until("pods are validated", lambda: dry_run_is_validated(cluster, named))
-        assert cluster.created(POD)["metadata"]["annotations"] == {"cmk.intel.com/resources-injected": "true"}
+        stored = cluster.created(POD)
+        assert stored["metadata"]["annotations"]["cmk.intel.com/resources-injected"] == "true"
         refused = Registered(api, other).namespace({INSTANCE: "other"})
         outcome = refused.create(POD)
         assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from pinning.contract import GUARDED
 from tests.e2e.cluster import Cluster, launcher_document, pod_document
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 from tests.servers.catalog import NEWEST
 
-MARKER = "cmk.intel.com/resources-injected"
+MARKS = {"cmk.intel.com/resources-injected": "true", GUARDED: "true"}
 ISOLATED = "corepin.io/isolated-cores"
 
 
@@ -28,7 +29,7 @@ def test_cmk_pod_is_stored_complete(cluster: Cluster) -> None:
         volumes=[{"name": "mine", "emptyDir": {}}],
     )
     stored = cluster.created(pod)
-    assert stored["metadata"]["annotations"] == {"mine": "yes", MARKER: "true"}
+    assert stored["metadata"]["annotations"] == {"mine": "yes", **MARKS}
     spec = stored["spec"]
     assert {"key": "cmk", "operator": "Equal", "value": "true", "effect": "NoSchedule"} in spec["tolerations"]
     assert {"key": "mine", "operator": "Exists"} in spec["tolerations"]
@@ -120,7 +121,7 @@ def test_generated_names(cluster: Cluster) -> None:
     good["metadata"] = {"generateName": "made-"}
     stored = cluster.created(good)
     assert stored["metadata"]["name"].startswith("made-")
-    assert stored["metadata"]["annotations"] == {MARKER: "true"}
+    assert stored["metadata"]["annotations"] == MARKS
     good["metadata"]["annotations"] = {CPU_MANAGER: "wrong"}
     outcome = cluster.create(good)
     assert outcome.is_refused
@@ -148,7 +149,7 @@ def test_pod_of_a_replica_set(cluster: Cluster) -> None:
     created = json.loads(
         cluster.create(pod, f"--as={controller}", "--as-group=system:masters", "-o=json").stdout
     )
-    assert created["metadata"]["annotations"] == {MARKER: "true"}
+    assert created["metadata"]["annotations"] == MARKS
     metadata["annotations"] = {CPU_MANAGER: "wrong"}
     refusal = cluster.refusal(pod, controller)
     head, name, cause = re.split("(it-[a-z0-9]{5})", refusal)

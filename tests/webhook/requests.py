@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from pinning.contract import GUARDED
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.settings import Settings
@@ -90,6 +91,7 @@ annotation = st.dictionaries(
             SMT,
             "sidecar-limits.corepin.io/pod",
             "kubernetes.io/limit-ranger",
+            GUARDED,
             "own",
         ]
     ),

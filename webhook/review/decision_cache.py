@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from pinning.pods.annotations import is_policy_key
+from webhook.rules.marks import MARKS
 from webhook.rules.pod_parts import NewPod
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
     if metadata and (annotations := metadata.get("annotations")):
         known = mutations.annotations
         metadata["annotations"] = {
-            key: value for key, value in annotations.items() if key in known or is_policy_key(key)
+            key: value
+            for key, value in annotations.items()
+            if key in known or key in MARKS or is_policy_key(key)
         }
     if spec:
         if volumes := spec.get("volumes"):

@@ -1,4 +1,4 @@
-"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits. Pure.
+"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits, the guard's mark. Pure.
 
 A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
 pod again gives nothing.
@@ -21,6 +21,7 @@ from pinning.contract import (
 from pinning.errors import Cause
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
 from webhook.rules.injection import NOTHING, Counted, joined
+from webhook.rules.marks import plan_marks
 from webhook.rules.patch import Operation, add, clashes, missing, wanted
 from webhook.rules.sidecars import plan_limits
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from webhook.config.settings import Settings
     from webhook.rules.injection import Injection
 
+POD = ""  # its JSON pointer
 UNCHOSEN = frozenset({None, "", "default"})  # the API server writes "default" before any webhook is called
 
 
@@ -47,7 +49,8 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
-    operations = plan_injection(pod, pod_claims, settings, injection, limits)
+    more = {POD: plan_marks(pod_claims), **limits}
+    operations = plan_injection(pod, pod_claims, settings, injection, more)
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))
     warnings = chain(
@@ -72,17 +75,20 @@ def plan_injection(
     pod_claims: PodClaims,
     settings: Settings,
     injection: Injection,
-    limits: Mapping[str, Fragment] | None = None,
+    more: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
-    """Return the additions that the claims of a pod need, joined with `limits` (by container pointer)."""
+    """Return the additions that the claims of a pod need, joined with `more` (by the JSON pointer of what gets it)."""
     source = injection if wants_injection(pod, pod_claims) else NOTHING
-    operations = [*missing(pod, source.pod_wanted), *_service_account(pod, source.mutations.service_account)]
+    pod_wanted = source.pod_wanted
+    if more and more.get(POD):
+        pod_wanted = wanted(POD, joined(source.mutations.per_pod, more[POD]))
+    operations = [*missing(pod, pod_wanted), *_service_account(pod, source.mutations.service_account)]
     for member in pod_claims.members:
         pointer, claim = member.pointer, pod_claims.claim_of(member.name)
         counted = _counted(claim, settings) if claim else None
         members = source.container_wanted(pointer, counted)
-        if limits and pointer in limits:
-            members = wanted(pointer, joined(source.container_fragment(counted), limits[pointer]))
+        if more and pointer in more:
+            members = wanted(pointer, joined(source.container_fragment(counted), more[pointer]))
         operations += missing(member.container, members)
     return operations
 

@@ -8,6 +8,7 @@ import pytest
 
 from corepin.cli import main
 from kubeyaml.reader import read_yaml
+from pinning.contract import GUARDED
 from tests.corepin.documents import BAD_POD, CONFIG_MAP, CORES, DEPLOYMENT, POD, written
 from webhook.rules.workloads import TEMPLATES, below
 
@@ -37,7 +38,7 @@ def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.C
 
     (pod,), warnings = inject(capsys, "-f", source)
 
-    assert pod["metadata"]["annotations"] == {INJECTED: "true"}
+    assert pod["metadata"]["annotations"] == {INJECTED: "true", GUARDED: "true"}
     assert cores_told(pod) == ["2"]
     assert [line.partition(" /")[0] for line in warnings.splitlines()] == [
         f"{source}:2: Pod team/fast: warning: spec.volumes: corepin: host directory"

@@ -21,9 +21,10 @@ CLAIMS = b"sidecarLimits: claims"
 
 
 def planned(document: Any, settings: bytes = b"") -> tuple[Any, list[str]]:
-    """Return the pod after its plan, and the warnings' messages."""
+    """Return the pod after its plan but for its annotations, and the warnings' messages."""
     plan = plan_mutation(document, load_settings(settings), Injection(BUILT_IN))
-    result = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
+    steps = [dict(step) for step in plan.operations if not step["path"].startswith("/metadata/annotations")]
+    result = jsonpatch.apply_patch(document, steps)
     return result, [warning.message for warning in plan.warnings]
 
 
