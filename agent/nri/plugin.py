@@ -71,6 +71,7 @@ class Plugin:
         self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
     ) -> tuple[pb.ContainerUpdate, ...]:
         """Forget what is gone; what is there is moved by a pass, over its cgroup."""
+        self._answered = ""  # it may have been cut off by the end of the connection
         there = {container.id for container in containers}
         self.births = {key: birth for key, birth in self.births.items() if key in there}
         self._unseen = {key: birth for key, birth in self._unseen.items() if key in there}

@@ -260,6 +260,15 @@ def test_creation_that_is_not_validated_was_stopped_by_another_plugin(
     assert node.plugin.other_plugins == set()
 
 
+def test_creation_that_was_cut_off_tells_of_nobody(node: Node) -> None:
+    """A runtime that went away before it validated has made nothing."""
+    node.plugin.validates = True
+    node.cpus(A)
+    node.plugin.synchronize([], [])
+    node.cpus(A)
+    assert node.plugin.other_plugins == set()
+
+
 def test_not_seen_names_no_pod(node: Node) -> None:
     """The text is the same for every pod, so that its events are counted together."""
     with pytest.raises(Reject) as rejected:
