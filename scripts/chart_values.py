@@ -16,6 +16,7 @@ OVERLAYS = frozenset(
         "observe",
         "monitoring",
         "node-watch",
+        "nri",
         "priority-quota",
     }
 )
@@ -26,6 +27,7 @@ WHEN = {
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
     frozenset({"monitoring"}): ".Values.monitoring.enabled",
     frozenset({"node-watch"}): ".Values.webhook.watchNodes",
+    frozenset({"nri"}): ".Values.agent.nri",
     frozenset({"priority-quota"}): ".Values.priorityQuota",
 }
 # The values that make such a condition true. What else an overlay changes is found in its fields.
@@ -33,6 +35,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "cert-manager": {"certificates": "cert-manager"},
     "own-certificate": {"certificates": "own-certificate"},
     "monitoring": {"monitoring.enabled": True},
+    "nri": {"agent.nri": True},
     "priority-quota": {"priorityQuota": True},
 }
 

@@ -37,11 +37,15 @@ def test_rights_of_the_agent_are_told() -> None:
 
 def test_what_the_agent_has_on_its_node_is_told() -> None:
     """Each path of the host, each capability, and the namespaces of the host that it shares."""
-    (agent,) = documents("agent.yaml")
-    spec = agent["spec"]["template"]["spec"]
-    paths = {item["hostPath"]["path"] for item in spec["volumes"] if "hostPath" in item}
+    (agent,), (nri,) = documents("agent.yaml"), documents("../components/nri/agent.yaml")
+    spec, more = (item["spec"]["template"]["spec"] for item in (agent, nri))
+    volumes = spec["volumes"] + more["volumes"]
+    paths = {item["hostPath"]["path"] for item in volumes if "hostPath" in item}
     described = chapter(PAGE, "What the agent has on its node")
-    assert set(re.findall(r"^\| `(/[\w/.-]+)` \|", described, re.MULTILINE)) == paths
+    assert (
+        set(re.findall(r"^\| `(/[\w/.-]+)`(?:, with the component `nri`)? \|", described, re.MULTILINE))
+        == paths
+    )
     capabilities = spec["containers"][0]["securityContext"]["capabilities"]["add"]
     assert re.findall(r"^\| capability `(\w+)` \|", described, re.MULTILINE) == capabilities
     shared = {key for key in ("hostPID", "hostNetwork", "hostIPC") if spec.get(key)}

@@ -21,9 +21,10 @@ INSTALLS = (
     "cmk",
     "observe",
     "node-watch",
+    "nri",
     "priority-quota",
 )  # each is a whole corepin
-ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "priority-quota")
+ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "nri", "priority-quota")
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

@@ -25,14 +25,17 @@ from pinning.contract import (
     CPUMANAGER_LABELS,
     KUBELET_CONDITION,
     NOT_READY_TAINT_KEY,
+    NRI_SOCKET,
     OVERCOMMIT_CONDITION,
     OVERCOMMIT_TAINT_KEY,
+    PLUGIN_CONDITION,
     STATUS_POOLS,
     STATUS_TOPOLOGY,
 )
 from tests.manifests.rendered import (
     AGENT,
     INSTALLS,
+    ROOT,
     ROTATING,
     SYSTEM,
     Object,
@@ -40,6 +43,7 @@ from tests.manifests.rendered import (
     objects,
     renamed,
     text,
+    text_of,
 )
 from webhook.config.mutations import load_mutations
 from webhook.config.settings import load_settings
@@ -254,7 +258,7 @@ def test_policies_name_what_the_agent_writes() -> None:
         "taints": {CMK_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
         "bornTaints": {NOT_READY_TAINT_KEY},
         "resources": set(RESOURCES),
-        "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION},
+        "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION},
     }
 
 
@@ -277,6 +281,35 @@ def test_cmk_injects_what_the_example_injects() -> None:
     assert account["automountServiceAccountToken"] is False
 
 
+def agent_mounts(spec: Object) -> dict[str, tuple[Object, Object]]:
+    """Return the mounts of the agent's container, each with its volume."""
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    (container,) = spec["containers"]
+    assert len(volumes) == len(spec["volumes"]) == len(container["volumeMounts"])
+    return {mount["mountPath"]: (mount, volumes[mount["name"]]) for mount in container["volumeMounts"]}
+
+
+def test_nri_adds_one_mount() -> None:
+    """The socket's directory, so that a new socket is seen; read-only, and made where the runtime has none."""
+    base, nri = (
+        manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "nri")
+    )
+    there, added = agent_mounts(base), agent_mounts(nri)
+    mount, volume = added.pop(str(Path(NRI_SOCKET).parent))
+    assert volume["hostPath"] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
+    assert (mount["readOnly"], mount["mountPropagation"]) == (True, "HostToContainer")
+    assert added == there
+
+
+def test_nri_may_be_applied_twice(tmp_path: Path) -> None:
+    """A component that needs it brings it along, and who names both gets one mount."""
+    (tmp_path / "manifests").symlink_to(ROOT.absolute())
+    (tmp_path / "mine").mkdir()
+    folder = {"resources": ["../manifests/base"], "components": ["../manifests/components/nri"] * 2}
+    (tmp_path / "mine/kustomization.yaml").write_text(yaml.safe_dump(folder))
+    assert text_of(tmp_path / "mine") == text("nri")
+
+
 @pytest.mark.parametrize("name", INSTALLS)
 def test_rotation_is_there_or_wholly_gone(name: str) -> None:
     """Who brings certificates otherwise has no account with rights on Secrets."""
@@ -291,7 +324,7 @@ def exposed() -> set[str]:
         f"{family.name}{suffix}"
         for metrics in (webhook.metrics.Metrics(), agent.metrics.Metrics(), certs.metrics.Metrics())
         for family in metrics.registry.collect()
-        for suffix in {"counter": ("_total",), "histogram": ("_bucket",)}.get(family.type, ("",))
+        for suffix in {"counter": ("_total",), "histogram": ("_bucket", "_sum")}.get(family.type, ("",))
     }
     return names | set(re.findall(r'"(corepin_webhook_\w+)"', Path("webhook/server/process.py").read_text()))
 
