@@ -25,6 +25,7 @@ from bench.edits import config, edit, measure_edits, table, write_bystanders
 
 LIBRARIES = (
     "agent.cri.runtime",
+    "agent.nri.container_watch",
     "apiserver.client",
     "agent.report.event_recorder",
     "agent.report.node",

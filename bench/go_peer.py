@@ -1,4 +1,4 @@
-"""Build the Go webhook that corepin's is measured against, with the builder and the cache of the test servers."""
+"""Build the Go programs that ours are measured against, with the builder and the cache of the test servers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 from tests.servers.build import build_missing, cache_folder, find
 from tests.servers.catalog import OwnModule, Server
 
-FOLDER = Path(__file__).parent / "peers" / "controller-runtime"
-CONTROLLER_RUNTIME = Server("controller-runtime", OwnModule(FOLDER, "sigs.k8s.io/controller-runtime"))
+PEERS = Path(__file__).parent / "peers"
+CONTROLLER_RUNTIME = Server(
+    "controller-runtime", OwnModule(PEERS / "controller-runtime", "sigs.k8s.io/controller-runtime")
+)
+NRI_STUB = Server(
+    "nri-stub", OwnModule(PEERS / "nri-stub", "github.com/containerd/nri", tags=("nri_no_wasm",))
+)
 
 
-def program() -> Path:
+def program(peer: Server) -> Path:
     """Return the built peer; raise `GoMissing` or `BuildFailed` when there is none and it cannot be built."""
-    build_missing(sys.stderr, [CONTROLLER_RUNTIME])
-    path = find(CONTROLLER_RUNTIME, cache_folder())
+    build_missing(sys.stderr, [peer])
+    path = find(peer, cache_folder())
     if path is None:
-        raise FileNotFoundError(f"{CONTROLLER_RUNTIME.label} was built and is not there")
+        raise FileNotFoundError(f"{peer.label} was built and is not there")
     return path

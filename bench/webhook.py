@@ -102,7 +102,7 @@ def start_all(arena: Arena, folder: Path, cmk: Path | None) -> list[Contender]:
 def _deciding(pair: Pair, folder: Path, cmk: Path | None) -> list[Contender]:
     found = []
     try:
-        found.append(contenders.go(pair, program()))
+        found.append(contenders.go(pair, program(CONTROLLER_RUNTIME)))
     except (GoMissing, BuildFailed) as problem:
         print(f"without {GO}: {problem}")
     if cmk is None:
