@@ -58,6 +58,7 @@ class Metrics:
             "1 for the way by which new containers get their CPUs: nri, cgroup or runtime.",
             "path",
         )
+        self._other_plugins = self._gauge("other_plugins", "Other NRI plugins that were seen to set CPUs.")
         self._throttled = self._gauge(
             "exclusive_throttled_periods",
             "Periods in which the quota stopped an exclusive container (nr_throttled), read at least every 30 s.",
@@ -113,6 +114,7 @@ class Metrics:
         self._synchronised.set(state.is_synchronised)
         self._observes.set(state.observes)
         _show(self._start_path, Tally([str(state.start_path)]))
+        self._other_plugins.set(len(state.other_plugins))
 
     def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
         """Show how often the quota stopped each exclusive container: namespace, pod, container."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corepin.flags import add_flag, add_optional_flag
-from pinning.contract import KUBELET_STATE
+from pinning.contract import KUBELET_STATE, NRI_SOCKET
 
 if TYPE_CHECKING:
     import argparse
@@ -20,8 +20,15 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
     add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+    asks = f"have the runtime ask before it makes a container; auto: {NRI_SOCKET}, as soon as it is there"
+    add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
 
 
 def runtime_endpoint(args: argparse.Namespace) -> Path | None:
     """Return the socket that a flag names, with or without `unix://`."""
     return Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None
+
+
+def nri_socket(args: argparse.Namespace) -> Path:
+    """Return where the runtime's NRI would be, also when it is not to be used."""
+    return Path(NRI_SOCKET if args.nri in {"auto", "off"} else args.nri)

@@ -60,6 +60,7 @@ NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may be born with it;
 OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
 KUBELET_CONDITION = "CorepinKubeletPolicy"
 OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
+PLUGIN_CONDITION = "CorepinPluginConflict"
 MIRROR_POD = "kubernetes.io/config.mirror"
 LIMIT_RANGER = "kubernetes.io/limit-ranger"
 

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from agent.doctor.check import finding, ok, unknown
+from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, nri_checks
 from agent.kubelet.policy import KubeletPolicy
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator, Mapping
 
+    from agent.doctor.check import Check
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
 
-_NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
 _LISTED: Final = 8  # of many, so that the answer stays readable
 _NAMED: Final = 3  # programs of one cgroup
-
-
-class Verdict(StrEnum):
-    """What came of looking at one thing."""
-
-    OK = "ok"
-    FINDING = "finding"
-    UNKNOWN = "unknown"  # it could not be looked at
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at."""
-
-    subject: str
-    verdict: Verdict
-    message: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +36,8 @@ class AgentFacts:
     conflicts: tuple[str, ...] = ()  # namespace/pod/container
     failures: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
+    nri: AgentNRI = NOT_WANTED
+    other_plugins: tuple[str, ...] = ()  # of NRI, that set CPUs too: "10-balloons"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +58,7 @@ class Facts:
     agent: AgentFacts | None = None
     kubelet_millicores: int | None = None  # allocatable, as the node says
     runtime: str | None = None  # name and version
-    nri: bool = False  # its socket is there
+    nri: Socket = Socket.NO_FOLDER
     cgroup_version: int | None = None
     cgroup_writable: bool | None = False  # None: not by who asks, who is not root
     pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
@@ -120,32 +105,20 @@ def examine(facts: Facts) -> tuple[Check, ...]:
     )
 
 
-def _ok(subject: str, message: str) -> Check:
-    return Check(subject, Verdict.OK, message)
-
-
-def _finding(subject: str, message: str, remedy: str) -> Check:
-    return Check(subject, Verdict.FINDING, message, remedy)
-
-
-def _unknown(subject: str, message: str, remedy: str) -> Check:
-    return Check(subject, Verdict.UNKNOWN, message, remedy)
-
-
 def _cgroups(facts: Facts) -> Iterator[Check]:
     if facts.cgroup_version is None:
         remedy = (
             "boot with the cpuset controller, and mount /sys/fs/cgroup; without it no container can be pinned"
         )
-        yield _finding("cgroups", f"no cpuset controller ({facts.why('cgroup_version')})", remedy)
+        yield finding("cgroups", f"no cpuset controller ({facts.why('cgroup_version')})", remedy)
     elif facts.cgroup_writable is None:
         message = f"version {facts.cgroup_version}; only root can see whether the agent may write them"
-        yield _unknown("cgroups", message, "run this command as root")
+        yield unknown("cgroups", message, "run this command as root")
     elif not facts.cgroup_writable:
         remedy = "run the agent as root with /sys/fs/cgroup mounted writable; otherwise it works through the runtime, 10 times slower"
-        yield _finding("cgroups", f"version {facts.cgroup_version}, but they cannot be written", remedy)
+        yield finding("cgroups", f"version {facts.cgroup_version}, but they cannot be written", remedy)
     else:
-        yield _ok("cgroups", f"version {facts.cgroup_version}, writable")
+        yield ok("cgroups", f"version {facts.cgroup_version}, writable")
 
 
 def _pod_root(facts: Facts) -> Iterator[Check]:
@@ -153,43 +126,31 @@ def _pod_root(facts: Facts) -> Iterator[Check]:
     if facts.is_local:
         return  # a kubelet beside it has nothing to do with its pods
     if facts.pod_root:
-        yield _ok(subject, facts.pod_root)
+        yield ok(subject, facts.pod_root)
     elif facts.kubelet_runs and facts.cgroup_version is not None:
         message = f"neither {' nor '.join(facts.pod_roots)} is there, so CPUs that pods may not use could be allocated"
         remedy = "name the kubelet's cgroupRoot with --kubelet-cgroup-root, here and for the agent"
-        yield _finding(subject, message, remedy)
+        yield finding(subject, message, remedy)
 
 
 def _runtime(facts: Facts) -> Iterator[Check]:
     if facts.is_local and facts.agent:
-        yield _ok("runtime", facts.agent.runtime)
+        yield ok("runtime", facts.agent.runtime)
     elif facts.runtime:
-        yield _ok("runtime", facts.runtime)
+        yield ok("runtime", facts.runtime)
     elif facts.agent:
         remedy = "start it, or name its socket with --runtime-endpoint, here and for the agent"
-        yield _finding("runtime", f"it does not answer ({facts.why('runtime')})", remedy)
+        yield finding("runtime", f"it does not answer ({facts.why('runtime')})", remedy)
     else:
         remedy = "name its socket with --runtime-endpoint, or start it (containerd 1.6 or later, CRI-O)"
-        yield _unknown("runtime", f"no container runtime was found ({facts.why('runtime')})", remedy)
+        yield unknown("runtime", f"no container runtime was found ({facts.why('runtime')})", remedy)
 
 
 def _nri(facts: Facts) -> Iterator[Check]:
-    """Say whether it is there. It is never a finding: the agent does not use it."""
-    if not facts.runtime or facts.is_local:
-        return
-    seen = "its socket is there" if facts.nri else _nri_since(facts.runtime) or "its socket is not there"
-    unused = "the agent does not need it: it sets CPUs as soon as a container is created, and measures the time until then"
-    yield _ok("NRI", f"{seen}; {unused}")
-
-
-def _nri_since(runtime: str) -> str:
-    """Say that a runtime is too old for NRI; nothing when it is not, or not known."""
-    name, _, version = runtime.partition(" ")
-    since = _NRI_SINCE.get(name.lower())
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if since is None or not numbers or numbers >= since:
-        return ""
-    return f"{name} {version} has none; it came with {since[0]}.{since[1]}"
+    if facts.agent and facts.agent.observes:
+        yield ok("NRI", "not used, because corepin only observes here")
+    elif facts.runtime and not facts.is_local:
+        yield from nri_checks(facts.runtime, facts.nri, facts.agent.nri if facts.agent else None)
 
 
 def _kubelet(facts: Facts) -> Iterator[Check]:
@@ -197,61 +158,63 @@ def _kubelet(facts: Facts) -> Iterator[Check]:
         remedy = (
             "drain the node, set cpuManagerPolicy: none, remove cpu_manager_state, start the kubelet again"
         )
-        yield _finding("kubelet", "its static policy allocates CPUs, so corepin only observes", remedy)
+        yield finding("kubelet", "its static policy allocates CPUs, so corepin only observes", remedy)
     elif facts.policy is KubeletPolicy.NONE:
-        yield _ok("kubelet", "policy none, so corepin allocates the CPUs")
+        yield ok("kubelet", "policy none, so corepin allocates the CPUs")
     elif facts.kubelet_runs:
         remedy = "name its file with --kubelet-state (ROOT_DIR/cpu_manager_state of the kubelet)"
-        yield _unknown("kubelet", "it runs, but its CPU policy is not known", remedy)
+        yield unknown("kubelet", "it runs, but its CPU policy is not known", remedy)
     else:
-        yield _ok("kubelet", "no kubelet runs here")
+        yield ok("kubelet", "no kubelet runs here")
 
 
 def _kubelet_amount(facts: Facts) -> Iterator[Check]:
     subject = "kubelet's CPUs"
     if facts.agent is None:
-        yield _unknown(
+        yield unknown(
             subject, "not compared with corepin's, because the agent does not answer", "start the agent"
         )
         return
     if facts.agent.observes:
-        yield _ok(subject, "not compared with corepin's, which allocates none here")
+        yield ok(subject, "not compared with corepin's, which allocates none here")
         return
     if facts.is_local:
-        yield _ok(subject, "not compared with corepin's, because no scheduler places these pods")
+        yield ok(subject, "not compared with corepin's, because no scheduler places these pods")
         return
     if facts.kubelet_millicores is None:
         remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
-        yield _unknown(subject, f"not compared with corepin's ({facts.why('kubelet_millicores')})", remedy)
+        yield unknown(subject, f"not compared with corepin's ({facts.why('kubelet_millicores')})", remedy)
         return
     ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
     message = f"the scheduler may place {theirs}m, corepin can allocate {ours}m"
     if theirs <= ours:
-        yield _ok(subject, message)
+        yield ok(subject, message)
     else:
         remedy = f'set reservedSystemCPUs: "{facts.agent.reserved}" in the kubelet\'s configuration'
-        yield _finding(subject, f"{message}, so pods may come here that cannot be pinned", remedy)
+        yield finding(subject, f"{message}, so pods may come here that cannot be pinned", remedy)
 
 
 def _writers(facts: Facts) -> Iterator[Check]:
+    subject = "other writers"
+    remedy = "stop it, so that only one program owns the CPUs"
+    plugins = facts.agent.other_plugins if facts.agent else ()
     for name in facts.writers:
-        yield _finding(
-            "other writers",
-            f"{name} may write cpusets too",
-            "stop it, so that only one program owns the CPUs",
-        )
-    if not facts.writers:
-        yield _ok("other writers", "no program runs that is known to write cpusets")
+        yield finding(subject, f"{name} may write cpusets too", remedy)
+    for name in plugins:
+        message = f"another NRI plugin ({name}) sets CPUs too, and a container whose CPUs two plugins set does not start"
+        yield finding(subject, message, remedy)
+    if not facts.writers and not plugins:
+        yield ok(subject, "no program runs that is known to write cpusets")
 
 
 def _agent(facts: Facts) -> Iterator[Check]:
     if facts.agent is None:
         remedy = "start `corepin agent`, name its --socket, or ask as root"
-        yield _unknown("agent", f"it does not answer ({facts.why('agent')})", remedy)
+        yield unknown("agent", f"it does not answer ({facts.why('agent')})", remedy)
     elif facts.agent.observes:
-        yield _ok("agent", "it only observes and allocates no CPUs")
+        yield ok("agent", "it only observes and allocates no CPUs")
     else:
-        yield _ok("agent", f"allocates CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
+        yield ok("agent", f"allocates CPUs {facts.agent.allocatable}, keeps {facts.agent.reserved} reserved")
 
 
 def _troubles(facts: Facts) -> Iterator[Check]:
@@ -259,31 +222,31 @@ def _troubles(facts: Facts) -> Iterator[Check]:
         return
     log = "the agent tries again; its log has the reason"
     if not facts.agent.pods_complete:
-        yield _finding(
+        yield finding(
             "pods", "the agent has no complete list of this node's pods, so it takes CPUs from nobody", log
         )
     if not facts.agent.containers_complete:
-        yield _finding("containers", "the runtime does not list them for the agent", log)
+        yield finding("containers", "the runtime does not list them for the agent", log)
     for name in facts.agent.conflicts:
         remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs it after 10 quiet minutes"
-        yield _finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
+        yield finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)
     for name in facts.agent.failures:
-        yield _finding("failures", f"the CPUs of {name} could not be set", log)
+        yield finding("failures", f"the CPUs of {name} could not be set", log)
     for message in facts.agent.refusals:
         remedy = "do what the message says; the agent tries again whenever CPUs become free"
-        yield _finding("refusals", message, remedy)
+        yield finding("refusals", message, remedy)
 
 
 def _foreign_threads(facts: Facts) -> Iterator[Check]:
     subject = "strangers"
     if facts.agent is None or facts.foreign_threads is None:
-        yield _unknown(
+        yield unknown(
             subject, "not looked for, because only the agent knows the exclusive CPUs", "start the agent"
         )
         return
     cpus, by_cgroup = facts.agent.exclusive, facts.foreign_threads.by_cgroup
     if not cpus:
-        yield _ok(subject, "no CPU is exclusive now")
+        yield ok(subject, "no CPU is exclusive now")
         return
     by_count = sorted(by_cgroup, key=lambda cgroup: (-by_cgroup[cgroup].total(), cgroup))
     remedy = (
@@ -291,15 +254,15 @@ def _foreign_threads(facts: Facts) -> Iterator[Check]:
         " corepin map"
     )
     for cgroup in by_count[:_LISTED]:
-        yield _finding(
+        yield finding(
             subject, f"{_threads(by_cgroup[cgroup])} of {cgroup} ran on exclusive CPUs {cpus}", remedy
         )
     if len(by_count) > _LISTED:
         message = f"and threads of {len(by_count) - _LISTED} more cgroups"
-        yield _finding(subject, message, "move the first ones and look again")
+        yield finding(subject, message, "move the first ones and look again")
     if not by_count:
-        yield _ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
-    yield _ok(
+        yield ok(subject, f"no thread of others ran on exclusive CPUs {cpus}")
+    yield ok(
         "kernel", f"{facts.foreign_threads.kernel} of its threads ran on exclusive CPUs, which is normal"
     )
 
@@ -313,15 +276,13 @@ def _threads(names: Counter[str]) -> str:
 
 def _l2(facts: Facts) -> Iterator[Check]:
     if facts.topology is None:
-        yield _unknown(
-            "L2 cache", f"not known ({facts.why('topology')})", "mount sysfs, or name --sysfs-root"
-        )
+        yield unknown("L2 cache", f"not known ({facts.why('topology')})", "mount sysfs, or name --sysfs-root")
         return
     cores = {core.cpus for core in facts.topology.cores}
     shared = [cpus for cpus in facts.topology.l2_caches.values() if cpus not in cores]
     if not shared:
-        yield _ok("L2 cache", "every core has its own")
+        yield ok("L2 cache", "every core has its own")
         return
     groups = ", ".join(map(str, shared[:_LISTED])) + (", ..." if len(shared) > _LISTED else "")
     remedy = "where it matters, ask for as many CPUs as one group has: neighbours in it share the cache"
-    yield _finding("L2 cache", f"several cores share one: CPUs {groups}", remedy)
+    yield finding("L2 cache", f"several cores share one: CPUs {groups}", remedy)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.doctor.checks import AgentFacts, Facts
 from agent.doctor.foreign_threads import foreign_threads, processes
+from agent.doctor.nri import AgentNRI, Socket
+from agent.doctor.nri_socket import look_at
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
-from pinning.contract import KUBELET_STATE
+from pinning.contract import KUBELET_STATE, NRI_SOCKET
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.topology import Topology
 
-NRI_SOCKET: Final = Path("/var/run/nri/nri.sock")
 WRITERS: Final = {  # by the name of the process, which the kernel cuts at 15 letters
     "koordlet": "koordlet",
     "tuned": "tuned",
@@ -49,7 +49,7 @@ class Places:
     pod_roots: tuple[str, ...] = pod_roots()
     kubelet_state: Path = Path(KUBELET_STATE)
     runtime: Path | None = None  # None: the first of the usual sockets
-    nri: Path = NRI_SOCKET
+    nri: Path = Path(NRI_SOCKET)
 
 
 def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) -> Facts:
@@ -65,7 +65,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         topology=_topology(places.root, missing),
         agent=agent,
         runtime=_runtime(places.runtime, missing),
-        nri=_is_there(places.nri),
+        nri=Socket.ANSWERS if agent and agent.nri.holds else look_at(places.nri),
         cgroup_version=hierarchy.version if hierarchy else None,
         cgroup_writable=_is_writable(hierarchy, is_root=os.geteuid() == 0),
         pod_roots=places.pod_roots,
@@ -97,6 +97,8 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         containers_complete=state["containersComplete"],
         conflicts=tuple(conflict["container"] for conflict in state["fights"]),
         failures=tuple(state["failures"]),
+        nri=AgentNRI(state["startPath"] == "nri", state["startReason"]),
+        other_plugins=tuple(state["otherPlugins"]),
         refusals=tuple(f"{refusal['name']}: {refusal['message']}" for refusal in state["refusals"]),
     )
 
@@ -119,12 +121,6 @@ def _is_writable(hierarchy: Hierarchy | None, *, is_root: bool) -> bool | None:
 def _first_there(pod_roots: tuple[str, ...], hierarchy: Hierarchy | None) -> str | None:
     there = (root for root in pod_roots if hierarchy and hierarchy.folder(root).is_dir())
     return next(there, None)
-
-
-def _is_there(path: Path) -> bool:
-    with suppress(OSError):  # no right to look into its folder
-        return path.exists()
-    return False
 
 
 def _topology(root: Path, missing: dict[str, str]) -> Topology | None:

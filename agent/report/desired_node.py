@@ -23,6 +23,7 @@ from pinning.contract import (
     NOT_READY_TAINT_KEY,
     OVERCOMMIT_CONDITION,
     OVERCOMMIT_TAINT_KEY,
+    PLUGIN_CONDITION,
     STATUS_POOLS,
     STATUS_TOPOLOGY,
 )
@@ -77,7 +78,7 @@ def desired_node(
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
         resources=resources,
-        conditions=(_kubelet(state), _overcommit(load)),
+        conditions=(_kubelet(state), _overcommit(load), _plugins(state)),
     )
 
 
@@ -88,7 +89,7 @@ def cleared(options: NodeOptions) -> DesiredNode:
         labels=dict.fromkeys(_labels(options)),
         no_taints=(*_taints(options, NO_LOAD), OVERCOMMIT_TAINT),
         resources=dict.fromkeys(RESOURCES),
-        no_conditions=(KUBELET_CONDITION, OVERCOMMIT_CONDITION),
+        no_conditions=(KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION),
     )
 
 
@@ -170,6 +171,17 @@ def _overcommit(load: Overcommit) -> Condition:
         " move pods away, or lower the kubelet's allocatable CPUs"
     )
     return Condition(OVERCOMMIT_CONDITION, "True", "RequestsExceedSharedCPUs", message)
+
+
+def _plugins(state: NodeState) -> Condition:
+    if not state.other_plugins:
+        message = "no other NRI plugin was seen to set CPUs"
+        return Condition(PLUGIN_CONDITION, "False", "NoOtherPluginSeen", message)
+    message = (
+        f"NRI plugins that set CPUs too: {', '.join(state.other_plugins)}:"
+        " stop them, because a container whose CPUs two plugins set does not start"
+    )
+    return Condition(PLUGIN_CONDITION, "True", "AnotherPluginSetsCPUs", message)
 
 
 def _json(content: Mapping[str, Any]) -> str:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 from corepin.documents import plain, write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag, add_output_flag
-from corepin.host_flags import add_host_flags, runtime_endpoint
+from corepin.host_flags import add_host_flags, nri_socket, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from agent.doctor.checks import Check, Facts
+    from agent.doctor.check import Check
+    from agent.doctor.checks import Facts
 
 DESCRIPTION = "Look at what stands in the way of pinning on this machine, and say what to do about it."
 EPILOG = """\
@@ -46,7 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; return 1 when something is to be fixed."""
-    from agent.doctor.checks import Verdict, examine
+    from agent.doctor.check import Verdict
+    from agent.doctor.checks import examine
 
     checks = examine(_facts(args))
     write_out(_json(checks) if args.output == "json" else _text(checks))
@@ -63,6 +65,7 @@ def _facts(args: argparse.Namespace) -> Facts:
         pod_roots=pod_roots(args.kubelet_cgroup_root),
         kubelet_state=Path(args.kubelet_state),
         runtime=runtime_endpoint(args),
+        nri=nri_socket(args),
     )
     state, why = _state(args.socket)
     try:

@@ -103,7 +103,7 @@ def _text(view: NodeView) -> str:
     from corepin.terminal import columns, wants_colour
 
     width = columns(sys.stdout, os.environ)
-    lines = [view.title, ""]
+    lines = [view.title, *([view.start] if view.start else []), ""]
     lines += draw(view.picture, width, colour=wants_colour(sys.stdout, os.environ)).rstrip("\n").split("\n")
     for title, texts in (("containers", view.containers), ("attention", view.troubles)):
         if texts:

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node to draw: a line about it, the machine, and lines about its containers and troubles."""
+    """A node to draw: lines about it, the machine, and lines about its containers and troubles."""
 
     title: str
     picture: Picture
     containers: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
+    start: str = ""  # how new containers get their CPUs
 
 
 def view_of_state(state: Mapping[str, Any]) -> NodeView:
@@ -56,6 +57,7 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
     return NodeView(
         title=f"node {state['node']}, {state['runtime']}",
         picture=_picture(state["topology"], state["sets"], dict(held)),
+        start="" if state["observes"] else _STARTS[state["startPath"]],
         containers=tuple(
             _container(f"{pod}/{container['name']}", container)
             for pod, container in containers
@@ -78,6 +80,11 @@ def _ordered(owners: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(owners.items(), key=lambda owner: reading_order(owner[0]))
 
 
+_STARTS = {
+    "nri": "containers get their CPUs before their first instruction (NRI)",
+    "cgroup": "containers get their CPUs when their cgroup is made",
+    "runtime": "containers get their CPUs when the runtime shows them",
+}
 _OBSERVES = (
     "corepin only observes here: the kubelet's static policy assigns the CPUs, or `observe` is configured"
 )
@@ -145,6 +152,8 @@ def _troubles(state: Mapping[str, Any]) -> Iterator[str]:
     for pod in state["pods"]:
         if pod["refusal"]:
             yield f"{pod['namespace']}/{pod['name']}: {pod['refusal']['message']}"
+    for name in state["otherPlugins"]:
+        yield f"another NRI plugin ({name}) sets CPUs too: stop it, only one program may own the CPUs of a node"
     for fight in state["fights"]:
         cause = f"another program rewrote its CPUs {fight['rewrites']} times, and they are left so for now"
         yield f"{fight['container']}: {cause}: stop that program (`corepin doctor` names candidates)"

@@ -54,14 +54,6 @@ def add_parser(
     )
     add_flag(parser, "--runtime", "cri|local", "who runs the containers", "cri")
     add_host_flags(parser)
-    add_flag(
-        parser,
-        "--nri",
-        "auto|off|SOCKET",
-        "have the runtime ask before it makes a container, so that it starts on its CPUs; auto: /var/run/nri/nri.sock,"
-        " as soon as it is there",
-        "auto",
-    )
     add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
     add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", STATE_DIR)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")

@@ -50,15 +50,16 @@ def _first_arguments(path: Path, functions: Collection[str]) -> set[str]:
     }
 
 
-def subjects(module: str) -> set[str]:
+def subjects(folder: str) -> set[str]:
     """Return what `corepin doctor` looks at: the first arguments of its checks, some of which have a name."""
     named = {
         node.value.value
-        for node in ast.walk(_tree(Path(module)))
+        for module in sorted(Path(folder).glob("*.py"))
+        for node in ast.walk(_tree(module))
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "subject"
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
-    return named | _first_arguments(Path(module), ("_ok", "_finding", "_unknown"))
+    return named | first_arguments(folder, "ok", "finding", "unknown")
 
 
 def makers(*calls: str) -> set[str]:

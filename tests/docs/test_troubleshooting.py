@@ -106,7 +106,7 @@ def test_every_told_message_exists(title: str) -> None:
         pytest.param(
             "Events of certificates", said.first_arguments("certs", "Event", "_warning"), id="certs"
         ),
-        pytest.param("What corepin doctor looks at", said.subjects("agent/doctor/checks.py"), id="doctor"),
+        pytest.param("What corepin doctor looks at", said.subjects("agent/doctor"), id="doctor"),
         pytest.param(
             "Warnings in the logs",
             said.loud_logs("agent", "apiserver", "webhook", "certs", "corepin"),
@@ -137,7 +137,7 @@ def test_conditions_and_taints_are_told_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
     described = section("Conditions and taints of nodes")
     code = said.texts(desired_node.__file__)
-    conditions = {contract.KUBELET_CONDITION, contract.OVERCOMMIT_CONDITION}
+    conditions = {contract.KUBELET_CONDITION, contract.OVERCOMMIT_CONDITION, contract.PLUGIN_CONDITION}
     taints = {
         f"{item.key}={item.value}:{item.effect}"
         for item in (desired_node.CMK_TAINT, desired_node.OVERCOMMIT_TAINT)

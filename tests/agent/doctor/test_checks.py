@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.doctor.checks import AgentFacts, Check, Facts, ForeignThreads, Verdict, examine
+from agent.doctor.check import Check, Verdict
+from agent.doctor.checks import AgentFacts, Facts, ForeignThreads, examine
+from agent.doctor.nri import AgentNRI, Socket
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -19,7 +21,7 @@ from tests.machines import materialise
 if TYPE_CHECKING:
     pass
 
-AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]), "containerd 2.4.2")
+AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]), "containerd 2.4.2", nri=AgentNRI(holds=True))
 LOCAL = replace(AGENT, runtime="local processes in cgroups v1")
 PROC = Path("/proc")
 FINE = Facts(
@@ -29,7 +31,7 @@ FINE = Facts(
     agent=AGENT,
     kubelet_millicores=3000,
     runtime="containerd 2.4.2",
-    nri=True,
+    nri=Socket.ANSWERS,
     cgroup_version=2,
     cgroup_writable=True,
     pod_roots=("/kubepods.slice", "/kubepods"),
@@ -127,6 +129,13 @@ def test_fine_node_has_no_findings() -> None:
             {"writers": ("tuned (pid 812)",)}, "other writers", "tuned (pid 812)", "stop it", id="writer"
         ),
         pytest.param(
+            {"agent": replace(AGENT, other_plugins=("10-balloons",))},
+            "other writers",
+            "another NRI plugin (10-balloons) sets CPUs too",
+            "stop it",
+            id="another plugin",
+        ),
+        pytest.param(
             {"agent": replace(AGENT, conflicts=("a/b/c",))}, "fights", "a/b/c", "who writes", id="fight"
         ),
         pytest.param(
@@ -169,7 +178,8 @@ def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:
     checks = {check.subject: check for check in examine(facts)}
 
     assert {check.verdict for check in checks.values()} == {Verdict.OK}
-    assert "pods' cgroup" not in checks
+    assert {"pods' cgroup", "NRI"} & checks.keys() == set()
+    assert checks["runtime"].message == LOCAL.runtime
     assert (
         checks["kubelet's CPUs"].message
         == "not compared with corepin's, because no scheduler places these pods"
@@ -216,36 +226,12 @@ def test_l2_shared_by_several_cores_is_told(tmp_path: Path) -> None:
     assert "CPUs 12-15, 16-19" in finding.message
 
 
-def test_local_runtime_has_no_nri() -> None:
-    """Processes that the agent starts itself need no plugin."""
-    checks = {check.subject: check.message for check in examine(replace(FINE, agent=LOCAL, nri=False))}
-
-    assert "NRI" not in checks
-    assert checks["runtime"] == LOCAL.runtime
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        pytest.param({}, "its socket is there;", id="on"),
-        pytest.param({"nri": False}, "its socket is not there;", id="off"),
-        pytest.param({"nri": False, "runtime": "containerd 1.6.20"}, "it came with 1.7;", id="too old"),
-        pytest.param({"nri": False, "runtime": "cri-o 1.30.1"}, "not there;", id="CRI-O"),
-    ],
-)
-def test_nri_is_told(facts: dict[str, object], message: str) -> None:
-    """Whether the runtime has it is told; nothing is to be mended, for this agent does not use it."""
-    (check,) = (check for check in examine(replace(FINE, **facts)) if check.subject == "NRI")  # type: ignore[arg-type]
-
-    assert (check.verdict, check.remedy) == (Verdict.OK, "")
-    assert message in check.message
-
-
 def test_agent_that_observes_is_told() -> None:
     """What it gives out is nothing, so that there is nothing to compare with the kubelet."""
     observing = replace(FINE, agent=replace(AGENT, observes=True), kubelet_millicores=4000)
     checks = {check.subject: check for check in examine(observing)}
 
+    assert checks["NRI"].message == "not used, because corepin only observes here"
     assert {check.verdict for check in checks.values()} == {Verdict.OK}
     assert "only observes" in checks["agent"].message
     assert "allocates none" in checks["kubelet's CPUs"].message

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.doctor.checks import examine
 from agent.doctor.facts import Places, agent_facts, read_facts
+from agent.doctor.nri import Socket
 from agent.kubelet.policy import KubeletPolicy
 from agent.serve.state_json import to_dict
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
@@ -32,13 +33,17 @@ def test_facts_of_the_agents_state() -> None:
 def test_facts_of_this_machine(tmp_path: Path) -> None:
     """Reading survives a machine on which nothing of Kubernetes is there, and says why it does not know."""
     places = Places(
-        tmp_path, tmp_path, kubelet_state=tmp_path / "none", runtime=tmp_path / "no.sock", nri=tmp_path
+        tmp_path,
+        tmp_path,
+        kubelet_state=tmp_path / "none",
+        runtime=tmp_path / "no.sock",
+        nri=tmp_path / "no.sock",
     )
     facts = read_facts(places, None, 0)
 
     assert (facts.agent, facts.topology, facts.runtime, facts.cgroup_version) == (None, None, None, None)
     assert facts.kubelet is KubeletPolicy.UNKNOWN
-    assert (facts.pod_root, facts.nri) == (None, True)
+    assert (facts.pod_root, facts.nri) == (None, Socket.ABSENT)
     assert facts.missing
     assert facts.missing.keys() == {"topology", "runtime", "cgroup_version"}
 
@@ -46,9 +51,10 @@ def test_facts_of_this_machine(tmp_path: Path) -> None:
 def test_real_runtimes_are_named(containerd: Containerd, tmp_path: Path) -> None:
     """Debian's containerd and the newest one tell their names; the old one has no NRI, the other may have."""
     places = Places(runtime=containerd.socket, nri=tmp_path / "no.sock")
-    messages = {check.subject: check.message for check in examine(read_facts(places, None, 0))}
+    checks = {check.subject: check for check in examine(read_facts(places, None, 0))}
     is_old = containerd.programs.version == "1.6"
 
-    assert messages["runtime"].startswith(f"containerd {containerd.programs.version}")
-    assert ("it came with 1.7" in messages["NRI"]) is is_old
-    assert ("its socket is not there" in messages["NRI"]) is not is_old
+    assert checks["runtime"].message.startswith(f"containerd {containerd.programs.version}")
+    assert checks["NRI"].remedy.startswith(
+        "it came with containerd 1.7" if is_old else "containerd has it on"
+    )

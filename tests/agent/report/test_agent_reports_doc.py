@@ -60,6 +60,7 @@ def test_every_name_is_in_the_reference() -> None:
         contract.OVERCOMMIT_TAINT_KEY,
         contract.KUBELET_CONDITION,
         contract.OVERCOMMIT_CONDITION,
+        contract.PLUGIN_CONDITION,
         contract.CMK_CONFIG_MAP_PREFIX,
         *RESOURCES,
         *events.Reason,

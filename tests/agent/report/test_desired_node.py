@@ -280,7 +280,7 @@ def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, rea
     """Who gives the CPUs out can be seen at the node, with the remedy."""
     desired = desired_node(state_of(config=config), [], OPTIONS)
     assert desired
-    kubelet, _ = desired.conditions
+    kubelet, *_ = desired.conditions
     assert (kubelet.status, kubelet.reason) == (status, reason)
     assert ("cpuManagerPolicy" in kubelet.message) == config.observe
 
@@ -291,7 +291,7 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     pods = [bound("a", container("x", requests=9))]
     desired = desired_node(state_of(*pods), pods, OPTIONS)
     assert desired
-    _, load = desired.conditions
+    _, load, _ = desired.conditions
     assert "9000m CPU, but it has 8000m" in load.message
     for message, status, since in (("other", "True", old), (load.message, "False", NOW)):
         before = {
@@ -310,7 +310,17 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     same = Condition(load.type, load.status, load.reason, load.message, old)
     patch = differences(node(status={"conditions": [msgspec.to_builtins(same)]}), desired, NOW).status
     assert patch
-    assert [condition["type"] for condition in patch["status"]["conditions"]] == ["CorepinKubeletPolicy"]
+    written = {condition["type"] for condition in patch["status"]["conditions"]}
+    assert written == {"CorepinKubeletPolicy", "CorepinPluginConflict"}
+
+
+def test_another_plugin_is_a_condition() -> None:
+    """Whoever looks at the node reads which plugin it is, and why it has to go."""
+    desired = desired_node(replace(state_of(), other_plugins=("10-a", "20-b")), [], OPTIONS)
+    assert desired
+    *_, conflict = desired.conditions
+    assert (conflict.type, conflict.status) == ("CorepinPluginConflict", "True")
+    assert "10-a, 20-b: stop them" in conflict.message
 
 
 def test_capacity_and_allocatable_go_together() -> None:

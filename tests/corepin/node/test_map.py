@@ -56,7 +56,9 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert main(["map", "--socket", path]) == 0
 
     shown = capsys.readouterr().out
-    assert shown.startswith(f"node {STATE.node}, {STATE.runtime}\n")
+    assert shown.startswith(
+        f"node {STATE.node}, {STATE.runtime}\ncontainers get their CPUs when their cgroup is made\n\n"
+    )
     assert "default/web/main: exclusive on CPUs" in shown
     assert "as the kernel says" in shown
     assert "1 idle (a)" in shown
@@ -78,6 +80,7 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     web["proof"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
     web["intruders"] = ["kube-system/x/y"]
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
+    state["otherPlugins"] = ["10-balloons"]
     state["fights"] = [{"container": "d/e/f", "rewrites": 3}]
     state["pods"][0]["refusal"] = {"message": "'exlusive' is not a policy"}
     with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
@@ -93,6 +96,7 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "the list of pods is incomplete",
         "the runtime does not answer",
         "'exlusive' is not a policy",
+        "another NRI plugin (10-balloons) sets CPUs too",
         "d/e/f: another program rewrote its CPUs 3 times",
         "a/b/c: its CPUs could not be set",
     ):
@@ -121,7 +125,7 @@ def test_published_node_is_drawn(
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         main(["map", "--socket", path])
     local = capsys.readouterr().out
-    assert drawn.split("containers:")[0].splitlines()[1:] == local.split("containers:")[0].splitlines()[1:]
+    assert drawn.split("containers:")[0].splitlines()[1:] == local.split("containers:")[0].splitlines()[2:]
     assert shown == {
         "node": "n1",
         "topology": json.loads(PUBLISHED[STATUS_TOPOLOGY]),

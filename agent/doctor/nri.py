@@ -1,0 +1,121 @@
+"""Whether the agent can give containers their CPUs before they start, and how to make the runtime let it. Pure."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.doctor.check import finding, ok, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.doctor.check import Check
+
+Version = tuple[int, ...]
+
+SUBJECT: Final = "NRI"
+BIRTH: Final = "containers get their CPUs before their first instruction"
+LATER: Final = "containers get their CPUs as soon as their cgroup is made, which is usually early enough and always measured"
+MOUNT: Final = "for the agent's pod take the component nri, which mounts its folder (Helm: agent.nri: true)"
+
+
+class Socket(StrEnum):
+    """What is there where NRI's socket should be."""
+
+    ANSWERS = "answers"
+    SILENT = "silent"  # the file is there, and nobody listens
+    ABSENT = "absent"  # its folder is there
+    NO_FOLDER = "no folder"  # not mounted, or never made
+    HIDDEN = "hidden"  # who asks has no right to look
+
+
+class AgentNRI(NamedTuple):
+    """What the agent says of NRI."""
+
+    holds: bool = False  # it is let in, and sets the CPUs of each container that is created
+    reason: str = ""  # why it is not let in; empty where it is, and where it shall not be
+
+
+NOT_WANTED: Final = AgentNRI()
+
+
+class _Switch(NamedTuple):
+    """How a runtime of some versions is made to offer NRI."""
+
+    since: Version
+    remedy: str
+
+
+_SWITCHES: Final = {  # newest first
+    "containerd": (
+        _Switch(
+            (2, 0),
+            "containerd has it on by itself from 2.0 on: take `disable = true` out of"
+            ' [plugins."io.containerd.nri.v1.nri"] in its config.toml, and restart containerd',
+        ),
+        _Switch(
+            (1, 7),
+            'write `disable = false` below [plugins."io.containerd.nri.v1.nri"] into the config.toml of containerd,'
+            " and restart it",
+        ),
+    ),
+    "cri-o": (
+        _Switch(
+            (1, 30),
+            "CRI-O has it on by itself from 1.30 on: take `enable_nri = false` out of [crio.nri] in its"
+            " configuration, and restart it",
+        ),
+        _Switch(
+            (1, 26), "write `enable_nri = true` below [crio.nri] into CRI-O's configuration, and restart it"
+        ),
+    ),
+}
+
+
+def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator[Check]:
+    """Yield which way the node has; it is a finding only when the runtime offers NRI and the agent cannot use it."""
+    if agent and agent.holds:
+        yield ok(SUBJECT, f"the agent is let in: {BIRTH}")
+    elif agent and not agent.reason:
+        yield ok(SUBJECT, f"the agent is told not to use it (--nri off); {LATER}")
+    elif socket is Socket.SILENT:
+        remedy = "restart the runtime, which makes its socket anew; the agent comes back by itself"
+        yield finding(SUBJECT, f"its socket is there, but nobody answers; {LATER}", remedy)
+    elif socket is Socket.ANSWERS:
+        yield _offered(agent)
+    elif socket is Socket.HIDDEN:
+        yield unknown(SUBJECT, "only root may look into its folder", "run this command as root")
+    else:
+        yield ok(SUBJECT, *_absent(runtime, socket))
+
+
+def _offered(agent: AgentNRI | None) -> Check:
+    """Say why the agent is not let in where the runtime answers."""
+    if agent is None:
+        return ok(SUBJECT, f"its socket is there and answers: with an agent {BIRTH}")
+    remedy = "the logs of agent and runtime say more; the agent tries again by itself"
+    return finding(
+        SUBJECT, f"its socket is there, but the agent is not let in ({agent.reason}); {LATER}", remedy
+    )
+
+
+def _absent(runtime: str, socket: Socket) -> tuple[str, str]:
+    """Say that it is not there, and how to get it."""
+    name, version = _parsed(runtime)
+    switches = _SWITCHES.get(name, ())
+    switch = next((switch for switch in switches if version >= switch.since), None)
+    if not switches or not version:
+        return f"its socket is not there; {LATER}", ""
+    if switch is None:
+        since = ".".join(map(str, switches[-1].since))
+        return f"{runtime} has none; {LATER}", f"it came with {name} {since}"
+    mount = f"{MOUNT}; " if socket is Socket.NO_FOLDER else ""
+    return f"its socket is not there; {LATER}", f"{mount}{switch.remedy}"
+
+
+def _parsed(runtime: str) -> tuple[str, Version]:
+    name, _, version = runtime.partition(" ")
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    return name.lower(), tuple(map(int, numbers.groups())) if numbers else ()

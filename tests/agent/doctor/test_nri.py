@@ -1,0 +1,105 @@
+"""Which of the ways a node has to give containers their CPUs, and how it gets the better one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent.doctor.check import Check, Verdict
+from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, nri_checks
+from agent.doctor.nri_socket import look_at
+
+NOBODY = 65534
+NEW = "containerd 2.4.2"
+HOLDS = AgentNRI(holds=True)
+OUT = AgentNRI(reason="the runtime closed the connection")
+
+
+def check(socket: Socket, agent: AgentNRI | None = None, runtime: str = NEW) -> Check:
+    """Return the only check."""
+    (checked,) = nri_checks(runtime, socket, agent)
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("socket", "agent", "verdict", "message"),
+    [
+        pytest.param(Socket.ANSWERS, HOLDS, Verdict.OK, "let in: containers get their CPUs before", id="let in"),
+        pytest.param(Socket.ANSWERS, None, Verdict.OK, "there and answers: with an agent", id="no agent"),
+        pytest.param(Socket.ANSWERS, OUT, Verdict.FINDING, "(the runtime closed the connection);", id="not let in"),
+        pytest.param(Socket.SILENT, OUT, Verdict.FINDING, "nobody answers", id="silent"),
+        pytest.param(Socket.HIDDEN, None, Verdict.UNKNOWN, "only root", id="not root"),
+        pytest.param(Socket.ABSENT, OUT, Verdict.OK, "its socket is not there", id="absent"),
+        pytest.param(Socket.NO_FOLDER, OUT, Verdict.OK, "its socket is not there", id="no folder"),
+        pytest.param(Socket.SILENT, NOT_WANTED, Verdict.OK, "--nri off", id="not wanted"),
+    ],
+)  # fmt: skip
+def test_the_way_of_a_node_is_told(
+    socket: Socket, agent: AgentNRI | None, verdict: Verdict, message: str
+) -> None:
+    """Something is to be mended only where the runtime offers NRI and the agent wants it and cannot use it."""
+    checked = check(socket, agent)
+
+    assert (checked.subject, checked.verdict) == ("NRI", verdict)
+    assert message in checked.message
+    assert bool(checked.remedy) >= (verdict is not Verdict.OK)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "remedy"),
+    [
+        pytest.param("containerd 1.6.20~ds1", "it came with containerd 1.7", id="containerd 1.6"),
+        pytest.param("containerd v1.7.24", "`disable = false`", id="containerd 1.7"),
+        pytest.param("containerd 2.0.0", "take `disable = true` out", id="containerd 2"),
+        pytest.param("cri-o 1.25.4", "it came with cri-o 1.26", id="CRI-O 1.25"),
+        pytest.param("cri-o 1.29.1", "`enable_nri = true`", id="CRI-O 1.29"),
+        pytest.param("cri-o 1.30.1", "take `enable_nri = false` out", id="CRI-O 1.30"),
+        pytest.param("docker 28.0", "", id="another runtime"),
+        pytest.param("containerd unknown", "", id="no version"),
+    ],
+)
+def test_switching_on_is_told_for_the_version(runtime: str, remedy: str) -> None:
+    """How it is done depends on runtime and version; where nothing is known of these nothing is advised."""
+    checked = check(Socket.ABSENT, OUT, runtime)
+
+    assert checked.verdict is Verdict.OK
+    assert remedy in checked.remedy
+    assert bool(checked.remedy) == bool(remedy)
+
+
+def test_folder_that_is_not_mounted_is_told() -> None:
+    """From within the agent's pod a runtime with NRI and a pod without the component look the same: both are told."""
+    assert check(Socket.NO_FOLDER).remedy.startswith("for the agent's pod take the component nri")
+    assert "component" not in check(Socket.ABSENT).remedy
+    assert "component" not in check(Socket.NO_FOLDER, runtime="containerd 1.6.20").remedy
+
+
+def test_what_is_there_is_seen(tmp_path: Path) -> None:
+    """A listener, a socket that its owner left behind, a folder without one, and no folder."""
+    folder = tmp_path / "nri"
+    path = folder / "nri.sock"
+    assert look_at(path) is Socket.NO_FOLDER
+    folder.mkdir()
+    assert look_at(path) is Socket.ABSENT
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert look_at(path) is Socket.ANSWERS
+    assert look_at(path) is Socket.SILENT
+
+
+def test_folder_of_root_is_not_judged(tmp_path: Path) -> None:
+    """Who may not look into it does not know."""
+    tmp_path.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        assert look_at(tmp_path / "nri.sock") is Socket.HIDDEN
+    finally:
+        if is_root:
+            os.seteuid(0)
+        tmp_path.chmod(0o700)
