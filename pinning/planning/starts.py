@@ -104,7 +104,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         ledger=plan.ledger,
         shared=shared,
         cmk_shared=plan.sets.pools.set_aside or shared,
-        known=observed.known_uids | plan.ledger.pods.keys(),
+        known=observed.known_uids.union(plan.ledger.pods),
         seen=frozenset(container.id for container in observed.containers),
         refusals=MappingProxyType(
             {refusal.owner: refusal for refusal in plan.refusals if refusal.blocks_start}

@@ -15,7 +15,7 @@ from agent.errors import Gone
 from agent.interfaces import NewContainer
 from agent.node_state import NodeState
 from agent.node_state import Path as Way
-from agent.nri.container_watch import BirthOwners, NriContainerWatch
+from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, NriContainerWatch
 from agent.nri.plugin import Plugin
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
@@ -118,6 +118,7 @@ def test_it_connects_when_there_is_a_table_and_comes_back(tmp_path: Path) -> Non
             plugin = await asyncio.to_thread(runtime.plugin)
             await scene.until(holds=True)
             assert (plugin.name, scene.watch.reason) == ("10-corepin", "")
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
             scene.watch.publish(None)
             assert not scene.watch.holds
             scene.watch.publish(scene.table())

@@ -86,6 +86,7 @@ def test_sockets_and_servers_are_read() -> None:
         pytest.param(("--runtime", "local"), "--pods-dir", id="local without pods"),
         pytest.param(("--metrics-listen", "x"), "--metrics-listen", id="address"),
         pytest.param(("--metrics-listen", ":" + "9" * 5000), "write for example :8081", id="huge port"),
+        pytest.param(("--nri", "on"), "write auto, off, or a socket", id="NRI"),
         pytest.param(("--taint", "other"), "write cmk or overcommit", id="taint"),
         pytest.param(("--feature-gates", "CpuManager"), "write CPUManager or Sidecar", id="gate"),
         pytest.param(("--config", "/none.yaml"), "/none.yaml", id="config"),

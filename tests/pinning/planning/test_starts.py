@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import Assignment
 from pinning.planning.node_config import StaticPools
 from pinning.planning.observed import Owner
 from pinning.planning.starts import NOT_SEEN, Start, StartTable, start_table
@@ -155,6 +157,27 @@ def test_container_that_an_older_table_started_is_in_the_way_of_owners() -> None
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.trespass(STRANGER, cpus("0-7")) == cpus("1,5")
     assert table.trespass(A, cpus("0-7")) == EMPTY
+
+
+class LookedUp(dict[str, tuple[Assignment, ...]]):
+    """Pods that nobody may go through."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all pods were walked")
+
+    keys = values = items = __len__ = __iter__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("owner", [A, STRANGER])
+def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
+    """Whoever waits for an answer waits for its own pod, not for all that the node has."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    ledger = replace(table.ledger, pods=LookedUp(table.ledger.pods))
+    table = replace(table, ledger=ledger)
+    start = table.start(owner, claims=True)
+    assert isinstance(start, str) or table.environment(start)
+    assert table.corrected(owner, "")
+    assert table.trespass(owner, cpus("0-7")).isdisjoint(cpus("0,2-4,6-7"))
 
 
 def test_environment_is_that_of_cmk() -> None:
