@@ -74,7 +74,8 @@ class Client:
         if (stream := self._stream) is not None:
             with suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
         self.status = Status(is_connected=False, reason="stopped")
 
     def _run(self) -> None:
@@ -114,14 +115,12 @@ class Client:
             raise Disconnected("stopped")
 
     def _serve(self, stream: socket.socket, events: int) -> NoReturn:
-        def synchronized() -> None:
-            validates = bool(events & GUARD_EVENTS)
-            self._publish(Status(is_connected=True, runtime=connection.runtime, validates=validates))
+        def synchronized(runtime: str) -> None:
+            self._publish(Status(is_connected=True, runtime=runtime, validates=bool(events & GUARD_EVENTS)))
 
-        connection = Connection(
+        Connection(
             stream, self._name, self._handlers, events, limits=self._limits, synchronized=synchronized
-        )
-        connection.serve()
+        ).serve()
 
     def _wait(self) -> float:
         """Return how many seconds to wait: longer each time, and not the same on every node."""

@@ -39,7 +39,7 @@ class _Deadline(NamedTuple):
 
 
 class Connection:
-    """Registers a plugin with a runtime and answers its calls by handlers."""
+    """Registers a plugin with a runtime and answers its calls; `synchronized` is told the runtime once events come."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Connection:
         events: int,
         *,
         limits: Limits | None = None,
-        synchronized: Callable[[], None] = lambda: None,
+        synchronized: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._stream = stream
         self._name = name
@@ -61,11 +61,6 @@ class Connection:
         self._stage = Stage.CONNECTED
         self._step: _Deadline | None = None
         self._message: _Deadline | None = None
-
-    @property
-    def runtime(self) -> str:
-        """The name and version of the runtime, "" before it has told them."""
-        return self._service.runtime
 
     def serve(self) -> NoReturn:
         """Register and answer, until it ends; raise ProtocolError or Disconnected."""
@@ -152,7 +147,7 @@ class Connection:
             self._step = _deadline("synchronize the plugin", self._limits.synchronize)
         elif self._stage is Stage.SYNCHRONIZED:
             self._step = None
-            self._synchronized()
+            self._synchronized(self._service.runtime)
 
     def _send(self, data: bytes) -> None:
         self._stream.settimeout(self._limits.write)

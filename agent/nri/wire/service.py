@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from agent.nri.wire import nri_pb2 as pb
-from agent.nri.wire.errors import UNIMPLEMENTED, ProtocolError, Reject
+from agent.nri.wire.errors import UNIMPLEMENTED, Reject
 from agent.nri.wire.handlers import Event
+from agent.nri.wire.synchronization import Parts
 from agent.nri.wire.ttrpc import decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from agent.nri.wire.handlers import Handlers
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
-SYNCHRONIZE_LIMIT: Final = 64 * 2**20  # bytes of all parts: ten thousand containers and more
 _NAME_LIMIT: Final = 100  # characters
 _LIFECYCLE: Final = {  # methods that only tell; before NRI 0.12 they come as StateChange
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
@@ -52,25 +51,15 @@ class PluginService:
         self.runtime = ""
         self._handlers = handlers
         self._events = events
-        self._parts = pb.SynchronizeRequest()
-        self._parts_bytes = 0
-        self._methods: dict[str, Callable[[bytes], bytes]] = {
-            "Configure": self._configure,
-            "Synchronize": self._synchronize,
-            "CreateContainer": self._create_container,
-            "UpdateContainer": self._update_container,
-            "ValidateContainerAdjustment": self._validate,
-            "UpdatePodSandbox": self._update_pod,
-            "StateChange": self._state_change,
-            "Shutdown": self._shutdown,
-            **{method: partial(self._lifecycle, event) for method, event in _LIFECYCLE.items()},
-        }
+        self._parts = Parts()
 
     def answer(self, service: str, method: str, payload: bytes) -> bytes:
         """Return the answer to a call; raise Reject, ProtocolError, and whatever a handler raises."""
-        if service != PLUGIN_SERVICE or method not in self._methods:
-            raise Reject(f"{service} has no method {method} here", UNIMPLEMENTED)
-        return self._methods[method](payload)
+        if service == PLUGIN_SERVICE and (event := _LIFECYCLE.get(method)) is not None:
+            return self._lifecycle(event, payload)
+        if service == PLUGIN_SERVICE and (answering := self._METHODS.get(method)) is not None:
+            return answering(self, payload)
+        raise Reject(f"{service} has no method {method} here", UNIMPLEMENTED)
 
     def _configure(self, payload: bytes) -> bytes:
         request = decoded(pb.ConfigureRequest, payload)
@@ -81,14 +70,9 @@ class PluginService:
 
     def _synchronize(self, payload: bytes) -> bytes:
         self.stage = max(self.stage, Stage.SYNCHRONIZING)
-        self._parts_bytes += len(payload)
-        if self._parts_bytes > SYNCHRONIZE_LIMIT:
-            raise ProtocolError(f"more than {SYNCHRONIZE_LIMIT} bytes of pods and containers")
-        request = decoded(pb.SynchronizeRequest, payload)
-        self._parts.MergeFrom(request)
-        if request.more:
+        if self._parts.add(payload):
             return pb.SynchronizeResponse(more=True).SerializeToString()
-        whole, self._parts, self._parts_bytes = self._parts, pb.SynchronizeRequest(), 0
+        whole, self._parts = self._parts.whole, Parts()
         updates = self._handlers.synchronize(whole.pods, whole.containers)
         answer = pb.SynchronizeResponse(update=updates).SerializeToString()
         self.stage = max(self.stage, Stage.SYNCHRONIZED)
@@ -127,3 +111,14 @@ class PluginService:
     def _shutdown(self, _: bytes) -> bytes:
         self.stage = Stage.ENDED
         return b""
+
+    _METHODS: ClassVar[Mapping[str, Callable[[PluginService, bytes], bytes]]] = {
+        "Configure": _configure,
+        "Synchronize": _synchronize,
+        "CreateContainer": _create_container,
+        "UpdateContainer": _update_container,
+        "ValidateContainerAdjustment": _validate,
+        "UpdatePodSandbox": _update_pod,
+        "StateChange": _state_change,
+        "Shutdown": _shutdown,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,13 +37,15 @@ def created(cpus: str, *updates: pb.ContainerUpdate) -> pb.CreateContainerRespon
 
 
 class Recorder:
-    """Handlers that answer what they are told to; `failure` is raised instead, once."""
+    """Handlers that answer what they are told to; `failure` is raised instead, once, and `pause` waited for before."""
 
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
         self.updates: list[pb.ContainerUpdate] = []
         self.reason = ""
         self.failure: Exception | None = None
+        self.pause: threading.Event | None = None
+        self.paused = threading.Event()
 
     def configure(self, request: pb.ConfigureRequest) -> None:
         """Write down the runtime."""
@@ -78,6 +81,9 @@ class Recorder:
 
     def _tell(self, *facts: object) -> None:
         self.told.append(facts)
+        if self.pause is not None:
+            self.paused.set()
+            self.pause.wait(60)
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure

@@ -163,6 +163,15 @@ def test_stop_ends_the_thread(path: Path, step: str) -> None:
     assert client.status == Status(is_connected=False, reason="stopped")
 
 
+def test_client_that_never_started_can_be_stopped() -> None:
+    """What is cleaned up need not have begun."""
+    client = Client("nowhere", NAME, Recorder())
+
+    client.stop()
+
+    assert client.status == Status(is_connected=False, reason="stopped")
+
+
 def test_listener_that_fails_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who cannot take a change of the status does not end the plugin."""
 

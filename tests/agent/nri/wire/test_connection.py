@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -11,45 +10,11 @@ from contextlib import suppress
 
 import pytest
 
-from agent.nri.wire import WORKER_EVENTS, Connection, Limits, Reject, WireError
+from agent.nri.wire import WORKER_EVENTS, Limits, Reject
 from agent.nri.wire import nri_pb2 as pb
-from tests.agent.nri.fake_runtime import Gone, Plugin, Refused, container, message, pod, request
-from tests.agent.nri.wire.plugins import NAME, PATIENT, SOON, Recorder, update
-
-
-class Served:
-    """A connection in a thread of its own, and the runtime's end of it."""
-
-    def __init__(self, limits: Limits = PATIENT) -> None:
-        ours, theirs = socket.socketpair()
-        self.handlers = Recorder()
-        self.runtime = Plugin(theirs)
-        self.synchronized = threading.Event()
-        self._reason = ""
-        self._connection = Connection(
-            ours, NAME, self.handlers, WORKER_EVENTS, limits=limits, synchronized=self.synchronized.set
-        )
-        self._ours = ours
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        try:
-            with self._ours:
-                self._connection.serve()
-        except WireError as error:
-            self._reason = str(error)
-
-    def reason(self) -> str:
-        """Wait until the connection has ended, and return why."""
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self._reason
-
-    def close(self) -> None:
-        """End the connection."""
-        self.runtime.close()
-        self.reason()
+from tests.agent.nri.fake_runtime import Gone, Refused, container, message, pod, request
+from tests.agent.nri.wire.plugins import PATIENT, SOON, update
+from tests.agent.nri.wire.serving import Served
 
 
 @pytest.fixture
@@ -166,6 +131,18 @@ def test_closed_connection_says_when(served: Served) -> None:
     served.runtime.close()
 
     assert served.reason() == "the runtime closed the connection when asked for the events 0x26af"
+
+
+def test_late_answer_to_configure_is_no_matter_of_events(served: Served) -> None:
+    """A runtime that has waited too long closes there as well, but before it could read which events they are."""
+    served.runtime.register()
+    served.handlers.pause = threading.Event()
+    served.runtime.send(request(1, "Configure", b""))
+    served.handlers.paused.wait(60)
+    served.runtime.close()
+    served.handlers.pause.set()
+
+    assert served.reason() == "the runtime closed the connection"
 
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["synchronized", "between-parts"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.nri.wire import WORKER_EVENTS, Event, ProtocolError, Reject
 from agent.nri.wire import nri_pb2 as pb
-from agent.nri.wire.service import PLUGIN_SERVICE, SYNCHRONIZE_LIMIT, PluginService, Stage
+from agent.nri.wire.service import PLUGIN_SERVICE, PluginService, Stage
 from tests.agent.nri.fake_runtime import container, pod
 from tests.agent.nri.wire.plugins import Recorder, resources, update
 
@@ -78,17 +78,6 @@ def test_parts_of_synchronize_are_put_together(service: PluginService, handlers:
     assert [len(part.update) for part in said] == [0, 0, 1]
     assert handlers.told == [("synchronize", ["a", "b"], ["c", "d"])]
     assert service.stage is Stage.SYNCHRONIZED
-
-
-def test_synchronize_does_not_fill_the_memory(service: PluginService) -> None:
-    """Parts without end are refused before they fill the memory."""
-    part = pb.SynchronizeRequest(pods=[pb.PodSandbox(name="x" * 4_000_000)], more=True).SerializeToString()
-    fitting = SYNCHRONIZE_LIMIT // len(part)
-    for _ in range(fitting):
-        answer(service, "Synchronize", part)
-
-    with pytest.raises(ProtocolError, match="more than 67108864 bytes of pods and containers"):
-        answer(service, "Synchronize", part)
 
 
 def test_synchronize_that_fails_is_not_done(service: PluginService, handlers: Recorder) -> None:

@@ -1,0 +1,71 @@
+"""Memory of the process stays as it is, whatever a runtime sends."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.nri.wire import nri_pb2 as pb
+from tests.agent.nri.fake_runtime import container, pod, request
+from tests.agent.nri.wire.plugins import Recorder
+from tests.agent.nri.wire.serving import Served
+
+MESSAGE = 4 * 2**20 - 1000
+GROWTH = 6 * MESSAGE  # a message is in several hands at once, and the allocator keeps some of it
+LONG = pod("a", annotations={"long": "x" * MESSAGE})
+
+
+class Forgetful(Recorder):
+    """Keeps nothing."""
+
+    def _tell(self, *_: object) -> None:
+        pass
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def long_requests() -> None:
+    """Send two creations of almost 4 MiB."""
+    served = Served(handlers=Forgetful())
+    served.runtime.register()
+    served.runtime.create(LONG, container("c", "a"))
+    served.runtime.create(LONG, container("c", "a"))
+    served.close()
+
+
+def nothing_but_entries() -> None:
+    """Send two million empty containers."""
+    served = Served(handlers=Forgetful())
+    served.runtime.register()
+    served.runtime.send(request(1, "Synchronize", b"\x12\x00" * (MESSAGE // 2)))
+    assert served.reason() == "more than 20000 pods and containers"
+    served.close()
+
+
+def breaking_off() -> None:
+    """Go away in the middle of a long message, and between the parts of a synchronization."""
+    served = Served(handlers=Forgetful())
+    served.runtime.register()
+    part = pb.SynchronizeRequest(pods=[LONG], more=True)
+    served.runtime.call("Synchronize", part, pb.SynchronizeResponse)
+    served.runtime.send(struct.pack(">II", 1, MESSAGE) + bytes(MESSAGE - 1))
+    served.close()
+
+
+@pytest.mark.parametrize("visit", [long_requests, nothing_but_entries, breaking_off])
+def test_connections_leave_nothing(visit: Callable[[], None]) -> None:
+    """Twenty connections with long messages need no more memory than one, but for what the allocator keeps."""
+    visit()
+    before = resident_bytes()
+
+    for _ in range(20):
+        visit()
+
+    assert resident_bytes() - before < GROWTH
