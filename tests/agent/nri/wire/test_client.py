@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Status
+from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Disconnected, Status
 from agent.nri.wire.client import FIRST_WAIT, LONGEST_WAIT
 from tests.agent.nri.fake_runtime import FakeRuntime, Gone, container, message, pod, request
 from tests.agent.nri.wire.plugins import NAME, Changes, Recorder, running
@@ -161,6 +161,19 @@ def test_stop_ends_the_thread(path: Path, step: str) -> None:
 
     assert not client._thread.is_alive()
     assert client.status == Status(is_connected=False, reason="stopped")
+
+
+def test_stop_while_it_connects_ends_the_connection(path: Path) -> None:
+    """A socket that `stop` has met before it was connected is not used."""
+    client = Client(path, NAME, Recorder())
+    client.stop()
+
+    with (
+        FakeRuntime(path),
+        socket.socket(socket.AF_UNIX) as stream,
+        pytest.raises(Disconnected, match="stopped"),
+    ):
+        client._connect(stream)
 
 
 def test_client_that_never_started_can_be_stopped() -> None:

@@ -61,11 +61,11 @@ def breaking_off() -> None:
 
 @pytest.mark.parametrize("visit", [long_requests, nothing_but_entries, breaking_off])
 def test_connections_leave_nothing(visit: Callable[[], None]) -> None:
-    """Twenty connections with long messages need no more memory than one, but for what the allocator keeps."""
+    """Ten connections with long messages need no more memory than one, but for what the allocator keeps."""
     visit()
     before = resident_bytes()
 
-    for _ in range(20):
+    for _ in range(10):
         visit()
 
     assert resident_bytes() - before < GROWTH
