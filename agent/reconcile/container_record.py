@@ -32,6 +32,8 @@ class ContainerRecord:
     right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
     sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
     born: CPUSet = EMPTY  # what it was made with, where the runtime asked first
+    was_seen_so: bool = False  # the kernel showed it on what it was made with
+    is_owner: bool = False  # the last plan gives it CPUs of its own
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
@@ -69,6 +71,11 @@ class ContainerRecord:
         path = self.proof.path if self.proof else Path.FOUND
         return Path.RUNTIME if path is Path.FOUND and self.sent == self.wanted else path
 
+    @property
+    def started_right(self) -> bool:
+        """Say whether it was made where it was to run then; one that owns CPUs now was to run on them."""
+        return self.was_seen_so and (not self.is_owner or self.born == self.wanted)
+
     def listed(self, container: RuntimeContainer) -> None:
         """Take over what the runtime says; what a start makes of its cpuset is nobody's rewrite."""
         if self.seen.state is not container.state:
@@ -79,13 +86,14 @@ class ContainerRecord:
         """Note what the runtime was told to make it with."""
         self.born = self.sent = cpus
 
-    def planned(self, cpus: CPUSet) -> None:
+    def planned(self, cpus: CPUSet, *, is_owner: bool) -> None:
         """Take over where it is to run from now on."""
-        self.wanted = cpus
+        self.wanted, self.is_owner = cpus, is_owner
 
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it since it was made."""
         self.applied = cpus
+        self.was_seen_so |= cpus == self.born
         self._prove(cpus, when, Path.NRI if cpus == self.born else Path.FOUND)
 
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
@@ -141,7 +149,7 @@ class ContainerRecord:
         if not self.is_awaited or self.proof is None:
             return None
         self.is_awaited = False
-        window = self.right[1] if self.right else 0.0
+        window = self.right[1] if self.right and not self.started_right else 0.0
         self.proof = replace(self.proof, window_seconds=round(window, 4))
         return window
 

@@ -59,4 +59,5 @@ class Exposure:
         window = record.settled()
         if window is not None:
             path = Path.CGROUP if seconds is not None else record.path
+            path = Path.NRI if record.started_right else path
             self._metrics.window_seconds.labels(str(path)).observe(window)

@@ -168,7 +168,8 @@ class Reconciler:
         self._shared = shared if writes else EMPTY
         records = self.observer.records
         for record in records.values():
-            record.planned(plan.ledger.cpus_of(record.owner, shared))
+            is_owner = plan.ledger.of(record.owner) is not None
+            record.planned(plan.ledger.cpus_of(record.owner, shared), is_owner=is_owner)
         left_alone = self._foreign_writes.left_alone(records.values())
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self._publish(table)

@@ -47,11 +47,11 @@ class FakeWatch:
         self.changed = changed
         await asyncio.get_running_loop().create_future()
 
-    def create(self, uid: str, name: str = "c0") -> str:
+    def create(self, uid: str, name: str = "c0", *, claims: bool = True) -> str:
         """Make a container as the table says; return its id, or why it was not made."""
         table = self.tables[-1]
         assert table is not None
-        start = table.start(Owner(uid, name), claims=True)
+        start = table.start(Owner(uid, name), claims=claims)
         if isinstance(start, str):
             return start
         number = self.node.start(uid, name, State.CREATED)

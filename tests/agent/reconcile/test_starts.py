@@ -144,6 +144,31 @@ def test_container_that_was_made_elsewhere_after_all_has_a_window(node: FakeNode
     assert path_of(state, "a") == (Path.CGROUP, 0.7)
 
 
+def test_set_that_changes_after_a_right_start_is_no_window(node: FakeNode, watch: FakeWatch) -> None:
+    """A container that was made right and is moved before any pass has seen it ran nowhere else; an owner did."""
+    node.add("b", PLAIN)
+    node.run()
+    bystander = watch.create("b")
+    node.begin(bystander)
+    node.cgroups.ages[node.cgroup(bystander)] = 0.7
+    node.add("a", TWO)
+    state = node.run()
+    assert node.cpus(bystander) == "0,2-4,6-7"
+    assert path_of(state, "b") == (Path.CGROUP, 0.0)
+    registry = node.agent.reconciler.metrics.registry
+    assert registry.get_sample_value(WINDOW, {"path": "nri"}) == 1
+
+
+def test_owner_that_was_made_in_the_shared_set_has_a_window(node: FakeNode, watch: FakeWatch) -> None:
+    """It started, as a claim that need not fit does, and ran elsewhere until it had its CPUs."""
+    number = watch.create("late", claims=False)
+    node.begin(number)
+    node.cgroups.ages[node.cgroup(number)] = 0.7
+    node.add("late", TWO)
+    state = node.run()
+    assert path_of(state, "late") == (Path.CGROUP, 0.7)
+
+
 def test_observing_agent_tells_the_runtime_nothing(
     node: FakeNode, watch: FakeWatch, tmp_path: Folder
 ) -> None:
