@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
@@ -114,6 +115,11 @@ class Containerd:
         """The socket of the runtime."""
         return self.directory / "containerd.sock"
 
+    @property
+    def nri_socket(self) -> Path:
+        """The socket for NRI's plugins, of this containerd alone; only version 2.4 has it."""
+        return self.directory / "nri" / "nri.sock"
+
     def call(self, method: str, request: Any, answer: Any) -> Any:
         """Call CRI as another client than the agent's."""
         if self._channel is None:
@@ -127,10 +133,11 @@ class Containerd:
         )
         return call(request, timeout=_SECONDS, wait_for_ready=True)
 
-    def run_pod(self, name: str, uid: str) -> Pod:
+    def run_pod(self, name: str, uid: str, annotations: Mapping[str, str] = MappingProxyType({})) -> Pod:
         """Start a sandbox with the host's network."""
         config = api_pb2.PodSandboxConfig(
             metadata=api_pb2.PodSandboxMetadata(name=name, namespace="default", uid=uid),
+            annotations=dict(annotations),
             log_directory=str(self.directory / "logs" / uid),
             linux=api_pb2.LinuxPodSandboxConfig(
                 cgroup_parent=f"{self.cgroup}/pod{uid}",
@@ -375,5 +382,8 @@ snapshotter = "{snapshotter}"
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{image}"
 [plugins."io.containerd.nri.v1.nri"]
-disable = true
+disable = false
+socket_path = "{directory}/nri/nri.sock"
+plugin_path = "{directory}/nri/plugins"
+plugin_config_path = "{directory}/nri/conf.d"
 """

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import grpc
 from cri_api.v1 import api_pb2
 
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.invariants import problems
+from pinning.planning.node_config import DEFAULT
+from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.agent.containerd import CGROUP_ROOT, FOREVER
 from tests.node.node import CRANE, AgentProcess, Container
-from tests.node.waiting import until_equal
+from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from pinning.planning.ledger import Ledger
     from tests.agent.containerd import Containerd, Pod
 
 NAME = "main"  # of every container
+MOST_PODS = 5  # of the churn
+ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
 
 
 @dataclass
@@ -36,15 +47,22 @@ class ContainerdNode:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     sandboxes: dict[str, Pod] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)  # by pod: why the runtime made no container
 
     @property
     def all(self) -> CPUSet:
         """Every CPU that pods may have."""
         return read_topology(Path("/")).online
 
-    def write(self, name: str, policy: str | None = None, cpu: str = "1") -> None:
+    def write(
+        self,
+        name: str,
+        policy: str | None = None,
+        cpu: str = "1",
+        annotations: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Write the manifest of a pod, or another one in its place."""
-        annotations = {CRANE: policy} if policy else {}
+        annotations = {**annotations, **({CRANE: policy} if policy else {})}
         metadata = {"name": name, "uid": f"uid-{name}", "namespace": "default", "annotations": annotations}
         limits = {"cpu": cpu}
         container = {"name": NAME, "resources": {"limits": limits, "requests": limits}}
@@ -59,20 +77,42 @@ class ContainerdNode:
         new.replace(self.manifests / f"{name}.json")
         self.documents[name] = document
 
-    def add(self, name: str, policy: str | None = None, command: Sequence[str] = FOREVER) -> Container:
+    def add(
+        self,
+        name: str,
+        policy: str | None = None,
+        command: Sequence[str] = FOREVER,
+        annotations: Mapping[str, str] = MappingProxyType({}),
+    ) -> Container:
         """Create a pod and start its container."""
-        self.write(name, policy)
-        self.sandboxes[name] = self.containerd.run_pod(name, f"uid-{name}")
+        self.write(name, policy, annotations=annotations)
+        self.run_pod(name)
         return self.start(name, command)
 
+    def run_pod(self, name: str) -> None:
+        """Start the sandbox of a pod, with the annotations that it has now."""
+        annotations = self.documents[name]["metadata"]["annotations"]
+        self.sandboxes[name] = self.containerd.run_pod(name, f"uid-{name}", annotations)
+
     def start(self, name: str, command: Sequence[str] = FOREVER) -> Container:
-        """Start the container of a pod, once more if it ended."""
-        sandbox = self.sandboxes[name]
-        key = sandbox.start(sandbox.create(NAME, command))
+        """Start the container of a pod, once more if it ended; what NRI refuses is tried again, as the kubelet does."""
+        key = until(f"container of {name}", lambda: self.create(name, command))
+        self.sandboxes[name].start(key)
         hierarchy = find_hierarchy(CGROUP_ROOT)
         folder = hierarchy.folder(f"{self.containerd.cgroup}/poduid-{name}/{key}")
         self.containers[name] = Container(key, 0, hierarchy, folder)
         return self.containers[name]
+
+    def create(self, name: str, command: Sequence[str] = FOREVER) -> str | None:
+        """Create the container of a pod and return its id; None when an NRI plugin refused it."""
+        try:
+            return self.sandboxes[name].create(NAME, command)
+        except grpc.RpcError as error:
+            details = str(error.details())
+            if "NRI" not in details:
+                raise
+            self.refused.setdefault(name, []).append(details)
+            return None
 
     def stop(self, name: str) -> None:
         """End the container of a pod; the pod stays."""
@@ -108,6 +148,12 @@ class ContainerdNode:
                 (cpus, cpus),
             )
 
+    def update(self, container: Container, cpus: CPUSet) -> None:
+        """Change the CPUs of a container over CRI as another client than the agent does."""
+        linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
+        request = api_pb2.UpdateContainerResourcesRequest(container_id=container.id, linux=linux)
+        self.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
+
     def recorded(self, container: Container) -> CPUSet:
         """Return what the runtime remembers as the CPUs of a container."""
         request = api_pb2.ContainerStatusRequest(container_id=container.id, verbose=True)
@@ -130,14 +176,80 @@ class ContainerdNode:
         )
 
 
+class Windows(threading.Thread):
+    """Asks the agent again and again for how long each container may have run elsewhere."""
+
+    def __init__(self, node: ContainerdNode) -> None:
+        super().__init__()
+        self.seconds: dict[str, float] = {}
+        self._over = threading.Event()
+        self._node = node
+
+    def run(self) -> None:
+        """Ask until it is over."""
+        while not self._over.wait(0.1):
+            for name, state in self._node.reported().items():
+                seconds = state["proof"] and state["proof"]["windowSeconds"]
+                if seconds is not None:
+                    self.seconds[name] = seconds
+
+    def __enter__(self) -> Windows:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
+class Churn:
+    """Changes pods at random; the same seed makes the same changes."""
+
+    def __init__(self, node: ContainerdNode, seed: int) -> None:
+        self.random = Random(seed)  # noqa: S311  chance is what is wanted
+        self._node = node
+        self._numbers = count()
+
+    def step(self) -> None:
+        """Do one change."""
+        names = sorted(self._node.documents)
+        if len(names) < MOST_PODS and self.random.random() < 0.5:
+            self._node.add(f"pod-{next(self._numbers)}", self._policy())
+            return
+        if names:
+            name = self.random.choice(names)
+            self.random.choice((self._edit, self._edit, self._restart, self._node.remove))(name)
+
+    def _policy(self) -> str | None:
+        return self.random.choice((None, "none", "share", "exclusive", "exclusive"))
+
+    def _edit(self, name: str) -> None:
+        self._node.write(name, self._policy())
+
+    def _restart(self, name: str) -> None:
+        self._node.stop(name)
+        self._node.start(name)
+
+
+def check_rules(node: ContainerdNode, ledger: Ledger) -> None:
+    """Check that no CPU is owned twice or by somebody gone, and that containers run where they should."""
+    observed = node.observe()
+    sets = node_sets(observed.topology, observed.universe, DEFAULT)
+    assert problems(ledger, sets) == ()
+    assert {container.owner.pod_uid for container in ledger} <= {pod.uid for pod in observed.pods}
+    for container in observed.live:
+        held = ledger.of(container.owner)
+        assert container.cpus == (held.cpus if held else sets.shared(ledger))
+
+
 @contextmanager
-def start_node(containerd: Containerd, directory: Path) -> Iterator[ContainerdNode]:
-    """Run an agent beside a containerd until the block ends."""
+def start_node(containerd: Containerd, directory: Path, nri: str = "off") -> Iterator[ContainerdNode]:
+    """Run an agent beside a containerd until the block ends; `nri` is the path of NRI's socket."""
     manifests = directory / "pods"
     manifests.mkdir()
     flags = (
         *("--node", "node-1", "--runtime-endpoint", str(containerd.socket), "--pods-dir", str(manifests)),
-        *("--state-dir", str(directory / "state"), "--kubelet-state", str(directory / "none")),
+        *("--state-dir", str(directory / "state"), "--kubelet-state", str(directory / "none"), "--nri", nri),
     )
     node = ContainerdNode(containerd, AgentProcess(flags, directory), manifests)
     with node.agent.stack:

@@ -11,21 +11,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
-from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from cri_api.v1 import api_pb2
 
 from agent.kernel.inotify import Inotify
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.invariants import problems
-from pinning.planning.ledger import Ledger
-from pinning.planning.node_config import DEFAULT
-from pinning.planning.node_sets import node_sets
 from tests.agent.churn import planned
-from tests.agent.containerd_node import ContainerdNode, start_node
+from tests.agent.containerd_node import Churn, ContainerdNode, Windows, check_rules, start_node
 from tests.node.node import TELLING
 from tests.node.waiting import until, until_equal
 
@@ -40,7 +33,6 @@ BIRTHS = int(os.environ.get("COREPIN_BIRTHS", "200"))
 KILLS = int(os.environ.get("COREPIN_KILLS_HERE", "10"))
 AT_ONCE = 8  # pods that are started at the same time
 LONGEST_WAIT = 0.2  # seconds from a change to the kill: passes begin and end within
-MOST_PODS = 5
 WINDOW = "corepin_agent_unpinned_window_seconds_count"
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="moving a container takes two CPUs")
 
@@ -65,13 +57,6 @@ def pinned_and_bystander(node: ContainerdNode) -> tuple[Container, Container, CP
     assert len(own) == 1
     node.settled({pinned: own, bystander: node.all - own})
     return pinned, bystander, own
-
-
-def update_as_stranger(node: ContainerdNode, container: Container, cpus: CPUSet) -> None:
-    """Change the CPUs of a container over CRI behind the agent's back."""
-    linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
-    request = api_pb2.UpdateContainerResourcesRequest(container_id=container.id, linux=linux)
-    node.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
 
 
 def test_all_changes_of_policy(node: ContainerdNode) -> None:
@@ -101,11 +86,11 @@ def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: Containe
         until_equal(
             "record", lambda: node.recorded(bystander), node.all - own
         )  # nothing of ours is on its way
-        update_as_stranger(node, bystander, node.all)
+        node.update(bystander, node.all)
         until_equal("seen", lambda: node.agent.metric("corepin_agent_foreign_rewrites_total"), number)
         node.settled({bystander: node.all - own})
     until_equal("record", lambda: node.recorded(bystander), node.all - own)
-    update_as_stranger(node, bystander, node.all)
+    node.update(bystander, node.all)
     until("told", lambda: node.agent.state()["fights"])
     assert [conflict["container"] for conflict in node.agent.state()["fights"]] == ["default/bystander/main"]
     assert node.reported()["pinned"]["intruders"] == ["default/bystander/main"]
@@ -128,24 +113,6 @@ def test_killed_containerd_is_survived(node: ContainerdNode) -> None:
 # Starts.
 
 
-class Windows(threading.Thread):
-    """Asks the agent again and again for how long each container may have run elsewhere."""
-
-    def __init__(self, node: ContainerdNode) -> None:
-        super().__init__()
-        self.seconds: dict[str, float] = {}
-        self.over = threading.Event()
-        self._node = node
-
-    def run(self) -> None:
-        """Ask until it is over."""
-        while not self.over.wait(0.1):
-            for name, state in self._node.reported().items():
-                seconds = state["proof"] and state["proof"]["windowSeconds"]
-                if seconds is not None:
-                    self.seconds[name] = seconds
-
-
 def live(node: ContainerdNode, windows: Windows, name: str, wanted: CPUSet) -> list[str]:
     """Start a pod, wait until it has its CPUs and its window is known, remove it; return the lines it wrote."""
     container = node.add(name, command=telling(wanted))
@@ -163,16 +130,8 @@ def test_births_under_churn(node: ContainerdNode, capsys: pytest.CaptureFixture[
     shared = node.all - own
     births = BIRTHS if node.containerd.programs.version == "2.4" else BIRTHS // 5
     names = [f"churn-{number}" for number in range(births)]
-    windows = Windows(node)
-    windows.start()
-    try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            seen = dict(
-                zip(names, pool.map(lambda name: live(node, windows, name, shared), names), strict=True)
-            )
-    finally:
-        windows.over.set()
-        windows.join()
+    with Windows(node) as windows, ThreadPoolExecutor(AT_ONCE) as pool:
+        seen = dict(zip(names, pool.map(lambda name: live(node, windows, name, shared), names), strict=True))
     late = {name: windows.seconds[name] for name, lines in seen.items() if len(lines) > 1}
     zero = sum(windows.seconds[name] == 0 for name in names)
     with capsys.disabled():
@@ -213,46 +172,6 @@ class Recorder(threading.Thread):
         self.join()
         self._queue.close()
         return self.seen
-
-
-class Churn:
-    """Changes pods at random; the same seed makes the same changes."""
-
-    def __init__(self, node: ContainerdNode, seed: int) -> None:
-        self.random = Random(seed)  # noqa: S311  chance is what is wanted
-        self._node = node
-        self._numbers = count()
-
-    def step(self) -> None:
-        """Do one change."""
-        names = sorted(self._node.documents)
-        if len(names) < MOST_PODS and self.random.random() < 0.5:
-            self._node.add(f"pod-{next(self._numbers)}", self._policy())
-            return
-        if names:
-            name = self.random.choice(names)
-            self.random.choice((self._edit, self._edit, self._restart, self._node.remove))(name)
-
-    def _policy(self) -> str | None:
-        return self.random.choice((None, "none", "share", "exclusive", "exclusive"))
-
-    def _edit(self, name: str) -> None:
-        self._node.write(name, self._policy())
-
-    def _restart(self, name: str) -> None:
-        self._node.stop(name)
-        self._node.start(name)
-
-
-def check_rules(node: ContainerdNode, ledger: Ledger) -> None:
-    """Check that no CPU is owned twice or by somebody gone, and that containers run where they should."""
-    observed = node.observe()
-    sets = node_sets(observed.topology, observed.universe, DEFAULT)
-    assert problems(ledger, sets) == ()
-    assert {container.owner.pod_uid for container in ledger} <= {pod.uid for pod in observed.pods}
-    for container in observed.live:
-        held = ledger.of(container.owner)
-        assert container.cpus == (held.cpus if held else sets.shared(ledger))
 
 
 def test_killed_agent_goes_on(node: ContainerdNode) -> None:
