@@ -13,7 +13,7 @@ PURE := pinning/*,webhook/rules/*,corepin/drawing/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/webhook.py))
 
-.PHONY: help setup demo test unit e2e-smt check image bench metrics chart proto
+.PHONY: help setup demo test unit e2e-smt soak check image bench metrics chart proto
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ unit: setup ## the tests that need no server, no container runtime and no emulat
 
 e2e-smt: setup ## a whole cluster on an emulated machine with two threads per core: 13 minutes, and more when busy
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster
+
+soak: setup ## containers started over NRI beside two busy loops, and their runtime restarted: 10 minutes
+	@scripts/soak
 
 check: setup ## formatting, lint, types
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }

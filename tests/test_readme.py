@@ -119,7 +119,7 @@ def test_names_are_the_contracts() -> None:
     }
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "image", "help", "e2e-smt"])
+@pytest.mark.parametrize("target", ["demo", "test", "image", "help", "e2e-smt", "soak"])
 def test_targets_exist(target: str) -> None:
     """Every `make` target that the README names is in the Makefile, with its line of help."""
     assert f"make {target}" in README

@@ -87,7 +87,7 @@ def _agent(directory: Path, admin_token: str, flags: tuple[str, ...]) -> AgentPr
 
     token = directory / "token"
     token.write_text(admin_token)
-    own = ("--state-dir", str(directory / "state"), "--api-token", str(token))
+    own = ("--state-dir", str(directory / "state"), "--api-token", str(token), "--nri", "off")
     return AgentProcess((*flags, *own), directory)
 
 
