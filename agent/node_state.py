@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from pinning.contract import GATE_CONTAINER
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
@@ -97,8 +98,17 @@ class PodState:
 
     @property
     def is_reported(self) -> bool:
-        """Say whether the pod gets a status annotation."""
-        return self.refusal is not None or any(container.is_reported for container in self.containers)
+        """Say whether the pod gets a status annotation: its gate waits for one, whatever the pod asks for now."""
+        return (
+            self.refusal is not None
+            or self.is_gated
+            or any(container.is_reported for container in self.containers)
+        )
+
+    @property
+    def is_gated(self) -> bool:
+        """Say whether its containers wait until the annotation says that they may start."""
+        return any(container.name == GATE_CONTAINER for container in self.containers)
 
 
 @dataclass(frozen=True, slots=True)

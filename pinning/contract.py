@@ -77,6 +77,13 @@ NRI_SOCKET = "/var/run/nri/nri.sock"
 SIDECAR_CPU = "200m"
 SIDECAR_MEMORY = "64M"
 
+# The init container that holds a pod back until its CPUs are assigned. The folder in which it finds what the agent says
+# of its pod is the one where a token would be: the API server mounts one into each container that has nothing there.
+GATE_CONTAINER = "corepin-gate"
+GATE_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+GATE_FILE = "cpus"
+GATE_RESTART_POLICY = "COREPIN_RESTART_POLICY"  # the variable that tells it the pod's
+
 # Feature gates of ours, spelled as in KubeVirt.
 GATE_SIDECAR = "Sidecar"
 GATE_CPU_MANAGER = "CPUManager"

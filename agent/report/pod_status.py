@@ -1,7 +1,8 @@
 """Write on each pod which CPUs its containers hold, as the kernel was seen to apply it: `status.corepin.io/cpus`.
 
 Only pods that hold CPUs or were refused some get the annotation; one that holds some gets it when the first of its
-containers runs: a moment earlier there is less to say, and all of it would be written again. What changes without the
+containers runs: a moment earlier there is less to say, and all of it would be written again. A pod with a gate gets it
+at once, and has it as long as it is there: an empty one lets it pass. What changes without the
 pod (the shared set, tasks that come and go) is left out, so that one change of a pod is one PATCH. Times, and what was
 found when a claim was refused, stay those of the moment at which the content became what it is.
 """
@@ -72,8 +73,10 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
 
 
 def _is_waiting(pod: PodState) -> bool:
-    """Say whether none of its containers runs yet, and none was refused anything."""
-    return not pod.refusal and not any(container.proof or container.refusal for container in pod.containers)
+    """Say whether none of its containers runs yet, none was refused anything, and none waits to be told."""
+    return not (pod.refusal or pod.is_gated) and not any(
+        container.proof or container.refusal for container in pod.containers
+    )
 
 
 def _container(container: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,5 +109,5 @@ def _sidecar_cost(step: Step) -> Iterator[str]:
     for key in sorted(with_owners & step.pods.keys(), key=reading_order):
         for member in members(step.pods[key]):
             cpu = millicores(member.requests.get("cpu", 0))
-            if cpu and (key, member.name) not in owners:
+            if cpu and (key, member.name) not in owners and not member.is_gate:
                 yield f"{key}/{member.name} requests {cpu}m CPU beside the pinned containers, and runs in the shared set"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonpatch
 import msgspec
+from msgspec import structs
 
 from corepin.errors import CommandFailed
 from corepin.offline.decode_errors import decode_failure
@@ -63,7 +64,7 @@ def inject(decider: Decider, item: Item) -> Injected:
         return _inject_at(decider, item, ())
     path = TEMPLATES.get((item.group, item.kind), ())
     if path and isinstance(below(item.content, path), dict):
-        return _inject_at(decider, item, path)
+        return _inject_at(_without_gate(decider), item, path)
     return Injected(item.content)
 
 
@@ -78,6 +79,11 @@ def judge(decider: Decider, item: Item) -> Judged:
     response = msgspec.json.decode(encode(OFFLINE_UID, answer))["response"]
     causes = response["status"]["details"]["causes"] if isinstance(answer, Denied) else ()
     return Judged(response["allowed"], tuple(causes), _once((*seen.warnings, *answer.warnings)))
+
+
+def _without_gate(decider: Decider) -> Decider:
+    """Return rules for templates: pods get the gate when they are created, with the image of that day."""
+    return replace(decider, settings=structs.replace(decider.settings, gate=False))
 
 
 def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.contract import GATE_CONTAINER, CPUPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.allocator import EffectivePolicies, shortage
@@ -197,7 +197,9 @@ class Assigner:
 
     def _refuse_start(self, ask: Ask, reason: Reason, why: str) -> None:
         observed, message = self.draft.observed, f"{why}; until then it runs in the shared set"
-        if ask.claim.must_fit and not observed.holds_starts:
+        if ask.claim.must_fit and ask.pod.is_gated and ask.owner not in observed.running:
+            message = f"{why}; until then the pod waits in its init container {GATE_CONTAINER}"
+        elif ask.claim.must_fit and not observed.holds_starts:
             message += ", because corepin cannot hold it back"
         elif ask.claim.must_fit and ask.owner in observed.running:
             message += ", where it was before"

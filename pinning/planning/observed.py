@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from pinning.contract import GATE_CONTAINER
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
@@ -71,6 +72,11 @@ class SeenPod:
             causes=asked.causes,
             warnings=asked.warnings,
         )
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether none of its containers starts before the CPUs that must fit are assigned."""
+        return GATE_CONTAINER in self.start_order
 
     @property
     def age(self) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
 
 
 def _observing(observed: Observed) -> Iterator[Refusal]:
-    """Refuse every claim that is made to corepin; a launcher's is the kubelet's business then."""
+    """Refuse every claim that is made to corepin; a launcher's is the kubelet's business then. Nobody is held back."""
     message = (
         "corepin only observes this node and assigns no CPUs:"
         " set the kubelet's cpuManagerPolicy to none, and observe to false in the node's configuration"
@@ -80,4 +80,4 @@ def _observing(observed: Observed) -> Iterator[Refusal]:
         for claim in pod.claims:
             if claim.origin is not Origin.LAUNCHER:
                 owner = Owner(pod.uid, claim.container)
-                yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, message, claim.must_fit)
+                yield Refusal(owner, pod.namespace, pod.name, Reason.OBSERVING, message)

@@ -85,7 +85,8 @@ def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Si
     for uid, pod in by_runtime_uid(pods, names).items():
         if seen_pod := served.get(uid):
             claiming = {claim.container for claim in seen_pod.claims}
-            count += sum(member.name not in claiming and _has(member, wanted) for member in members(pod))
+            others = [it for it in members(pod) if it.name not in claiming and not it.is_gate]
+            count += sum(_has(member, wanted) for member in others)
     return Sidecars(count, count * millicores(amount[0]), count * rounded_up(amount[1]))
 
 
@@ -96,7 +97,7 @@ def rounded_up_fraction(amount: Fraction) -> int:
 
 def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
     owners = {held.owner.container for held in ledger.pods.get(uid, ()) if held.is_exclusive}
-    listed = members(pod)
+    listed = [member for member in members(pod) if not member.is_gate]
     pod_level = ((pod.get("spec") or {}).get("resources") or {}).get("requests") or {}
     whole = pod_level.get("cpu")  # of the pod: what its owners of CPUs leave is shared
     if whole is not None and is_quantity(whole):

@@ -87,7 +87,7 @@ class PodClaims:
     """What a pod asks for, and, when somebody wants to know, what is wrong with how it asks."""
 
     claims: tuple[Claim, ...]
-    members: tuple[Member, ...]  # with the CPUs that the kubelet really gave
+    members: tuple[Member, ...]  # with the CPUs that the kubelet really gave; corepin's own is none of them
     policies: PolicyAnnotations
     # Claims of more than any machine has: refused, and never acted on.
     beyond: tuple[tuple[Member, Claim], ...] = ()
@@ -183,7 +183,7 @@ def read_pod(pod: Pod) -> PodClaims:
     """Return the claims of a pod; the causes that refuse it and the warnings are worked out on demand."""
     if crowd := crowded(pod):
         return PodClaims((), (), NO_POLICY_ANNOTATIONS, crowd=crowd)
-    listed = _as_allocated(pod)
+    listed = tuple([member for member in _as_allocated(pod) if not member.is_gate])
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     policies = read_policy_annotations(annotations, frozenset([member.name for member in listed]))
     dedicated = is_dedicated_launcher(pod)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.brief import NAME, VALUE, cut
-from pinning.contract import CMK_RESOURCES, ISOLATED_CORES, QoSClass
+from pinning.contract import CMK_RESOURCES, GATE_CONTAINER, ISOLATED_CORES, QoSClass
 from pinning.errors import BadQuantity, Cause
 from pinning.lazy import lazy
 from pinning.machine.cpuset import MAX_CPU
@@ -77,6 +77,11 @@ class Member(_Placed):
     def called(self) -> str:
         """Return the name as messages show it."""
         return cut(self.name, NAME)
+
+    @property
+    def is_gate(self) -> bool:
+        """Say whether it is corepin's own, which waits until the others have their CPUs."""
+        return self.name == GATE_CONTAINER and self.role is Role.INIT
 
     @property
     def path(self) -> str:

@@ -76,6 +76,7 @@ class PodSpec(TypedDict, total=False):
     initContainers: list[Container] | None
     nodeSelector: dict[str, str] | None
     resources: ResourceRequirements | None
+    restartPolicy: str | None
     serviceAccount: str | None
     serviceAccountName: str | None
     tolerations: list[Toleration] | None

@@ -23,6 +23,7 @@ PODS = (
     "pinning/pods/claims.py",
     "pinning/pods/resources.py",
     "webhook/rules/pods.py",
+    "webhook/rules/gate.py",
     "webhook/rules/mutate.py",
     "webhook/rules/sidecars.py",
     "webhook/review/handler.py",

@@ -15,7 +15,7 @@ import trustme
 
 from tests.e2e import already_there
 from tests.e2e.cluster import Cluster, Registered, pod_document, wait_until
-from tests.e2e.neighbours import Neighbours, add_sidecar, annotate, serve_neighbours
+from tests.e2e.neighbours import Neighbours, add_first, add_sidecar, annotate, serve_neighbours
 from tests.e2e.registration import MAIN, Instance, neighbour, register, unregister
 from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
 from tests.pods import CORES, container
@@ -29,20 +29,24 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"
 CMK, GUARDED, DOWN, DOWN_OPEN, DOWN_SHUT = "cmk", "guarded", "down", "down-open", "down-shut"
+GATED = "gated"
+GATE = "{gate: true, gateImage: 'registry.example/corepin:1', gateResources: {cpu: 300m, memory: 128Mi}}"
 MUTE = "mute"
-ANNOTATED, MESHED = "e2e.corepin.io/annotated", "e2e.corepin.io/meshed"
+ANNOTATED, MESHED, PREPARED = (f"e2e.corepin.io/{word}" for word in ("annotated", "meshed", "prepared"))
 
 
 @pytest.fixture(scope="session")
 def webhooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WebhookProcess]]:
-    """Return the running webhooks: the shipped one, one with CMK's mutations, one that wants client certificates."""
+    """Return the running webhooks: the shipped one, one with CMK's mutations, one that wants client certificates, one with a gate."""
     directory = tmp_path_factory.mktemp("webhooks")
     client_ca = directory / "clients.crt"
     trustme.CA().cert_pem.write_to_path(client_ca)
+    (directory / "gate.yaml").write_text(GATE)
     flags: dict[str, tuple[str, ...]] = {
         MAIN: (),
         CMK: ("--mutations", str(CMK_MUTATIONS)),
         GUARDED: ("--client-ca", str(client_ca)),
+        GATED: ("--config", str(directory / "gate.yaml")),
     }
     with ExitStack() as stack:
         yield {
@@ -53,8 +57,9 @@ def webhooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Web
 
 @pytest.fixture(scope="session")
 def neighbours() -> Iterator[Neighbours]:
-    """Return other people's webhooks: one that annotates pods, one that adds a sidecar."""
-    with serve_neighbours({"/annotate": annotate, "/sidecar": add_sidecar}) as served:
+    """Return other people's webhooks: one annotates pods, one adds a sidecar, one an init container before all others."""
+    mutators = {"/annotate": annotate, "/sidecar": add_sidecar, "/prepare": add_first}
+    with serve_neighbours(mutators) as served:
         yield served
 
 
@@ -106,6 +111,7 @@ def _registrations(
     instances = [
         Instance(CMK, webhooks[CMK].url, webhooks[CMK].ca_bundle),
         Instance(GUARDED, webhooks[GUARDED].url, webhooks[GUARDED].ca_bundle),
+        Instance(GATED, webhooks[GATED].url, webhooks[GATED].ca_bundle),
         Instance(DOWN, nobody, some_ca),
         Instance(DOWN_OPEN, nobody, some_ca, failure_policy="Ignore"),
         Instance(DOWN_SHUT, nobody, some_ca, failure_policy="Fail"),
@@ -115,6 +121,7 @@ def _registrations(
     others = [
         neighbour("aa-annotate", f"{neighbours.url}/annotate", neighbours.ca_bundle, ANNOTATED),
         neighbour("zzz-sidecar", f"{neighbours.url}/sidecar", neighbours.ca_bundle, MESHED),
+        neighbour("zzz-prepare", f"{neighbours.url}/prepare", neighbours.ca_bundle, PREPARED),
     ]
     return [*others, *(document for instance in instances for document in instance.documents())]
 

@@ -79,6 +79,15 @@ def add_sidecar(pod: dict[str, Any]) -> Operations:
     return [{"op": "add", "path": "/spec/containers/-", "value": proxy}]
 
 
+def add_first(pod: dict[str, Any]) -> Operations:
+    """Add a container that runs before all others, as some injectors do, unless it is there."""
+    init = pod["spec"].get("initContainers") or []
+    if any(container["name"] == "prepare" for container in init):
+        return []
+    every = [{"name": "prepare", "image": "registry.example/prepare:1"}, *init]
+    return [{"op": "add", "path": "/spec/initContainers", "value": every}]
+
+
 def _review(uid: str, operations: Operations) -> dict[str, Any]:
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if operations:

@@ -20,6 +20,7 @@ from pinning.contract import (
     CMK_NUM_CORES,
     CMK_TAINT_KEY,
     CMK_TAINT_VALUE,
+    GATE_RESTART_POLICY,
     LIMIT_RANGER,
     MIRROR_POD,
 )
@@ -62,7 +63,11 @@ class Mutations:
     def variables(self) -> frozenset[str]:
         """Return the variables of a container that decide what is added, or whether it is consistent."""
         return frozenset(
-            {CMK_NUM_CORES, *(variable["name"] for variable in self.per_container.get("env", ()))}
+            {
+                CMK_NUM_CORES,
+                GATE_RESTART_POLICY,
+                *(variable["name"] for variable in self.per_container.get("env", ())),
+            }
         )
 
     @cached_property

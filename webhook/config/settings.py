@@ -30,6 +30,13 @@ class SidecarResources(_Frozen, frozen=True):
     memory: RawQuantity = SIDECAR_MEMORY
 
 
+class GateResources(_Frozen, frozen=True):
+    """What the gate gets, as requests and limits, in pods that state CPU or memory."""
+
+    cpu: RawQuantity = "200m"
+    memory: RawQuantity = "64Mi"
+
+
 class NodeShape(_Frozen, frozen=True):
     """One kind of node of the cluster, as the checks of `require` and `isolate` need it."""
 
@@ -62,6 +69,9 @@ class Settings(_Frozen, frozen=True):
     sidecar_limits: Literal["launcher", "claims", "off"] = "launcher"
     sidecar_resources: SidecarResources = SidecarResources()
     isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
+    gate: bool = False  # pods whose claims must fit wait until their CPUs are assigned
+    gate_image: str = ""
+    gate_resources: GateResources = GateResources()
     node_shapes: tuple[NodeShape, ...] = ()
     kube_virt: KubeVirt = msgspec.field(name="kubevirt", default=KubeVirt())
 
@@ -92,9 +102,12 @@ def load_settings(document: bytes) -> Settings:
     for name, value in (
         ("sidecarResources.cpu", settings.sidecar_resources.cpu),
         ("sidecarResources.memory", settings.sidecar_resources.memory),
+        ("gateResources.cpu", settings.gate_resources.cpu),
+        ("gateResources.memory", settings.gate_resources.memory),
         ("kubevirt.cpuRequest", settings.kube_virt.cpu_request),
     ):
         _require_amount(name, value)
+    _require_image(settings)
     _require_unlike(settings.node_shapes)
     for shape in settings.node_shapes:
         if shape.free_cores < 1:
@@ -119,6 +132,15 @@ def _convert(parsed: object) -> Settings:
         return msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
         raise BadContract(f"configuration: {explain(error, given, Settings)}") from error
+
+
+def _require_image(settings: Settings) -> None:
+    """Refuse a gate without an image, and an image that is no single word: each pod that gets it would be refused."""
+    example = "write corepin's image as your nodes pull it, e.g. gateImage: registry.example/corepin:0.1.0"
+    if settings.gate and not settings.gate_image:
+        raise BadContract(f"gate: it is on, and gateImage is not set: {example}")
+    if settings.gate_image and settings.gate_image.split() != [settings.gate_image]:
+        raise BadContract(f"gateImage: {settings.gate_image[:60]!r} has blanks: {example}")
 
 
 def _require_unlike(shapes: tuple[NodeShape, ...]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from pinning.pods.annotations import is_policy_key
+from webhook.rules.gate import is_gate_volume
 from webhook.rules.marks import MARKS
 from webhook.rules.pod_parts import NewPod
 
@@ -45,7 +46,8 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
         }
     if spec:
         if volumes := spec.get("volumes"):
-            spec["volumes"] = [volume for volume in volumes if volume.get("name") in mutations.volumes]
+            known = mutations.volumes
+            spec["volumes"] = [it for it in volumes if it.get("name") in known or is_gate_volume(it)]
         _forget_variables(spec.get("containers"), mutations.variables)
         _forget_variables(spec.get("initContainers"), mutations.variables)
     return _encode(pod)

@@ -1,4 +1,4 @@
-"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits, the guard's mark. Pure.
+"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits, the guard's mark, the gate. Pure.
 
 A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
 pod again gives nothing.
@@ -20,6 +20,7 @@ from pinning.contract import (
 )
 from pinning.errors import Cause
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
+from webhook.rules.gate import plan_gate
 from webhook.rules.injection import NOTHING, Counted, joined
 from webhook.rules.marks import plan_marks
 from webhook.rules.patch import Operation, add, clashes, missing, wanted
@@ -51,6 +52,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     more = {POD: plan_marks(pod_claims), **limits}
     operations = plan_injection(pod, pod_claims, settings, injection, more)
+    operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))
     warnings = chain(

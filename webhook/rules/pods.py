@@ -12,6 +12,7 @@ from pinning.contract import (
     CMK_MUTATE,
     CMK_MUTATE_TRUE,
     CMK_NUM_CORES,
+    GATE_CONTAINER,
     ISOLATED_CORES,
     LAUNCHER_CONTAINER,
     STATUS_CPUS,
@@ -23,6 +24,7 @@ from pinning.pods.annotations import annotation_field, is_policy_key
 from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
 from pinning.pods.quantity import millicores, parse_quantity, whole
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
+from webhook.rules.gate import plan_gate, taken_names
 from webhook.rules.mutate import plan_injection, wants_injection
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
     pod_claims = read_pod(pod)
     causes = chain(
         _causes(pod_claims, settings),
+        taken_names(pod),
         _isolated_cores(pod_claims),
         _not_guaranteed(pod, pod_claims),
         _not_injected(pod, pod_claims, settings, injection),
@@ -64,7 +67,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
 def review_template(pod: Pod, settings: Settings) -> Verdict:
     """Judge a pod that nobody has injected anything into yet."""
     pod_claims = read_pod(pod)
-    causes = chain(_causes(pod_claims, settings), _isolated_cores(pod_claims))
+    causes = chain(_causes(pod_claims, settings), taken_names(pod), _isolated_cores(pod_claims))
     return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
 
@@ -234,7 +237,7 @@ def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
         return
     if qos_class(pod) is QoSClass.GUARANTEED:
         return
-    for member in pod_claims.members:
+    for member in members(pod):
         for name in guarantee_gaps(member):
             message = f"container {member.called} must state {name} limits equal to requests, or this virtual machine"
             yield Cause(
@@ -245,10 +248,12 @@ def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 def _not_injected(
     pod: Pod, pod_claims: PodClaims, settings: Settings, injection: Injection
 ) -> Iterator[Cause]:
+    message = "not injected: the mutating webhook was not called; create the pod again"
     missing = plan_injection(pod, pod_claims, settings, injection)
     if missing:
-        message = "not injected: the mutating webhook was not called; create the pod again"
         yield Cause(annotation_field(CMK_INJECTED), f"{message} (missing: {missing[0]['path']})")
+    if plan_gate(pod, pod_claims, settings):
+        yield Cause("spec.initContainers", f"{message} (missing: {GATE_CONTAINER})")
 
 
 def _lost(old: Pod, new: Pod, before: PodClaims, after: PodClaims) -> Iterator[Cause]:

@@ -156,6 +156,16 @@ def test_injected_sidecars_are_hidden_cost() -> None:
     assert sidecars(pods, state_of(*pods).seen_pods, ("200m", "64M")) == (2, 400, 128_000_000)
 
 
+def test_gate_costs_nobody_anything() -> None:
+    """It runs when nothing else of its pod does, and is no sidecar, whatever it got."""
+    pod = bound("a", container("main", 2), annotations=EXCLUSIVE)
+    gate = container("corepin-gate", {"cpu": "200m", "memory": "64M"})
+    pods: list[Pod] = [{**pod, "spec": {**(pod["spec"] or {}), "initContainers": [gate]}}]
+    state = state_of(*pods)
+    assert sidecars(pods, state.seen_pods, ("200m", "64M")).containers == 0
+    assert overcommit(pods, state.ledger, 4).requested == 0
+
+
 def test_the_pools_annotation_names_every_set_and_owner() -> None:
     """`corepin map` draws the node from this alone."""
     pods = [

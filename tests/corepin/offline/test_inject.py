@@ -45,6 +45,21 @@ def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.C
     ] * 2
 
 
+def test_pods_get_their_gate_and_templates_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gate in a template would keep the image of that day; its pods get theirs when they are created."""
+    config = tmp_path / "config.yaml"
+    config.write_text("gate: true\ngateImage: registry.example/corepin:1\n")
+    flags = ("--config", str(config))
+
+    (pod, deployment), _ = inject(capsys, "-f", written(tmp_path, POD, DEPLOYMENT), *flags)
+
+    assert [it["name"] for it in pod["spec"]["initContainers"]] == ["corepin-gate"]
+    template = deployment["spec"]["template"]
+    assert template["metadata"]["annotations"][INJECTED] == "true"
+    assert "initContainers" not in template["spec"]
+    assert main(["validate", "-f", written(tmp_path, POD, DEPLOYMENT), *flags]) == 0
+
+
 def test_second_pass_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What inject prints is complete: given back to it, it comes out byte by byte, without a warning."""
     assert main(["inject", "-f", written(tmp_path, POD, DEPLOYMENT, CONFIG_MAP)]) == 0

@@ -193,6 +193,16 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
     assert "\x1b" not in out
 
 
+def test_gate_is_no_hidden_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod of the cluster has it before its containers: it holds nothing, and nothing is told of it."""
+    gate = "spec: {initContainers: [{name: corepin-gate, resources: {requests: {cpu: 200m}}}], "
+    source = written(tmp_path, pod("name: web", policy="exclusive").replace("spec: {", gate))
+    assert main(["plan", "-f", source, "--topology", machine(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "default/web/main: exclusive" in out
+    assert "corepin-gate" not in out
+
+
 def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever gets several isolated CPUs learns that the kernel does not balance threads there."""
     write_tree(tmp_path / "root", replace(regular(16), isolated=CPUSet.parse("2,10")))

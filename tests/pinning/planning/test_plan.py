@@ -93,6 +93,19 @@ def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
     assert "until then it runs in the shared set, because corepin cannot hold it back" in refusal.message
 
 
+def test_who_waits_in_the_gate_is_told_so() -> None:
+    """Until its container runs: then nobody holds it back any more."""
+    node = world(4)
+    node.add("a", [Wish("4", smt="isolate")])
+    node.documents["a"]["spec"]["initContainers"] = [{"name": "corepin-gate"}]
+    (refusal,) = node.plan().refusals
+    assert refusal.blocks_start
+    assert refusal.message.endswith("; until then the pod waits in its init container corepin-gate")
+    node.start("a", "c0")
+    (refusal,) = node.plan().refusals
+    assert refusal.message.endswith("runs in the shared set, because corepin cannot hold it back")
+
+
 def test_refused_claims_are_retried_oldest_first() -> None:
     """Of those that wait the oldest that fits gets the CPUs, whatever order the API lists them in."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)

@@ -56,6 +56,14 @@ kubevirt:
         (b"feature-gates: Sidecars", "Sidecars is unknown; known are CPUManager, Sidecar"),
         (b"sidecarResources: {cpu: lots}", "sidecarResources.cpu: 'lots'"),
         (b"sidecarResources: {memory: 0}", "sidecarResources.memory: 0 must be more than 0"),
+        (
+            b"gate: true",
+            "gate: it is on, and gateImage is not set: write corepin's image as your nodes pull it",
+        ),
+        (b"gate: corepin", "gate: 'corepin' is not allowed: expected bool, got str"),
+        (b"gateImage: 'a b'", "gateImage: 'a b' has blanks: write corepin's image"),
+        (b"gateResources: {cpu: 0}", "gateResources.cpu: 0 must be more than 0"),
+        (b"gateResources: {memory: lots}", "gateResources.memory: 'lots'"),
         (b"kubevirt: {cpuRequest: x}", "kubevirt.cpuRequest"),
         (
             b"kubevirt: {architecture: mips}",

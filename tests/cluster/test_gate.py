@@ -1,0 +1,134 @@
+"""The gate on a real node: who waits, for what, and what the user is shown meanwhile."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.cluster import AGENT, SYSTEM
+from tests.cluster.pods import isolated, user_pod
+from tests.image.build import NAME
+from tests.node.node import STATUS
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.cluster import Cluster
+
+CONFIG = f"{{gate: true, gateImage: '{NAME}'}}"
+NOBODY = {"spec": {"template": {"spec": {"nodeSelector": {"example.com/no": "node"}}}}}
+SOMEBODY = {"spec": {"template": {"spec": {"nodeSelector": {"example.com/no": None}}}}}
+REQUIRE = {"smt-policy.corepin.io/pod": "require"}
+
+
+@pytest.fixture
+def gated(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster with gates; afterwards there are none."""
+    before = cluster.get("-n", SYSTEM, "configmap", "corepin-webhook")["data"]["config.yaml"]
+    configure(cluster, CONFIG)
+    until("pods get gates", lambda: is_gated(cluster), 180)
+    yield cluster
+    cluster.clear()
+    configure(cluster, before)
+    until("pods get none", lambda: not is_gated(cluster), 180)
+
+
+def configure(cluster: Cluster, config: str) -> None:
+    """Replace the webhook's configuration, which the kubelet brings to it."""
+    patch = json.dumps({"data": {"config.yaml": config}})
+    cluster.kubectl("-n", SYSTEM, "patch", "configmap", "corepin-webhook", "--type=merge", "-p", patch)
+
+
+def is_gated(cluster: Cluster) -> bool:
+    """Tell whether all replicas have taken the configuration: a dozen reviews agree."""
+    found = [cluster.admitted(isolated("probe")) for _ in range(12)]
+    return all(document and "initContainers" in document["spec"] for document in found)
+
+
+@contextmanager
+def nobody_pins(cluster: Cluster) -> Iterator[None]:
+    """Take the agent off the node for a while."""
+
+    def place(patch: dict[str, Any], count: int) -> None:
+        flags = ("daemonset/corepin-agent", "--type=merge", "-p", json.dumps(patch))
+        cluster.kubectl("-n", AGENT, "patch", *flags)
+        until_equal("agents", lambda: len(cluster.pods_of("agent")), count)
+
+    place(NOBODY, 0)
+    try:
+        yield
+    finally:
+        place(SOMEBODY, 1)
+
+
+def gate(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return the state of a pod's gate, empty before it is made; `last` is how it ended before."""
+    for status in cluster.pod(name)["status"].get("initContainerStatuses") or ():
+        state: dict[str, Any] = {**status["state"], "last": status["lastState"]}
+        return state
+    return {}
+
+
+def log(cluster: Cluster, name: str) -> str:
+    """Return what the gate of a pod has printed."""
+    return cluster.kubectl("logs", name, "-c", "corepin-gate")
+
+
+def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
+    """The pod starts, its container is pinned and told as without a gate, and was right from its first instruction."""
+    gated.apply(isolated("pinned"))
+    pinned = gated.running("pinned")
+    assert gate(gated, "pinned")["terminated"]["exitCode"] == 0
+    until("told", lambda: (gated.status("pinned") or {}).get("pinned"))
+    told = json.loads(gated.pod("pinned")["metadata"]["annotations"][STATUS])["containers"]
+    assert told.keys() == {"main"}
+    assert told["main"]["cpus"] == str(pinned.cpus)
+
+
+def test_without_an_agent_it_waits(gated: Cluster) -> None:
+    """No container of the pod starts before an agent has assigned its CPUs; then all do."""
+    with nobody_pins(gated):
+        gated.apply(isolated("early"))
+        until("it waits", lambda: "running" in gate(gated, "early"))
+        until("it says so", lambda: "waiting until the agent" in log(gated, "early"))
+        assert gated.container("early") is None
+    early = gated.running("early")
+    until("told", lambda: (gated.status("early") or {}).get("pinned"))
+    assert gated.status("early")["cpus"] == str(early.cpus)
+
+
+@pytest.mark.parametrize("restart_policy", ["Always", "Never"])
+def test_refused_claim_waits_for_cpus(gated: Cluster, restart_policy: str) -> None:
+    """It is told as the gate's message, and starts by itself when CPUs come free; what runs once does not fail for it."""
+    gated.run(user_pod("first", cores=gated.cores))
+    late = user_pod("late", REQUIRE, cpu="1")
+    late["spec"]["restartPolicy"] = restart_policy
+    gated.apply(late)
+    until("event", lambda: "corepin-gate" in gated.kubectl("events", "--for", "pod/late"))
+    if restart_policy == "Never":
+        until("it says why", lambda: "main: wanted" in log(gated, "late"))
+        assert "running" in gate(gated, "late")
+    else:
+        ended = until("it failed", lambda: gate(gated, "late").get("last", {}).get("terminated"))
+        assert ended["exitCode"] == 1
+        assert ended["message"].startswith("main: wanted")
+        assert ended["message"].endswith("waits in its init container corepin-gate")
+    assert gated.container("late") is None
+    gated.remove("first")
+    until("it runs", lambda: gated.container("late"), 180)
+    until("told", lambda: (gated.status("late") or {}).get("pinned"))
+
+
+def test_claim_that_is_given_up_waits_no_more(gated: Cluster) -> None:
+    """Its user changes the policy instead of waiting for CPUs."""
+    gated.run(user_pod("first", cores=gated.cores))
+    late = user_pod("late", REQUIRE, cpu="1")
+    late["spec"]["restartPolicy"] = "Never"
+    gated.apply(late)
+    until("it says why", lambda: "running" in gate(gated, "late") and "main: wanted" in log(gated, "late"))
+    gated.annotate("late", "none")
+    gated.running("late")

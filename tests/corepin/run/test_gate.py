@@ -1,0 +1,161 @@
+"""`corepin gate`: what lets a pod pass, what it says meanwhile, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from corepin.cli import main
+from corepin.flags import variable
+from corepin.run.gate import WAITING, read_refusals
+from pinning.contract import GATE_RESTART_POLICY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-c", "import sys; from corepin.cli import main; sys.exit(main())", "gate")
+HELD = {"policy": "exclusive", "cpus": "2", "pinned": False}
+SECONDS = 60
+
+
+def status(version: Any = 1, **containers: Any) -> str:
+    """Return what the agent writes on a pod."""
+    return json.dumps({"version": version, "containers": containers})
+
+
+def refusal(message: str, *, blocks: bool = True) -> dict[str, Any]:
+    """Return what it writes of a container that did not get what it asks for."""
+    told = {"reason": "NotEnoughCPUs", "message": message, "blocksStart": blocks}
+    return {"pinned": False, "refusal": told}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(status(main=HELD), (), id="assigned, not applied"),
+        pytest.param(status(), (), id="nothing claimed any more"),
+        pytest.param(
+            status(main=HELD, log=refusal("x", blocks=False)), (), id="what need not fit is refused"
+        ),
+        pytest.param(status(main=refusal("no room")), ("main: no room",), id="refused"),
+        pytest.param(
+            status(a=refusal("x"), b=HELD, c=refusal("y")), ("a: x", "c: y"), id="every refusal is told"
+        ),
+        pytest.param("", None, id="the agent said nothing"),
+        pytest.param('{"version": 1, "contai', None, id="half of it"),
+        pytest.param("[]", None, id="no object"),
+        pytest.param('{"version": 1}', None, id="no containers"),
+        pytest.param('{"version": 1, "containers": {"a": 1}}', None, id="another shape"),
+        pytest.param(status(version=2), None, id="another version"),
+    ],
+)
+def test_status_decides(text: str, expected: tuple[str, ...] | None) -> None:
+    """A pod may start when the agent has spoken and refuses nothing that must fit; what cannot be read lets nobody pass."""
+    assert read_refusals(text) == expected
+
+
+@contextmanager
+def waiting(folder: Path, restart_policy: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the command on a file that is not there yet."""
+    flags = ("--status", str(folder / "cpus"), "--termination-log", str(folder / "log"))
+    command = [*COMMAND, *flags, "--restart-policy", restart_policy]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def swap(folder: Path, text: str) -> None:
+    """Replace the file as the kubelet does."""
+    (folder / "new").write_text(text)
+    (folder / "new").rename(folder / "cpus")
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that is printed."""
+    assert process.stdout
+    return process.stdout.readline().rstrip("\n")
+
+
+def test_it_waits_for_the_agent(tmp_path: Path) -> None:
+    """Without the agent's word it waits and says so; with it the pod's containers start."""
+    with waiting(tmp_path, "Always") as process:
+        assert line(process) == WAITING
+        swap(tmp_path, status(main=HELD))
+        assert line(process) == "the CPUs are assigned"
+        assert process.wait(SECONDS) == 0
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("restart_policy", ["Always", "OnFailure"])
+def test_refusal_ends_it(tmp_path: Path, restart_policy: str) -> None:
+    """The kubelet starts it again after a while, and shows the refusal as its message until then."""
+    swap(tmp_path, status(main=refusal("wanted 4 wholly free cores")))
+    with waiting(tmp_path, restart_policy) as process:
+        assert process.wait(SECONDS) == 1
+    assert (tmp_path / "log").read_text() == "main: wanted 4 wholly free cores"
+
+
+def test_refusal_of_what_runs_once_is_waited_for(tmp_path: Path) -> None:
+    """Where failing would end the pod it says why it waits, once, and passes when the CPUs come free."""
+    swap(tmp_path, status(main=refusal("no room")))
+    with waiting(tmp_path, "Never") as process:
+        assert line(process) == "main: no room"
+        swap(tmp_path, status(main=refusal("less room")))
+        assert line(process) == "main: less room"
+        swap(tmp_path, status(main=HELD))
+        assert line(process) == "the CPUs are assigned"
+        assert process.wait(SECONDS) == 0
+
+
+def test_deleted_pod_does_not_wait_for_it(tmp_path: Path) -> None:
+    """It leaves at once when it is told to, though it is the first process of its container."""
+    with waiting(tmp_path, "Never") as process:
+        assert line(process) == WAITING
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 128 + signal.SIGTERM
+
+
+def test_message_that_cannot_be_left_is_no_other_end(tmp_path: Path) -> None:
+    """The kubelet takes what was printed then."""
+    swap(tmp_path, status(main=refusal("no room")))
+    (tmp_path / "log").mkdir()
+    with waiting(tmp_path, "Always") as process:
+        assert line(process) == "main: no room"
+        assert process.wait(SECONDS) == 1
+
+
+def test_policy_comes_by_the_webhooks_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name in the contract is that of the flag; a word that is none is told."""
+    assert variable("--restart-policy") == GATE_RESTART_POLICY
+    monkeypatch.setenv(GATE_RESTART_POLICY, "Sometimes")
+    assert main(["gate", "--status", str(tmp_path / "cpus")]) == 2
+    assert capsys.readouterr().err == (
+        "corepin gate: --restart-policy: 'Sometimes' is none: write one of Always, OnFailure, Never\n"
+    )
+
+
+def test_it_needs_the_standard_library_only(tmp_path: Path) -> None:
+    """It starts in the way of every pod that it guards: nothing heavy is imported."""
+    swap(tmp_path, status())
+    program = (
+        "import sys; from corepin.cli import main; main(sys.argv[1:]); "
+        "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program, "gate", "--status", str(tmp_path / "cpus")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.splitlines()[-1].split()) - {"__main__"} == {"corepin", "pinning"}

@@ -1,0 +1,54 @@
+"""What the agent writes on pods that wait in the gate is what the gate reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.report.pod_status import pod_status
+from corepin.run.gate import read_refusals
+from pinning.planning.node_config import NodeConfig
+from pinning.pods.types import Pod
+from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
+from tests.pods import container
+
+
+def gated(*containers: Any, **more: Any) -> Pod:
+    """Return a pod of the node whose containers wait in the gate."""
+    pod = bound("a", *containers, **more)
+    gate = container("corepin-gate", {"cpu": "200m", "memory": "64M"})
+    return {**pod, "spec": {**(pod["spec"] or {}), "initContainers": [gate]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "config", "passes"),
+    [
+        pytest.param(gated(container("main", 1), annotations=ISOLATE), {}, True, id="assigned"),
+        pytest.param(gated(container("main", 64), annotations=ISOLATE), {}, False, id="refused"),
+        pytest.param(
+            gated(container("main", 64), annotations={"cpu-manager.corepin.io/pod": "none", **ISOLATE}),
+            {},
+            True,
+            id="gave up meanwhile",
+        ),
+        pytest.param(
+            gated(container("main", 64), annotations=EXCLUSIVE), {}, True, id="need not fit any more"
+        ),
+        pytest.param(
+            gated(container("main", 1), annotations=ISOLATE), {"observe": True}, True, id="observed only"
+        ),
+        pytest.param(
+            gated(container("main", 1), annotations={"cpu-manager.corepin.io/pod": "banana"}),
+            {},
+            True,
+            id="unreadable",
+        ),
+    ],
+)
+def test_gate_is_told_before_anything_runs(pod: Pod, config: dict[str, bool], passes: bool) -> None:
+    """Whoever waits in a gate gets the annotation at once, also when there is nothing to report any more."""
+    state = state_of(pod, proven=False, config=NodeConfig(**config))  # type: ignore[arg-type]
+    refusals = read_refusals(pod_status(state.pods[0], None) or "")
+    assert refusals is not None
+    assert (refusals == ()) is passes

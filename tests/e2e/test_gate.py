@@ -1,0 +1,149 @@
+"""The gate as a real API server stores it: beside LimitRanges, Pod Security, tokens and other webhooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
+from tests.e2e.conftest import GATED, PREPARED
+from tests.e2e.registration import INSTANCE
+from tests.pods import CORES, SMT, container
+
+ISOLATE = {SMT: "isolate"}
+AMOUNTS = {"cpu": "300m", "memory": "128Mi"}  # of the gate, as the webhook of these tests is configured
+MAIN = {"cpu": "2", "memory": "1Gi"}
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@pytest.fixture
+def gated(registered: Registered) -> Cluster:
+    """Return a namespace whose pods get gates."""
+    return registered.namespace({INSTANCE: GATED})
+
+
+def with_minimum(cluster: Cluster, **amounts: str) -> Cluster:
+    """Let a namespace take no container that requests less, and wait until that is so."""
+    limits = [{"type": "Container", "min": amounts}]
+    metadata = {"name": "least"}
+    cluster.created(
+        {"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}}
+    )
+    small = pod_document("probe", container("main", {"cpu": "1m", "memory": "1Mi"}))
+    wait_until("small containers are refused", lambda: cluster.create(small, "--dry-run=server").is_refused)
+    return cluster
+
+
+def names(stored: dict[str, Any]) -> list[str]:
+    """Return the names of a pod's init containers."""
+    return [it["name"] for it in stored["spec"]["initContainers"]]
+
+
+def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
+    """Every other addition reaches the container that it is meant for, and the gate gets none of them."""
+    init = [container("setup", {CORES: "1"}), container("mesh", restartPolicy="Always")]
+    stored = gated.created(pod_document("it", container("main", {CORES: "2"}), init=init))
+    gate, setup, mesh = stored["spec"]["initContainers"]
+    assert names(stored) == ["corepin-gate", "setup", "mesh"]
+    assert setup["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert "env" not in mesh
+    assert gate["env"] == [{"name": "COREPIN_RESTART_POLICY", "value": "Always"}]
+    mounts = [{it["name"] for it in member["volumeMounts"]} for member in (gate, setup, mesh)]
+    assert mounts[0] == {"corepin-gate"}
+    assert all({"cmk-install-dir", "cmk-config-dir"} < others for others in mounts[1:])
+    assert stored["status"]["qosClass"] == "BestEffort"
+
+
+def test_gate_gets_no_token(gated: Cluster) -> None:
+    """The API server mounts a token into each container that has nothing in its place: the gate has."""
+    stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
+    tokens = [
+        [it["name"].startswith("kube-api-access-") for it in member["volumeMounts"]]
+        for member in (stored["spec"]["initContainers"][0], stored["spec"]["containers"][0])
+    ]
+    assert tokens == [[False], [True]]
+
+
+def test_restricted_namespaces_take_the_gate(registered: Registered) -> None:
+    """Pod Security finds nothing in it, and nobody is warned of it."""
+    labels = {INSTANCE: GATED, "pod-security.kubernetes.io/enforce": "restricted"}
+    cluster = registered.namespace(labels)
+    main = container("main", MAIN, securityContext=RESTRICTED)
+    outcome = cluster.create(pod_document("it", main, annotations=ISOLATE))
+    assert (outcome.is_refused, outcome.stderr) == (False, "")
+
+
+@pytest.mark.parametrize("restart_policy", ["Always", "OnFailure", "Never"])
+def test_launcher_stays_guaranteed(gated: Cluster, restart_policy: str) -> None:
+    """KubeVirt gives up on a launcher that is not; it knows that failing would end the pod."""
+    document = launcher_document(container("proxy"), restartPolicy=restart_policy)
+    stored = gated.created(document)
+    gate = stored["spec"]["initContainers"][0]
+    assert stored["status"]["qosClass"] == "Guaranteed"
+    assert gate["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
+    assert gate["env"] == [{"name": "COREPIN_RESTART_POLICY", "value": restart_policy}]
+
+
+def test_limit_range_with_a_lower_minimum(gated: Cluster) -> None:
+    """The gate requests enough, and keeps the pod's QoS class."""
+    cluster = with_minimum(gated, cpu="250m", memory="100Mi")
+    stored = cluster.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
+    assert stored["spec"]["initContainers"][0]["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
+    assert stored["status"]["qosClass"] == "Guaranteed"
+
+
+def test_limit_range_with_a_higher_minimum(gated: Cluster) -> None:
+    """The API server refuses the pod with both amounts, in its own words: the guide says what to raise."""
+    cluster = with_minimum(gated, cpu="500m", memory="256Mi")
+    outcome = cluster.create(pod_document("it", container("main", MAIN), annotations=ISOLATE))
+    assert "minimum cpu usage per Container is 500m, but request is 300m" in outcome.stderr
+    assert "minimum memory usage per Container is 256Mi, but request is 128Mi" in outcome.stderr
+
+
+def test_limit_range_makes_a_silent_pod_state_something(gated: Cluster) -> None:
+    """The minimum is filled in before the webhook is called, so the gate states its amounts there too."""
+    cluster = with_minimum(gated, cpu="250m", memory="100Mi")
+    stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
+    assert stored["spec"]["initContainers"][0]["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
+    assert stored["status"]["qosClass"] == "Burstable"
+
+
+def test_another_webhook_comes_first_afterwards(registered: Registered) -> None:
+    """Called again after an init container was put before the gate, the webhook adds no second one."""
+    cluster = registered.namespace({INSTANCE: GATED, PREPARED: ""})
+    document = pod_document("it", container("main", {CORES: "1"}), init=[container("setup")])
+    stored = cluster.created(document)
+    assert names(stored) == ["prepare", "corepin-gate", "setup"]
+    mounts = {it["name"] for it in stored["spec"]["initContainers"][0]["volumeMounts"]}
+    assert "cmk-install-dir" in mounts, "it was called again"
+
+
+def test_users_volume_of_its_name(gated: Cluster) -> None:
+    """The pod is stored with both."""
+    own = {"name": "corepin-gate", "emptyDir": {}}
+    stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE, volumes=[own]))
+    assert {"corepin-gate", "corepin-gate-2"} < {it["name"] for it in stored["spec"]["volumes"]}
+    assert stored["spec"]["initContainers"][0]["volumeMounts"][0]["name"] == "corepin-gate-2"
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_its_name_is_refused_to_users(gated: Cluster, kind: str) -> None:
+    """With the field, before anything of that name could be taken for the gate."""
+    own = container("corepin-gate")
+    where = {"init": [own]} if kind == "initContainers" else {}
+    beside = () if where else (own,)
+    document = pod_document("it", container("main", MAIN), *beside, annotations=ISOLATE, **where)
+    assert gated.create(document).fields == [f"spec.{kind}[0].name" if where else "spec.containers[1].name"]
+
+
+def test_stored_pod_can_be_created_again(gated: Cluster) -> None:
+    """What `kubectl get -o yaml` shows, restored from a backup, is taken as it is, with the one gate that it has."""
+    stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
+    again = {**stored, "metadata": {"name": "again", "annotations": ISOLATE}}
+    assert names(gated.created(again)) == ["corepin-gate"]

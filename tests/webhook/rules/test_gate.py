@@ -1,0 +1,313 @@
+"""The gate: who waits in it, where it stands, and that its name gains nobody anything."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonpatch
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from pinning.contract import GATE_CONTAINER, QoSClass
+from pinning.pods.claims import read_pod
+from pinning.pods.resources import qos_class
+from tests.pods import CORES, CPU_MANAGER, SMT, container, fields, launcher, pod
+from tests.webhook.requests import generated, request
+from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
+from webhook.config.settings import Settings, load_settings
+from webhook.review.handler import Decider
+from webhook.review.response import Denied
+from webhook.rules.injection import Injection
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import review_new_pod, review_template
+
+GATE = b"{gate: true, gateImage: 'registry.example/corepin:1', sidecarLimits: claims}"
+ON, OFF = load_settings(GATE), load_settings(b"sidecarLimits: claims")
+ISOLATE = {SMT: "isolate"}
+TWO = container("main", {"cpu": "2", "memory": "1Gi"})
+NAMED = load_mutations(b"mutations: {perPod: {spec: {volumes: [{name: corepin-gate, emptyDir: {}}]}}}")
+
+
+def steps(document: Any, settings: Settings = ON, mutations: Mutations = BUILT_IN) -> list[Any]:
+    """Return the patch of a new pod."""
+    return [dict(step) for step in plan_mutation(document, settings, Injection(mutations)).operations]
+
+
+def applied(document: Any, settings: Settings = ON, mutations: Mutations = BUILT_IN) -> Any:
+    """Return the pod after its patch, of which nothing is shared with another one."""
+    return jsonpatch.apply_patch(copy.deepcopy(document), copy.deepcopy(steps(document, settings, mutations)))
+
+
+def gates(document: Any) -> list[Any]:
+    """Return the init containers with the gate's name."""
+    listed = document["spec"].get("initContainers") or ()
+    return [it for it in listed if it["name"] == GATE_CONTAINER]
+
+
+def refused(document: Any, settings: Settings = ON) -> list[str]:
+    """Return the fields that refuse a pod as it is."""
+    return fields(review_new_pod(document, settings, Injection(BUILT_IN)).causes)
+
+
+@pytest.mark.parametrize(
+    ("document", "waits"),
+    [
+        pytest.param(pod(TWO, annotations=ISOLATE), True, id="isolate"),
+        pytest.param(pod(TWO, annotations={SMT: "require"}), True, id="require"),
+        pytest.param(pod(container("main", {CORES: "1"})), True, id="cmk"),
+        pytest.param(launcher(), True, id="launcher"),
+        pytest.param(
+            pod(container("late"), init=[TWO], annotations=ISOLATE), True, id="init container claims"
+        ),
+        pytest.param(pod(TWO, annotations={CPU_MANAGER: "exclusive"}), False, id="exclusive"),
+        pytest.param(pod(TWO, annotations={CPU_MANAGER: "share", **ISOLATE}), False, id="share"),
+        pytest.param(pod(TWO, annotations={SMT: "prefer"}), False, id="prefer"),
+        pytest.param(
+            pod(container("main"), annotations={"cmk.intel.com/mutate": "true"}), False, id="no claim"
+        ),
+        pytest.param(pod(TWO), False, id="plain"),
+    ],
+)
+def test_pods_whose_claims_must_fit_wait(document: Any, waits: bool) -> None:
+    """Whoever may run without CPUs of its own is not held up, and nobody is where the gate is off."""
+    assert len(gates(applied(document))) == waits
+    assert gates(applied(document, OFF)) == []
+
+
+def test_gate_is_first_and_restricted() -> None:
+    """It has no rights, no token, nothing to write on, and knows the pod's restart policy."""
+    document = pod(TWO, init=[container("setup")], annotations=ISOLATE, restartPolicy="Never")
+    spec = applied(document)["spec"]
+    assert [it["name"] for it in spec["initContainers"]] == [GATE_CONTAINER, "setup"]
+    amounts = {"cpu": "200m", "memory": "64Mi"}
+    assert spec["initContainers"][0] == {
+        "name": "corepin-gate",
+        "image": "registry.example/corepin:1",
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["corepin", "gate"],
+        "env": [{"name": "COREPIN_RESTART_POLICY", "value": "Never"}],
+        "resources": {"requests": amounts, "limits": amounts},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "runAsGroup": 65532,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {
+                "name": "corepin-gate",
+                "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+                "readOnly": True,
+            }
+        ],
+    }
+    annotation = "metadata.annotations['status.corepin.io/cpus']"
+    items = [{"path": "cpus", "fieldRef": {"fieldPath": annotation}}]
+    assert spec["volumes"] == [{"name": "corepin-gate", "downwardAPI": {"items": items}}]
+
+
+def test_restart_policy_is_the_default_where_none_is_stated() -> None:
+    """As the API server fills it in; a pod that is read from a file may lack it."""
+    (gate,) = gates(applied(pod(TWO, annotations=ISOLATE)))
+    assert gate["env"][0]["value"] == "Always"
+
+
+def test_last_step_is_the_gate() -> None:
+    """It moves every init container, so no other step may follow it."""
+    init = [container("setup", {CORES: "1"}), container("mesh", restartPolicy="Always")]
+    document = pod(container("main", {CORES: "2"}), init=init)
+    patch = steps(document)
+    assert [step["path"] for step in patch if GATE_CONTAINER in str(step["value"])] == [
+        "/spec/volumes/-",
+        "/spec/initContainers/0",
+    ]
+    assert patch[-1]["path"] == "/spec/initContainers/0"
+    spec = applied(document)["spec"]
+    told = [[it["value"] for it in member.get("env", ())] for member in spec["initContainers"]]
+    assert told == [["Always"], ["1"], []]
+    assert len(spec["initContainers"][2]["volumeMounts"]) == 2
+
+
+@given(generated, st.sampled_from([BUILT_IN, NAMED]))
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_gate_changes_nothing_else(document: Any, mutations: Mutations) -> None:
+    """For any pod: with the gate taken out again it is what it is without one, its QoS class stays, and a second call adds nothing."""
+    result = applied(document, ON, mutations)
+    assert steps(result, ON, mutations) == []
+    without = applied(document, OFF, mutations)
+    assert qos_class(result) is qos_class(without)
+    if found := gates(result):
+        assert found == [result["spec"]["initContainers"].pop(0)]
+        volume = result["spec"]["volumes"].pop()
+        assert found[0]["volumeMounts"][0]["name"] == volume["name"]
+        assert volume["downwardAPI"]
+        for key in ("initContainers", "volumes"):
+            result["spec"][key] = result["spec"][key] or None
+            without["spec"][key] = without["spec"].get(key) or None
+    assert result == without
+
+
+@given(generated)
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_gate_claims_nothing(document: Any) -> None:
+    """For any pod claims, causes and warnings are those that it has without a gate, but for the places of init containers."""
+    result = applied(document)
+    with_gate, without = read_pod(result), read_pod(applied(document, OFF))
+    assert with_gate.claims == without.claims
+    for found in ("causes", "warnings"):
+        messages = [[cause.message for cause in getattr(it, found)] for it in (with_gate, without)]
+        assert messages[0] == messages[1]
+
+
+def test_users_volume_of_its_name_stays() -> None:
+    """Whatever a user has under the name of the gate's volume, the gate reads its own."""
+    own: list[Any] = [{"name": name, "emptyDir": {}} for name in ("corepin-gate", "corepin-gate-2")]
+    spec = applied(pod(TWO, annotations=ISOLATE, volumes=own))["spec"]
+    assert spec["volumes"][:2] == own
+    assert spec["volumes"][2]["name"] == "corepin-gate-3"
+    assert spec["initContainers"][0]["volumeMounts"][0]["name"] == "corepin-gate-3"
+
+
+def test_volume_of_the_mutations_file_stays() -> None:
+    """A file may add a volume of that name too."""
+    volumes = applied(pod(container("main", {CORES: "1"})), ON, NAMED)["spec"]["volumes"]
+    assert [(it["name"], "downwardAPI" in it) for it in volumes] == [
+        ("corepin-gate", False),
+        ("corepin-gate-2", True),
+    ]
+
+
+def test_pods_with_another_volume_are_another_pod() -> None:
+    """The answer to a pod whose volume has the gate's name is not given to one without."""
+    rules = Decider(ON, BUILT_IN)
+    plain = rules.mutate(request(pod(TWO, annotations=ISOLATE, volumes=[{"name": "x"}])))
+    own = rules.mutate(request(pod(TWO, annotations=ISOLATE, volumes=[{"name": "corepin-gate"}])))
+    assert plain != own
+
+
+def test_another_webhook_may_come_before_it() -> None:
+    """Called again after somebody put an init container first, it finds its gate and adds no second one."""
+    document = applied(pod(TWO, annotations=ISOLATE))
+    document["spec"]["initContainers"].insert(0, container("mesh", restartPolicy="Always"))
+    patch = steps(document)
+    assert GATE_CONTAINER not in str(patch)
+    assert refused(applied(document)) == []
+
+
+def test_gate_of_a_launcher_keeps_it_guaranteed() -> None:
+    """Sidecars get their limits as without it, and it gets none of them."""
+    result = applied(launcher(container("proxy"), init=[container("setup")]))
+    assert qos_class(result) is QoSClass.GUARANTEED
+    assert gates(result)[0]["resources"]["limits"] == {"cpu": "200m", "memory": "64Mi"}
+    assert result["spec"]["initContainers"][1]["resources"]["limits"] == {"cpu": "200m", "memory": "64M"}
+    assert refused(result) == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(pod(container("main", {CORES: "1"})), id="best effort"),
+        pytest.param(
+            pod(TWO, annotations=ISOLATE, resources={"limits": {"cpu": "2", "memory": "1Gi"}}), id="pod level"
+        ),
+    ],
+)
+def test_gate_states_nothing_where_its_containers_need_not(document: Any) -> None:
+    """Amounts of its own would make a BestEffort pod Burstable, or break the limits of the pod."""
+    (gate,) = gates(applied(document))
+    assert "resources" not in gate
+
+
+def test_amounts_are_the_operators() -> None:
+    """A LimitRange may want more; even a whole CPU is no claim, and nobody is warned of it."""
+    settings = load_settings(GATE[:-1] + b", gateResources: {cpu: 1, memory: 128Mi}}")
+    document = pod(TWO, annotations={CPU_MANAGER: "exclusive", **ISOLATE})
+    result = applied(document, settings)
+    (gate,) = gates(result)
+    assert gate["resources"]["requests"] == gate["resources"]["limits"] == {"cpu": "1", "memory": "128Mi"}
+    assert [claim.container for claim in read_pod(result).claims] == ["main"]
+    verdict = review_new_pod(result, settings, Injection(BUILT_IN))
+    assert (verdict.causes, verdict.warnings) == ((), ())
+
+
+# Its name.
+
+
+def gated(**changes: Any) -> Any:
+    """Return a pod with its gate, some fields of which are other ones."""
+    document = applied(pod(TWO, annotations=ISOLATE))
+    document["spec"]["initContainers"][0].update(changes)
+    return document
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"image": "mirror.example/corepin:1"}, id="a mirror's image"),
+        pytest.param(
+            {"env": [{"name": "A"}, {"name": "COREPIN_RESTART_POLICY", "value": "Always"}]}, id="a variable"
+        ),
+        pytest.param({"volumeMounts": []}, id="other mounts"),
+    ],
+)
+def test_other_webhooks_may_change_it(changes: Any) -> None:
+    """What others do to every container they may do to the gate."""
+    assert refused(gated(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        pytest.param(
+            pod(container(GATE_CONTAINER, "2"), annotations=ISOLATE), "spec.containers[0].name", id="main"
+        ),
+        pytest.param(gated(restartPolicy="Always"), "spec.initContainers[0].name", id="sidecar"),
+        pytest.param(gated(env=[]), "spec.initContainers[0].name", id="another program"),
+        pytest.param(
+            gated(env=[{"name": "COREPIN_RESTART_POLICY", "value": "Never"}]),
+            "spec.initContainers[0].name",
+            id="of another pod",
+        ),
+    ],
+)
+def test_its_name_is_its_own(document: Any, field: str) -> None:
+    """Whoever names a container so is refused, whether there are gates or not, and a template is warned of it."""
+    assert gates(document) == gates(applied(document)), "none is added beside it"
+    for settings in (ON, OFF):
+        assert field in refused(applied(document, settings), settings)
+        assert field in fields(review_template(document, settings).causes)
+
+
+def test_annotation_for_it_is_refused() -> None:
+    """It is no container that could have a policy."""
+    key = f"cpu-manager.corepin.io/container.{GATE_CONTAINER}"
+    document = gated()
+    document["metadata"]["annotations"][key] = "exclusive"
+    assert f"metadata.annotations[{key}]" in refused(document)
+
+
+def test_silent_gate_of_a_users_own_costs_the_machine() -> None:
+    """A launcher that is not Guaranteed is refused, whoever is the reason."""
+    document = applied(launcher())
+    del document["spec"]["initContainers"][0]["resources"]
+    assert refused(document) == [
+        f"spec.initContainers[0].resources.limits[{name}]" for name in ("cpu", "memory")
+    ]
+
+
+def test_pod_without_its_gate_is_refused() -> None:
+    """A pod that came past the mutating webhook would start unpinned."""
+    document = applied(pod(TWO, annotations=ISOLATE), OFF)
+    assert refused(document, OFF) == []
+    assert refused(document) == ["spec.initContainers"]
+    answer = Decider(ON, BUILT_IN).validate(request(document))
+    assert isinstance(answer, Denied)
+    assert answer.causes[0].message.endswith("create the pod again (missing: corepin-gate)")

@@ -1,0 +1,134 @@
+"""The gate: an init container in which a pod waits until the CPUs that must fit are assigned to it. Pure.
+
+Everywhere it is known by its name, so nothing else of that name is admitted: it would be taken for the gate.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.contract import (
+    GATE_CONTAINER,
+    GATE_FILE,
+    GATE_FOLDER,
+    GATE_RESTART_POLICY,
+    STATUS_CPUS,
+    QoSClass,
+)
+from pinning.errors import Cause
+from pinning.pods.resources import Member, has_any, members, qos_class
+from webhook.rules.patch import Operation, add
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pinning.pods.claims import PodClaims
+    from pinning.pods.types import Pod, PodSpec, Volume
+    from webhook.config.settings import Settings
+
+VOLUMES: Final = "/spec/volumes"
+INIT_CONTAINERS: Final = "/spec/initContainers"
+USER: Final = 65532  # of the image; stated, because the pod may state another one for all of its containers
+SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "privileged": False,
+    "readOnlyRootFilesystem": True,
+    "runAsGroup": USER,
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+STATUS: Final = {"path": GATE_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{STATUS_CPUS}']"}}
+
+
+def plan_gate(
+    pod: Pod, pod_claims: PodClaims, settings: Settings, before: Sequence[Operation] = ()
+) -> list[Operation]:
+    """Return the steps that let a pod wait. They follow those of `before`: the last one moves all init containers."""
+    if not settings.gate or not any(claim.must_fit for claim in pod_claims.claims) or _has_one(pod):
+        return []
+    spec = pod.get("spec") or {}
+    volumes = _volumes_after(spec, before)
+    name = _unused_name(volumes or ())
+    volume = {"name": name, "downwardAPI": {"items": [STATUS]}}
+    gate = _gate(pod, settings, name)
+    is_first = spec.get("initContainers") is None
+    return [
+        add(VOLUMES, [volume]) if volumes is None else add(f"{VOLUMES}/-", volume),
+        add(INIT_CONTAINERS, [gate]) if is_first else add(f"{INIT_CONTAINERS}/0", gate),
+    ]
+
+
+def is_gate_volume(volume: Volume) -> bool:
+    """Say whether a volume has a name that the gate's could have."""
+    return (volume.get("name") or "").startswith(GATE_CONTAINER)
+
+
+def taken_names(pod: Pod) -> Iterator[Cause]:
+    """Refuse a container that has the gate's name, and is none that the webhook would have added to this pod."""
+    for member in members(pod):
+        if member.name == GATE_CONTAINER and not (member.is_gate and _is_told(member, pod)):
+            message = f"{GATE_CONTAINER} is the name of an init container of corepin's own: choose another"
+            yield Cause(f"{member.path}.name", message)
+
+
+def _has_one(pod: Pod) -> bool:
+    return any(member.name == GATE_CONTAINER for member in members(pod))
+
+
+def _is_told(member: Member, pod: Pod) -> bool:
+    """Say whether a container knows the pod's restart policy, as the gate does: others may change all else of it."""
+    wanted = {"name": GATE_RESTART_POLICY, "value": _restart_policy(pod)}
+    return any(wanted.items() <= variable.items() for variable in member.container.get("env") or ())
+
+
+def _restart_policy(pod: Pod) -> str:
+    return (pod.get("spec") or {}).get("restartPolicy") or "Always"
+
+
+def _volumes_after(spec: PodSpec, before: Sequence[Operation]) -> list[Volume] | None:
+    """Return the volumes that a pod has after some steps, None where there is no list of them."""
+    present = spec.get("volumes")
+    volumes = None if present is None else [*present]
+    for step in before:
+        if step["path"] == VOLUMES:
+            volumes = [*step["value"]]
+        elif step["path"] == f"{VOLUMES}/-" and volumes is not None:
+            volumes.append(step["value"])
+    return volumes
+
+
+def _unused_name(volumes: Sequence[Volume]) -> str:
+    """Return a name for the gate's volume; what a user has under its usual name stays the user's."""
+    taken = {volume.get("name") for volume in volumes}
+    if GATE_CONTAINER not in taken:
+        return GATE_CONTAINER
+    return next(name for number in count(2) if (name := f"{GATE_CONTAINER}-{number}") not in taken)
+
+
+def _gate(pod: Pod, settings: Settings, volume: str) -> dict[str, Any]:
+    gate = {
+        "name": GATE_CONTAINER,
+        "image": settings.gate_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["corepin", "gate"],
+        "env": [{"name": GATE_RESTART_POLICY, "value": _restart_policy(pod)}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": SECURITY,
+        "volumeMounts": [{"name": volume, "mountPath": GATE_FOLDER, "readOnly": True}],
+    }
+    if _states_compute(pod):
+        amounts = {
+            "cpu": str(settings.gate_resources.cpu),
+            "memory": str(settings.gate_resources.memory),
+        }
+        gate["resources"] = {"requests": amounts, "limits": amounts}
+    return gate
+
+
+def _states_compute(pod: Pod) -> bool:
+    """Say whether the gate states CPU and memory: then it changes no pod's QoS class, and no limit of the pod itself."""
+    is_pod_level = has_any((pod.get("spec") or {}).get("resources") or {})
+    return not is_pod_level and qos_class(pod) is not QoSClass.BEST_EFFORT
