@@ -21,14 +21,14 @@ from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, reasons, world
 
 
 def test_observing_allocates_nothing() -> None:
-    """With the kubelet's static policy no claim is followed, and a launcher's is none of ours."""
+    """With the kubelet's static policy no claim is followed, a launcher's is none of ours, and nobody is held back."""
     node = one_pod(EXCLUSIVE, observe=True)
     node.add("b", [Wish(cores=1)])
     node.add("v", [Wish("2")], vm=True)
     planned = node.plan()
     assert (len(planned.ledger), planned.actions) == (0, ())
     assert reasons(planned) == {"test/pod-a/c0": "ObserveMode", "test/pod-b/c0": "ObserveMode"}
-    assert [refusal.blocks_start for refusal in planned.refusals] == [False, True]
+    assert [refusal.blocks_start for refusal in planned.refusals] == [False, False]
     assert "cpuManagerPolicy to none" in planned.refusals[0].message
 
 
