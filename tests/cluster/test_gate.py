@@ -102,7 +102,7 @@ def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
 def test_without_an_agent_it_waits(gated: Cluster) -> None:
     """No container of the pod starts before an agent has assigned its CPUs; then all do."""
     with nobody_pins(gated):
-        gated.apply(isolated("early"))
+        gated.apply(user_pod("early", REQUIRE, cpu="1"))  # no resource of a node that nobody keeps up to date
         until("it says so", lambda: "waiting until the agent" in log(gated, "early"))
         assert gated.container("early") is None
     early = gated.running("early")
