@@ -134,9 +134,9 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     roots = pod_roots(config.kubelet_cgroup_root)
     if config.nri is None:
         return CgroupWatcher(config.cgroup_root, runtime, roots)
-    from agent.cri.container_info import is_vm_handler
     from agent.nri.container_watch import BirthOwners, NriContainerWatch
     from agent.nri.plugin import Plugin
+    from agent.vm_handlers import is_vm_handler
 
     plugin = Plugin(is_vm_handler)
     cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)

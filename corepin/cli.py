@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VERBS = (
     "run.webhook",
     "run.agent",
+    "run.guard",
     "offline.inject",
     "offline.validate",
     "offline.plan",

@@ -36,6 +36,7 @@ STATUS_POOLS = "status.corepin.io/pools"  # on nodes
 GUARDED = "guard.corepin.io/pod"  # its containers shall not start without a cpuset of the agent's
 GUARDED_VALUE = "true"
 
+REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validator reads it on pods
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins
 NRI_PLUGIN_INDEX = 10
 

@@ -115,9 +115,9 @@ def _values(objects: dict[Identity, Object]) -> dict[str, Any]:
 
 
 def _value_file(name: str, overlays: dict[str, dict[Identity, Object]]) -> str:
-    """Return an overlay's switch, and its values that are not those of the base."""
+    """Return an overlay's switch, and its values that are not those of the base; what it adds has its own defaults."""
     base = _values(overlays[BASE])
-    changed = {key: value for key, value in _values(overlays[name]).items() if value != base[key]}
+    changed = {key: value for key, value in _values(overlays[name]).items() if value != base.get(key, value)}
     tree: dict[str, Any] = {}
     for key, value in (SWITCHES.get(name, {}) | changed).items():
         *groups, last = key.split(".")

@@ -18,6 +18,7 @@ OVERLAYS = frozenset(
         "node-watch",
         "nri",
         "priority-quota",
+        "guard",
     }
 )
 
@@ -27,8 +28,9 @@ WHEN = {
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
     frozenset({"monitoring"}): ".Values.monitoring.enabled",
     frozenset({"node-watch"}): ".Values.webhook.watchNodes",
-    frozenset({"nri"}): ".Values.agent.nri",
+    frozenset({"nri", "guard"}): ".Values.agent.nri",
     frozenset({"priority-quota"}): ".Values.priorityQuota",
+    frozenset({"guard"}): ".Values.guard.enabled",
 }
 # The values that make such a condition true. What else an overlay changes is found in its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -37,6 +39,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "monitoring": {"monitoring.enabled": True},
     "nri": {"agent.nri": True},
     "priority-quota": {"priorityQuota": True},
+    "guard": {"guard.enabled": True, "agent.nri": True},
 }
 
 
@@ -89,6 +92,7 @@ FIELDS = (
     *_workload("Deployment", "webhook"),
     *_workload("Deployment", "certs"),
     *_workload("DaemonSet", "agent"),
+    *_workload("DaemonSet", "guard"),
     Field("Deployment", "corepin-webhook", "spec/replicas", "webhook.replicas"),
     Field(
         "Deployment",

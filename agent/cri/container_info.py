@@ -11,6 +11,7 @@ from cri_api.v1 import api_pb2
 
 from agent.interfaces import RuntimeContainer
 from agent.kernel.cgroup_names import SLICE, slice_path
+from agent.vm_handlers import is_vm_handler
 from pinning.planning.observed import State
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _STATES: Final = {
     api_pb2.CONTAINER_RUNNING: State.RUNNING,
     api_pb2.CONTAINER_EXITED: State.EXITED,
 }
-_VM_WORDS: Final = ("kata",)  # in a handler's or a shim's name: "kata-qemu", "io.containerd.kata.v2"
 _VM_ANNOTATIONS: Final = ("io.katacontainers.", "io.kubernetes.cri-o.kata")
 _SYSTEMD_PARTS: Final = 3  # slice:prefix:name
 
@@ -76,11 +76,6 @@ def read_info(verbose: Mapping[str, str]) -> ContainerInfo:
     cgroup = spec.linux.cgroup if spec.linux else ""
     annotated = any(name.startswith(_VM_ANNOTATIONS) for name in spec.annotations or ())
     return ContainerInfo(info.pid, cgroup_path(cgroup), annotated or is_vm_handler(info.shim))
-
-
-def is_vm_handler(name: str) -> bool:
-    """Say whether a runtime handler, or the name of its shim, starts virtual machines."""
-    return any(word in name for word in _VM_WORDS)
 
 
 def cgroup_path(oci_path: str) -> str | None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from cri_api.v1 import api_pb2
 
 from agent.cri.calls import Calls
-from agent.cri.container_info import ContainerInfo, describe, is_vm_handler, read_info, state_of
+from agent.cri.container_info import ContainerInfo, describe, read_info, state_of
 from agent.errors import AgentError, Gone, Refused
+from agent.vm_handlers import is_vm_handler
 from apiserver.backoff import Backoff
 from pinning.planning.observed import Owner, State
 

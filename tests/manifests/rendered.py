@@ -23,8 +23,9 @@ INSTALLS = (
     "node-watch",
     "nri",
     "priority-quota",
+    "guard",
 )  # each is a whole corepin
-ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "nri", "priority-quota")
+ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "nri", "priority-quota", "guard")
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

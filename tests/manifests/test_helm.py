@@ -157,6 +157,7 @@ def test_lint_finds_nothing(name: str) -> None:
         pytest.param("agent.tolerations[0].efect=x", "additional properties 'efect' not allowed", id="in a list"),
         pytest.param("namespaces.agent=Agent", "at '/namespaces/agent': 'Agent' does not match", id="name"),
         pytest.param("namespaces.agent=corepin-system", "give two names", id="one namespace for both"),
+        pytest.param("guard.enabled=true", "set agent.nri to true", id="a guard of nobody"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(value: str, message: str) -> None:

@@ -118,23 +118,23 @@ def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
-    """Nothing is privileged, every capability is dropped, the root is read-only; the agent alone is root and has one."""
+    """Nothing is privileged, every capability is dropped, the root is read-only; on nodes the agent alone has one."""
     for it, pod in pods(name):
         (container,) = pod["containers"]
         security = container["securityContext"]
-        is_agent = it["kind"] == "DaemonSet"
+        on_nodes, is_agent = it["kind"] == "DaemonSet", container["name"] == "agent"
         assert not security.get("privileged")
         assert security["allowPrivilegeEscalation"] is False
         assert security["readOnlyRootFilesystem"] is True
         assert security["capabilities"]["drop"] == ["ALL"]
         assert security["capabilities"].get("add", []) == (["SYS_NICE"] if is_agent else [])
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["securityContext"].get("runAsNonRoot", False) is not is_agent
+        assert pod["securityContext"].get("runAsNonRoot", False) is not on_nodes
         assert not pod.get("hostNetwork")
         assert not pod.get("hostIPC")
         assert bool(pod.get("hostPID")) is is_agent
         hosts = {volume["hostPath"]["path"] for volume in pod.get("volumes", []) if "hostPath" in volume}
-        assert is_agent or not hosts
+        assert on_nodes or not hosts
         assert "/var/lib/kubelet" not in hosts  # the volumes of all pods
 
 
@@ -147,6 +147,29 @@ def test_webhook_sees_the_pair_alone(name: str) -> None:
     assert secret["secretName"] == "corepin-webhook-tls"
     assert [item["key"] for item in secret["items"]] == ["tls.crt", "tls.key"]
     assert all("subPath" not in mount for mount in pod["containers"][0]["volumeMounts"])
+
+
+def test_the_guard_stands_in_for_the_agent() -> None:
+    """It has no token and calls nobody, sees of the host what it needs, and of two during an update one is always there."""
+    spec = manifest("guard", "DaemonSet", "corepin-guard")["spec"]
+    pod = spec["template"]["spec"]
+    agent_pod = manifest("guard", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert manifest("guard", "ServiceAccount", "corepin-guard")["automountServiceAccountToken"] is False
+    assert [it for it in objects("guard") if "corepin-guard" in str(it.get("subjects"))] == []
+    closed = manifest("guard", "NetworkPolicy", "corepin-guard")["spec"]
+    assert closed["podSelector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert closed.keys() == {"podSelector", "policyTypes"}
+    assert closed["policyTypes"] == ["Ingress", "Egress"]
+    assert {it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it} == {
+        "/var/run/nri",
+        "/var/lib/kubelet/cpu_manager_state",
+    }
+    assert all(mount["readOnly"] for mount in pod["containers"][0]["volumeMounts"])
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert "hostPort" not in pod["containers"][0]["ports"][0]
+    for same in ("priorityClassName", "tolerations", "nodeSelector"):
+        assert pod[same] == agent_pod[same]
 
 
 @pytest.mark.parametrize("name", INSTALLS)

@@ -72,6 +72,7 @@ class Settings(_Frozen, frozen=True):
     gate: bool = False  # pods whose claims must fit wait until their CPUs are assigned
     gate_image: str = ""
     gate_resources: GateResources = GateResources()
+    required_plugins: bool = False  # have NRI's default validator ask for the agent
     node_shapes: tuple[NodeShape, ...] = ()
     kube_virt: KubeVirt = msgspec.field(name="kubevirt", default=KubeVirt())
 

@@ -5,18 +5,24 @@ The runtime hands its plugins the annotations that a pod had when its sandbox wa
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
-from pinning.contract import GUARDED, GUARDED_VALUE
+from pinning.contract import GUARDED, GUARDED_VALUE, NRI_PLUGIN, REQUIRED_PLUGINS
 
 if TYPE_CHECKING:
     from pinning.pods.claims import PodClaims
     from webhook.config.mutations import Fragment
+    from webhook.config.settings import Settings
 
-MARKS: Final = frozenset({GUARDED})  # a pod's own value stays
-_MARKED: Final[Fragment] = {"metadata": {"annotations": {GUARDED: GUARDED_VALUE}}}
+MARKS: Final = frozenset({GUARDED, REQUIRED_PLUGINS})  # a pod's own values of these stay
+_GUARDED: Final = {GUARDED: GUARDED_VALUE}
+_REQUIRED: Final = {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])}
 
 
-def plan_marks(pod_claims: PodClaims) -> Fragment:
+def plan_marks(pod_claims: PodClaims, settings: Settings) -> Fragment:
     """Return what is added to a pod of which a container may not start unpinned; nothing for any other pod."""
-    return _MARKED if any(claim.must_fit for claim in pod_claims.claims) else {}
+    if not any(claim.must_fit for claim in pod_claims.claims):
+        return {}
+    annotations = _GUARDED | _REQUIRED if settings.required_plugins else _GUARDED
+    return {"metadata": {"annotations": annotations}}

@@ -50,7 +50,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
-    more = {POD: plan_marks(pod_claims), **limits}
+    more = {POD: plan_marks(pod_claims, settings), **limits}
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):

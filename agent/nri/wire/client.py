@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 FIRST_WAIT: Final = 0.1  # seconds
 LONGEST_WAIT: Final = 2.0  # containers start meanwhile, and a connection costs little
+REFUSED_WAIT: Final = (
+    60.0  # only another runtime takes events that this one has refused, and it logs each try
+)
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
 
@@ -60,6 +63,7 @@ class Client:
         self._limits = limits
         self._mask = 0  # the next to ask for
         self._failures = 0
+        self._longest = LONGEST_WAIT  # seconds until the next try
         self._stream: socket.socket | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nri {name}", daemon=True)
@@ -88,13 +92,14 @@ class Client:
 
     def _attempt(self, events: int) -> str:
         """Serve one connection, and return why it ended or was not made."""
-        began = monotonic()
+        began, self._longest = monotonic(), LONGEST_WAIT
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as self._stream:
                 self._connect(self._stream)
                 self._serve(self._stream, events)
         except EventsRefused as error:
             self._mask = (self._masks.index(events) + 1) % len(self._masks)
+            self._longest = REFUSED_WAIT
             return str(error)
         except WireError as error:
             return str(error)
@@ -124,7 +129,7 @@ class Client:
 
     def _wait(self) -> float:
         """Return how many seconds to wait: longer each time, and not the same on every node."""
-        ceiling = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(self._failures, 16))
+        ceiling = min(self._longest, FIRST_WAIT * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
 

@@ -9,9 +9,9 @@ from agent.cri.container_info import (
     ContainerInfo,
     cgroup_path,
     find_socket,
-    is_vm_handler,
     read_info,
 )
+from agent.vm_handlers import is_vm_handler
 
 
 @pytest.mark.parametrize(

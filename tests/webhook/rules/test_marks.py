@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonpatch
 import pytest
 from hypothesis import given, settings
 
-from pinning.contract import GUARDED
+from pinning.contract import GUARDED, NRI_PLUGIN, REQUIRED_PLUGINS
 from pinning.pods.claims import read_pod
 from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container, launcher, pod
 from tests.webhook.requests import BEYOND, generated, request
 from webhook.config.mutations import BUILT_IN, Mutations
-from webhook.config.settings import Settings
+from webhook.config.settings import Settings, load_settings
 from webhook.review.handler import Decider
 from webhook.review.response import Allowed
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.pods import review_new_pod
 
+SHIPPED, REQUIRING = Settings(), load_settings(b"requiredPlugins: true")
 
-def marked(document: Any) -> dict[str, str]:
+
+def marked(document: Any, rules: Settings = SHIPPED) -> dict[str, str]:
     """Return the marks of a pod after its plan; a second plan adds nothing."""
-    rules, injection = Settings(), Injection(BUILT_IN)
+    injection = Injection(BUILT_IN)
     operations = plan_mutation(document, rules, injection).operations
     result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
     assert plan_mutation(result, rules, injection).operations == ()
-    return {key: value for key, value in own(result).items() if key == GUARDED}
+    return {key: value for key, value in own(result).items() if key in {GUARDED, REQUIRED_PLUGINS}}
 
 
 def own(document: Any) -> dict[str, str]:
@@ -69,10 +72,19 @@ def test_the_mark_takes_nothing_from_what_cmk_adds(mutations: Mutations) -> None
     assert added.items() <= result["metadata"]["annotations"].items()
 
 
+def test_the_default_validator_is_asked_where_that_is_configured() -> None:
+    """NRI's own validator then wants the agent's plugin for marked pods, and for no other ones."""
+    asking = pod(container("main", "2"), annotations={SMT: "require"})
+    found = marked(asking, REQUIRING)
+    assert found.keys() == {GUARDED, REQUIRED_PLUGINS}
+    assert json.loads(found[REQUIRED_PLUGINS]) == [NRI_PLUGIN]
+    assert marked(pod(container("main", "2"), annotations={CPU_MANAGER: "share"}), REQUIRING) == {}
+
+
 def test_a_mark_of_the_pods_own_stays() -> None:
     """Who would rather start unpinned than wait may say so of his own pod."""
-    mark = {GUARDED: "false"}
-    assert marked(pod(container("main", "2"), annotations={SMT: "require", **mark})) == mark
+    marks = {GUARDED: "false", REQUIRED_PLUGINS: '["other"]'}
+    assert marked(pod(container("main", "2"), annotations={SMT: "require", **marks}), REQUIRING) == marks
 
 
 def test_a_marked_pod_is_another_one_than_the_same_unmarked() -> None:

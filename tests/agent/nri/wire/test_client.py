@@ -6,13 +6,14 @@ import random
 import socket
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Disconnected, Status
-from agent.nri.wire.client import FIRST_WAIT, LONGEST_WAIT
+from agent.nri.wire.client import FIRST_WAIT, LONGEST_WAIT, REFUSED_WAIT
 from tests.agent.nri.fake_runtime import FakeRuntime, Gone, container, message, pod, request
 from tests.agent.nri.wire.plugins import NAME, Changes, Recorder, running
 
@@ -125,6 +126,23 @@ def test_runtime_that_takes_no_mask_is_told(path: Path) -> None:
         client.stop()
 
     assert changes.next().reason == "the runtime closed the connection when asked for the events 0x2000"
+
+
+def test_runtime_that_takes_no_mask_is_asked_rarely(path: Path) -> None:
+    """Each try is in its log, and only another runtime can answer otherwise; once it is gone another one may come."""
+    random.seed(1)
+    client = Client(path, NAME, Recorder(), masks=(GUARD_EVENTS,))
+    with FakeRuntime(path) as runtime:
+        attempt = Thread(target=client._attempt, args=(GUARD_EVENTS,))
+        attempt.start()
+        plugin = runtime.accept()
+        plugin.register()
+        plugin.configure()
+        plugin.close()
+        attempt.join()
+        assert max(client._wait() for _ in range(20)) > REFUSED_WAIT / 2
+    client._attempt(GUARD_EVENTS)
+    assert client._wait() <= LONGEST_WAIT
 
 
 def test_waits_grow_to_a_limit_and_differ() -> None:

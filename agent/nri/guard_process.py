@@ -1,0 +1,135 @@
+"""The guard's process: one connection to the runtime, and an answer to whoever asks how it is.
+
+Small and without an event loop: it shall be there while everything else is in trouble.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import socketserver
+import threading
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.nri.guard import GUARD
+from agent.nri.wire import GUARD_EVENTS, Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from agent.nri.guard import Guard
+    from agent.nri.wire import Status
+
+ASKING: Final = 16  # connections that are answered at once; others wait
+ASKING_SECONDS: Final = 2.0
+HEAD_LIMIT: Final = 8192  # bytes of a request that are looked at
+
+logger = logging.getLogger(__name__)
+
+
+def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None) -> None:
+    """Guard until SIGTERM or SIGINT."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    client = Client(socket_path, GUARD, guard, masks=(GUARD_EVENTS,), changed=Changes().tell)
+    health = Health(listen, lambda: obstacle(client.status)) if listen else None
+    if health:
+        threading.Thread(target=health.serve_forever, name="health", daemon=True).start()
+        logger.info("serving", extra={"facts": {"health": "{}:{}".format(*health.server_address[:2])}})
+    client.start()
+    stopped.wait()
+    client.stop()
+    if health:
+        health.shutdown()
+        health.server_close()
+    logger.info("stopped, containers are created unguarded")
+
+
+def obstacle(status: Status) -> str:
+    """Return why nothing is guarded; nothing while it is."""
+    return "" if status.is_connected and status.validates else status.reason or "not connected yet"
+
+
+class Changes:
+    """Logs when the guard begins to guard, and why it does not."""
+
+    def __init__(self) -> None:
+        self._told: str | None = None
+
+    def tell(self, status: Status) -> None:
+        """Log what a status says, unless it was the last thing that was logged."""
+        problem = obstacle(status)
+        if problem == self._told:
+            return
+        self._told = problem
+        if problem:
+            logger.warning("nothing is guarded", extra={"facts": {"reason": problem}})
+        else:
+            logger.info("guarding", extra={"facts": {"runtime": status.runtime}})
+
+
+class Health(socketserver.ThreadingTCPServer):
+    """Answers the kubelet's probes: /healthz, and /readyz with the reason why nothing is guarded."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 32
+
+    def __init__(
+        self, listen: tuple[str, int], obstacle: Callable[[], str], *, patience: float = ASKING_SECONDS
+    ) -> None:
+        host, port = listen
+        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - as the flag says
+        address = host or everywhere
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.obstacle = obstacle
+        self.patience = patience
+        self._slots = threading.BoundedSemaphore(ASKING)
+        super().__init__((address, port), _Asked)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless so many are asking that this one has to wait."""
+        self._slots.acquire()
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Forget a caller that was slow or garbled."""
+
+    def answer(self, path: str) -> tuple[HTTPStatus, str]:
+        """Return the answer to one path."""
+        if path == "/healthz":
+            return HTTPStatus.OK, "ok"
+        if path == "/readyz":
+            problem = self.obstacle()
+            return (HTTPStatus.SERVICE_UNAVAILABLE, problem) if problem else (HTTPStatus.OK, "ok")
+        return HTTPStatus.NOT_FOUND, "/healthz or /readyz"
+
+
+class _Asked(socketserver.BaseRequestHandler):
+    """One request of HTTP."""
+
+    server: Health
+
+    def handle(self) -> None:
+        """Answer what comes at first, and let the connection end: a probe is one segment, and nobody holds a slot."""
+        self.request.settimeout(self.server.patience)
+        line = self.request.recv(HEAD_LIMIT).partition(b"\r\n")[0].decode("latin-1").split(" ")
+        status, text = self.server.answer(line[1].partition("?")[0] if len(line) > 1 else "")
+        body = f"{text}\n".encode()
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self.request.sendall(head.encode() + body)

@@ -1,0 +1,90 @@
+"""`corepin guard`: hold back containers that were promised CPUs, while nobody gives them any."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from corepin.errors import CommandFailed
+from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed, optional_address
+from corepin.run.agent import CONFIG
+from pinning.contract import KUBELET_STATE, NRI_SOCKET
+
+if TYPE_CHECKING:
+    import argparse
+
+LISTEN: Final = ":8083"
+EXEMPT: Final = "kube-system"
+DESCRIPTION: Final = "Hold back containers that were promised CPUs of their own, while nobody gives them any."
+EPILOG: Final = """\
+It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
+needs no right but to reach the socket. It looks at pods with the annotation guard.corepin.io/pod: "true" alone, which the
+webhook gives to pods whose claims must fit. Where the agent only observes it lets everything pass.
+"""
+
+logger = logging.getLogger("agent.nri.guard")
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "guard",
+        help="let no container start without its CPUs while the agent is away",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    add_flag(parser, "--nri", "SOCKET", "the runtime's NRI socket", NRI_SOCKET)
+    add_optional_flag(parser, "--namespace", "NAME", "its own namespace, whose pods always start")
+    text = f"other namespaces whose pods always start; may be repeated; default: {EXEMPT}"
+    add_list_flag(parser, "--exempt", "NAMESPACE,...", text)
+    add_flag(parser, "--config", "FILE", "the agent's node configuration", str(CONFIG))
+    add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+    add_flag(parser, "--health-listen", "HOST:PORT", "health, plain HTTP; off: not served", LISTEN)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Guard until SIGTERM."""
+    from agent.nri import guard_process
+    from agent.nri.guard import Guard
+    from logs import formatter
+
+    listen = optional_address("--health-listen", args.health_listen, LISTEN)
+    config, kubelet_state = Path(args.config), Path(args.kubelet_state)
+    guard = Guard(exempt(args), lambda: observes(config, kubelet_state))
+    formatter.configure()
+    facts = {name: value for name, value in vars(args).items() if name not in {"run", "verb"}}
+    logger.info("starting", extra={"facts": facts})
+    try:
+        guard_process.run(Path(args.nri), guard, listen)
+    except OSError as error:  # nothing else listens
+        problem = f"--health-listen: cannot listen on {args.health_listen}: {error.strerror or error}"
+        raise CommandFailed(f"{problem}: name another address, or off") from error
+    return 0
+
+
+def exempt(args: argparse.Namespace) -> frozenset[str]:
+    """Return the namespaces whose pods always start."""
+    given = None if args.exempt is None else [name for text in args.exempt for name in text.split(",")]
+    named = listed("--exempt", given) or {EXEMPT}
+    return frozenset({*named, args.namespace} - {None})
+
+
+def observes(config: Path, kubelet_state: Path) -> bool:
+    """Say whether the agent gives no CPUs on this node, as it decides that itself.
+
+    With a configuration that cannot be read the agent does not run, and nothing says that it shall only observe.
+    """
+    from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
+    from corepin.node_file import read_node_file
+
+    if read_kubelet_policy(kubelet_state) is KubeletPolicy.STATIC:
+        return True
+    try:
+        return config.exists() and read_node_file(str(config)).observe
+    except (CommandFailed, OSError) as error:
+        logger.warning("node configuration not read", extra={"facts": {"reason": str(error)}})
+        return False

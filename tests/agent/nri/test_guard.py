@@ -1,0 +1,125 @@
+"""What the guard lets pass, what it holds back, and what it says then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pytest
+
+from agent.nri.guard import AGENT, AWAY, GUARD, SILENT, Guard
+from agent.nri.wire import CPUSET_CPUS, CPUSET_MEMS
+from agent.nri.wire import nri_pb2 as pb
+from pinning.contract import GUARDED
+
+ALL: Final = ("10-corepin", "90-corepin-guard")
+MARKED: Final = {GUARDED: "true"}
+
+
+def created(
+    cpus: str = "",
+    owner: str = "",
+    *,
+    annotations: Mapping[str, str] = MARKED,
+    namespace: str = "team",
+    plugins: tuple[str, ...] = ALL,
+    field: int = CPUSET_CPUS,
+    owned: str = "c1",
+    handler: str = "runc",
+) -> pb.ValidateContainerAdjustmentRequest:
+    """Return what a validator is shown of a container `main` that is being created."""
+    request = pb.ValidateContainerAdjustmentRequest(
+        pod=pb.PodSandbox(
+            id="p1", name="web", namespace=namespace, annotations=annotations, runtime_handler=handler
+        ),
+        container=pb.Container(id="c1", pod_sandbox_id="p1", name="main"),
+    )
+    request.adjust.linux.resources.cpu.cpus = cpus
+    for plugin in plugins:
+        index, _, name = plugin.partition("-")
+        request.plugins.add(name=name, index=index)
+    if owner:
+        request.owners.owners[owned].simple[field] = owner
+    return request
+
+
+def judged(request: pb.ValidateContainerAdjustmentRequest, *, observes: bool = False) -> str:
+    """Return why a container is held back; nothing when it may start."""
+    return Guard(frozenset({"kube-system", "corepin-agent"}), lambda: observes).validate(request)
+
+
+def test_names_are_those_that_the_runtime_has() -> None:
+    """The guard is called last; the plugin that it expects is called as the agent's."""
+    assert (str(AGENT), str(GUARD)) == ALL
+
+
+def test_a_container_with_cpus_of_the_agents_starts() -> None:
+    """Whatever set it is: of its own, or the shared one."""
+    assert judged(created("2-3", str(AGENT))) == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        pytest.param(created(plugins=("90-corepin-guard",)), AWAY, id="agent away"),
+        pytest.param(created(plugins=("20-corepin",)), AWAY, id="of another index"),
+        pytest.param(created(), SILENT, id="agent silent"),
+        pytest.param(created("0-7"), SILENT, id="owned by nobody"),
+        pytest.param(created("", str(AGENT)), SILENT, id="an empty set"),
+        pytest.param(created("2-3", str(AGENT), field=CPUSET_MEMS), SILENT, id="memory nodes alone"),
+        pytest.param(created("2-3", str(AGENT), owned="c2"), SILENT, id="another container's"),
+        pytest.param(created("2-3", "50-balloons"), "NRI plugin 50-balloons chose its CPUs", id="another plugin's"),
+    ],
+)  # fmt: skip
+def test_a_marked_container_without_is_held_back(
+    request_: pb.ValidateContainerAdjustmentRequest, why: str
+) -> None:
+    """With the container, what is missing, and what to do."""
+    text = judged(request_)
+    assert text.startswith(f"container main was promised CPUs of its own, but {why}")
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(created(annotations={}), id="unmarked"),
+        pytest.param(created(annotations={GUARDED: "false"}), id="rather unpinned than late"),
+        pytest.param(created(namespace="kube-system"), id="system"),
+        pytest.param(created(namespace="corepin-agent"), id="ours"),
+        pytest.param(created(handler="kata-qemu"), id="in a virtual machine, by a runtime class"),
+    ],
+)
+def test_who_is_not_guarded_starts(request_: pb.ValidateContainerAdjustmentRequest) -> None:
+    """Pods without the mark; marked ones that must start for the node to heal, or that get their CPUs later."""
+    assert judged(request_) == ""
+
+
+def test_where_the_agent_only_observes_everything_starts() -> None:
+    """It gives nobody CPUs there."""
+    assert judged(created(), observes=True) == ""
+
+
+def test_the_mode_is_asked_before_a_refusal_only() -> None:
+    """The handler of what passes reads no files."""
+    asked = []
+
+    def observes() -> bool:
+        asked.append(True)
+        return False
+
+    guard = Guard(frozenset(), observes)
+    guard.validate(created("2-3", str(AGENT)))
+    guard.validate(created(annotations={}))
+    assert asked == []
+    guard.validate(created())
+    assert asked == [True]
+
+
+def test_it_changes_nothing() -> None:
+    """Were it asked for more than its opinion, the runtime would learn nothing."""
+    guard = Guard(frozenset(), lambda: False)
+    pod, container = pb.PodSandbox(id="p1"), pb.Container(id="c1")
+    assert list(guard.synchronize([pod], [container])) == []
+    assert guard.create_container(pod, container) == pb.CreateContainerResponse()
+    assert guard.update_container(pod, container, pb.LinuxResources()) == pb.UpdateContainerResponse()

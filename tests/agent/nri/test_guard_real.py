@@ -1,0 +1,200 @@
+"""`corepin guard` as a process against NRI's own runtime side: while the agent is there, away or hangs, and beside itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx
+import pytest
+
+from agent.nri.guard import AGENT, Guard
+from agent.nri.wire import WORKER_EVENTS, Client
+from agent.nri.wire import nri_pb2 as pb
+from pinning.contract import GUARDED
+from tests.agent.nri.nri_runtime import Failed, NRIRuntime, container, pod, running_nri
+from tests.node.waiting import until
+from tests.servers.daemon import free_port, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.daemon import Daemon
+
+COMMAND = Path(sys.executable).with_name("corepin")
+MARKED = {GUARDED: "true"}
+MEMORY_KIB = 32 * 1024  # what the manifest requests
+VALIDATING = pytest.mark.parametrize("nri", ["0.11", "0.12"], indirect=True)
+
+
+class Agent(Guard):
+    """What the guard expects of the agent: it gives every container CPUs, unless it hangs."""
+
+    def __init__(self) -> None:
+        super().__init__(frozenset(), lambda: False)
+        self.well = threading.Event()
+        self.well.set()
+
+    def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
+        """Give it CPUs."""
+        self.well.wait()
+        response = pb.CreateContainerResponse()
+        response.adjust.linux.resources.cpu.cpus = "2-3"
+        return response
+
+    def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
+        """Let it pass."""
+        return ""
+
+
+class GuardProcess(NamedTuple):
+    """A running guard, and where it says how it is."""
+
+    daemon: Daemon
+    url: str
+
+    def readiness(self) -> tuple[int, str]:
+        """Return what the kubelet is told."""
+        answer = httpx.get(f"{self.url}/readyz", trust_env=False)
+        return answer.status_code, answer.text.strip()
+
+
+@contextmanager
+def guard_on(nri: NRIRuntime) -> Iterator[GuardProcess]:
+    """Run the command, and yield it once it answers."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        *(sys.executable, "-W", "error", str(COMMAND), "guard", "--nri", str(nri.socket)),
+        *("--config", "nowhere", "--kubelet-state", "nowhere", "--health-listen", address),
+    ]
+    log = nri.directory / f"guard-{address[-5:]}.log"
+    with running("corepin guard", command, log) as daemon:
+        daemon.wait_until(lambda: '"serving"' in log.read_text())
+        yield GuardProcess(daemon, f"http://{address}")
+
+
+@contextmanager
+def guarding(nri: NRIRuntime) -> Iterator[GuardProcess]:
+    """Run the command, and yield it once it guards."""
+    with guard_on(nri) as guard:
+        until("the guard guards", lambda: guard.readiness() == (200, "ok"))
+        yield guard
+
+
+@contextmanager
+def agent_on(nri: NRIRuntime) -> Iterator[Agent]:
+    """Yield a plugin with the agent's name that is connected."""
+    agent = Agent()
+    client = Client(nri.socket, AGENT, agent, masks=(WORKER_EVENTS,))
+    client.start()
+    try:
+        until("the agent is connected", lambda: client.status.is_connected)
+        yield agent
+    finally:
+        agent.well.set()
+        client.stop()
+
+
+def created(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
+    """Create a container and return its CPUs; raise Failed."""
+    reply = nri.do("CreateContainer", pod=pod("web", **annotations), container=container("web"))
+    return reply.get("adjust", {}).get("linux", {}).get("resources", {}).get("cpu", {}).get("cpus")
+
+
+def retried(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
+    """Create a container as the kubelet does: the runtime may find out by a failed try that a plugin has left."""
+    try:
+        return created(nri, annotations)
+    except Failed:
+        return created(nri, annotations)
+
+
+def held_back(nri: NRIRuntime) -> str:
+    """Create a marked container, and return why it was not."""
+    with pytest.raises(Failed) as failed:
+        created(nri, MARKED)
+    return str(failed.value)
+
+
+@VALIDATING
+def test_marked_containers_wait_for_the_agent(nri: NRIRuntime) -> None:
+    """Before it is there and after it has left; others start as they did before there was a guard."""
+    with guarding(nri):
+        text = held_back(nri)
+        assert (
+            'validator "90-corepin-guard" rejected container adjustment, reason: container main was' in text
+        )
+        assert "corepin's agent is not connected to this node's container runtime" in text
+        assert created(nri, {}) is None
+        with agent_on(nri):
+            assert created(nri, MARKED) == created(nri, {}) == "2-3"
+        assert retried(nri, {}) is None
+        assert "was promised CPUs of its own" in held_back(nri)
+
+
+@VALIDATING
+def test_two_guards_agree(nri: NRIRuntime) -> None:
+    """As while a rollout brings the next one: nobody is refused for it, and either alone holds back."""
+    with ExitStack() as first:
+        old = first.enter_context(guarding(nri))
+        with guarding(nri), agent_on(nri):
+            assert nri.log.count('90-corepin-guard\\" connected') == 2
+            assert created(nri, MARKED) == "2-3"
+            first.close()
+            assert old.daemon.process.returncode == 0
+            assert retried(nri, MARKED) == "2-3"
+        assert retried(nri, {}) is None
+        with guarding(nri):
+            assert "was promised CPUs of its own" in held_back(nri)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("version", ["0.11", "0.12"])
+def test_an_agent_that_hangs_lets_no_marked_container_start(version: str, tmp_path: Path) -> None:
+    """Not the one that waits for it, and none after it; others start at the second try at the latest."""
+    with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri), agent_on(nri) as agent:
+        agent.well.clear()
+        held_back(nri)
+        assert "was promised CPUs of its own" in held_back(nri)
+        assert created(nri, {}) is None
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("version", ["0.11", "0.12"])
+def test_a_guard_that_hangs_is_left_behind(version: str, tmp_path: Path) -> None:
+    """One creation fails, then the runtime goes on without it; it comes back by itself when it can."""
+    with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri) as guard:
+        guard.daemon.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(Failed, match="90-corepin-guard"):
+            created(nri, {})
+        assert created(nri, {}) is None
+        guard.daemon.process.send_signal(signal.SIGCONT)
+        until("it guards again", lambda: nri.log.count("connected and synchronized") == 2)
+        assert "was promised CPUs of its own" in held_back(nri)
+
+
+@pytest.mark.parametrize("nri", ["0.8"], indirect=True)
+def test_a_runtime_without_validators_is_told(nri: NRIRuntime) -> None:
+    """It is not ready, says why, and everything starts."""
+    with guard_on(nri) as guard:
+        until("it was refused", lambda: "0x2000" in guard.readiness()[1])
+        assert guard.readiness()[0] == 503
+        assert created(nri, MARKED) is None
+
+
+@pytest.mark.parametrize("nri", ["0.12"], indirect=True)
+def test_it_takes_little_memory(nri: NRIRuntime) -> None:
+    """Also when it was told of many containers, it stays within what its manifest requests."""
+    pods = [pod(f"p{number}", note="x" * 200) for number in range(110)]
+    containers = [container(f"p{number}", f"c{place}") for number in range(110) for place in range(5)]
+    nri.hold(pods, containers)
+    with guarding(nri) as guard:
+        for _ in range(200):
+            created(nri, {})
+        status = Path(f"/proc/{guard.daemon.process.pid}/status").read_text()
+    [peak] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
+    assert peak < MEMORY_KIB

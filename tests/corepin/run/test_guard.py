@@ -1,0 +1,60 @@
+"""`corepin guard`: its flags, and when it knows that the agent only observes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from corepin import cli
+from corepin.run.guard import exempt, observes
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "found"),
+    [
+        pytest.param((), {}, {"kube-system"}, id="default"),
+        pytest.param(("--namespace", "ours"), {}, {"kube-system", "ours"}, id="its own"),
+        pytest.param((), {"COREPIN_NAMESPACE": "ours", "COREPIN_EXEMPT": "a, b"}, {"a", "b", "ours"}, id="variables"),
+        pytest.param(("--exempt", "a,b", "--exempt", "c"), {}, {"a", "b", "c"}, id="listed and repeated"),
+    ],
+)  # fmt: skip
+def test_namespaces_that_always_start(
+    flags: tuple[str, ...], variables: dict[str, str], found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own one always; the others as the operator says."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert exempt(cli.build_parser().parse_args(["guard", *flags])) == found
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "config", "expected"),
+    [
+        pytest.param("none", "smtPolicy: require", False, id="allocating"),
+        pytest.param("none", None, False, id="no configuration"),
+        pytest.param("none", "observe: true", True, id="told to observe"),
+        pytest.param("static", "", True, id="the kubelet allocates"),
+        pytest.param(None, "", False, id="no state of the kubelet"),
+        pytest.param("none", "observe: yes please", False, id="damaged"),
+    ],
+)
+def test_it_observes_when_the_agent_does(
+    kubelet: str | None, config: str | None, *, expected: bool, tmp_path: Path
+) -> None:
+    """By the same two files; an agent whose configuration cannot be read does not run, and is missing."""
+    state, file = tmp_path / "cpu_manager_state", tmp_path / "config.yaml"
+    if kubelet:
+        state.write_text(json.dumps({"policyName": kubelet}))
+    if config is not None:
+        file.write_text(config)
+    assert observes(file, state) is expected
+
+
+def test_a_wrong_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the flag, the value and an example."""
+    assert cli.main(["guard", "--health-listen", "here"]) == 2
+    assert (
+        "--health-listen: 'here' is not HOST:PORT: write for example :8083, or off" in capsys.readouterr().err
+    )
