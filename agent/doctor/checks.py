@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
-from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, nri_checks
+from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.kubelet.policy import KubeletPolicy
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Facts:
     kubelet_millicores: int | None = None  # allocatable, as the node says
     runtime: str | None = None  # name and version
     nri: Socket = Socket.NO_FOLDER
+    is_guarded: bool = False  # a `corepin guard` runs here
     cgroup_version: int | None = None
     cgroup_writable: bool | None = False  # None: not by who asks, who is not root
     pod_roots: tuple[str, ...] = ()  # where the kubelet may keep its pods
@@ -150,7 +151,10 @@ def _nri(facts: Facts) -> Iterator[Check]:
     if facts.agent and facts.agent.observes:
         yield ok("NRI", "not used, because corepin only observes here")
     elif facts.runtime and not facts.is_local:
-        yield from nri_checks(facts.runtime, facts.nri, facts.agent.nri if facts.agent else None)
+        agent = facts.agent.nri if facts.agent else None
+        yield from nri_checks(facts.runtime, facts.nri, agent)
+        holds = agent is not None and agent.holds
+        yield from held_back_checks(facts.runtime, holds=holds, is_guarded=facts.is_guarded)
 
 
 def _kubelet(facts: Facts) -> Iterator[Check]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.doctor.checks import AgentFacts, Facts
-from agent.doctor.foreign_threads import foreign_threads, processes
+from agent.doctor.foreign_threads import foreign_threads, processes, runs_corepin
 from agent.doctor.nri import AgentNRI, Socket
 from agent.doctor.nri_socket import look_at
 from agent.errors import AgentError
@@ -65,6 +65,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         topology=_topology(places.root, missing),
         agent=agent,
         runtime=_runtime(places.runtime, missing),
+        is_guarded=runs_corepin(proc, "guard"),
         nri=Socket.ANSWERS if agent and agent.nri.holds else look_at(places.nri),
         cgroup_version=hierarchy.version if hierarchy else None,
         cgroup_writable=_is_writable(hierarchy, is_root=os.geteuid() == 0),

@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.doctor.checks import ForeignThreads
@@ -54,6 +55,16 @@ def processes(proc: Path) -> Iterator[tuple[int, str]]:
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):
             yield int(folder.name), (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+
+
+def runs_corepin(proc: Path, verb: str) -> bool:
+    """Say whether a process runs one of corepin's verbs."""
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if any(first.endswith("/corepin") and second == verb for first, second in pairwise(words)):
+                return True
+    return False
 
 
 class _Thread(NamedTuple):

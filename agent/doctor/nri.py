@@ -48,6 +48,7 @@ class _Switch(NamedTuple):
     remedy: str
 
 
+_VALIDATES: Final = (2, 2)  # containerd that asks plugins about what other plugins did
 _SWITCHES: Final = {  # newest first
     "containerd": (
         _Switch(
@@ -89,6 +90,29 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
         yield unknown(SUBJECT, "only root may look into its folder", "run this command as root")
     else:
         yield ok(SUBJECT, *_absent(runtime, socket))
+
+
+def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator[Check]:
+    """Yield what becomes of a container whose claim must fit and does not."""
+    subject = "must fit"
+    name, version = _parsed(runtime)
+    if not holds:
+        remedy = "`gate: true` in the webhook's configuration has their pods wait in an init container"
+        yield ok(
+            subject, "such claims start in the shared set until they fit, unless their pods wait", remedy
+        )
+    elif is_guarded:
+        yield ok(subject, "such claims do not start before they fit, also while the agent is away")
+    else:
+        too_old = name == "containerd" and version < _VALIDATES
+        remedy = "the component guard holds them back then too" + (
+            f", with containerd {'.'.join(map(str, _VALIDATES))} or later" if too_old else ""
+        )
+        yield ok(
+            subject,
+            "such claims do not start before they fit, but on any CPU while the agent is away",
+            remedy,
+        )
 
 
 def _offered(agent: AgentNRI | None) -> Check:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path as File
 from typing import TYPE_CHECKING
+
+import pytest
 
 from agent.doctor.checks import examine
 from agent.doctor.facts import Places, agent_facts, read_facts
-from agent.doctor.nri import Socket
+from agent.doctor.foreign_threads import runs_corepin
+from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
 from agent.kubelet.policy import KubeletPolicy
+from agent.node_state import Path
 from agent.serve.state_json import to_dict
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
@@ -26,11 +31,41 @@ def test_facts_of_the_agents_state() -> None:
         to_dict(state_of(isolated, shared, bound("c", container("main", 99), annotations=EXCLUSIVE)))
     )
 
+    assert facts.nri == NOT_WANTED
     assert len(facts.exclusive) == 2
     assert [refusal.partition(":")[0] for refusal in facts.refusals] == ["default/c/main"]
 
 
-def test_facts_of_this_machine(tmp_path: Path) -> None:
+def test_way_of_new_containers_comes_from_the_agents_state() -> None:
+    """Whether NRI holds, why not, and which other plugins there are."""
+    held = replace(state_of(), start_path=Path.NRI, other_plugins=("10-a",))
+    lost = replace(state_of(), start_reason="it is gone")
+
+    assert agent_facts(to_dict(held)).nri == AgentNRI(holds=True)
+    assert agent_facts(to_dict(held)).other_plugins == ("10-a",)
+    assert agent_facts(to_dict(lost)).nri == AgentNRI(reason="it is gone")
+
+
+@pytest.mark.parametrize(
+    ("command", "guards"),
+    [
+        pytest.param("/usr/bin/python3\0/usr/local/bin/corepin\0guard\0--exempt\0a\0", True, id="guard"),
+        pytest.param("/usr/bin/python3\0/usr/local/bin/corepin\0agent\0", False, id="agent"),
+        pytest.param("guard\0", False, id="another program"),
+        pytest.param("", False, id="a thread of the kernel"),
+    ],
+)
+def test_guard_is_found_by_its_command(tmp_path: File, command: str, guards: bool) -> None:
+    """A guard that runs on the node is seen; other programs, and those that end meanwhile, are none."""
+    for number, line in (("7", command), ("8", None)):
+        (tmp_path / number).mkdir()
+        if line is not None:
+            (tmp_path / number / "cmdline").write_text(line)
+
+    assert runs_corepin(tmp_path, "guard") is guards
+
+
+def test_facts_of_this_machine(tmp_path: File) -> None:
     """Reading survives a machine on which nothing of Kubernetes is there, and says why it does not know."""
     places = Places(
         tmp_path,
@@ -48,7 +83,7 @@ def test_facts_of_this_machine(tmp_path: Path) -> None:
     assert facts.missing.keys() == {"topology", "runtime", "cgroup_version"}
 
 
-def test_real_runtimes_are_named(containerd: Containerd, tmp_path: Path) -> None:
+def test_real_runtimes_are_named(containerd: Containerd, tmp_path: File) -> None:
     """Debian's containerd and the newest one tell their names; the old one has no NRI, the other may have."""
     places = Places(runtime=containerd.socket, nri=tmp_path / "no.sock")
     checks = {check.subject: check for check in examine(read_facts(places, None, 0))}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.doctor.check import Check, Verdict
-from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, nri_checks
+from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.doctor.nri_socket import look_at
 
 NOBODY = 65534
@@ -75,6 +75,32 @@ def test_folder_that_is_not_mounted_is_told() -> None:
     assert check(Socket.NO_FOLDER).remedy.startswith("for the agent's pod take the component nri")
     assert "component" not in check(Socket.ABSENT).remedy
     assert "component" not in check(Socket.NO_FOLDER, runtime="containerd 1.6.20").remedy
+
+
+@pytest.mark.parametrize(
+    ("runtime", "holds", "is_guarded", "message", "remedy"),
+    [
+        pytest.param(NEW, True, True, "also while the agent is away", "", id="guard"),
+        pytest.param(NEW, True, False, "on any CPU while the agent is away", "the component guard", id="no guard"),
+        pytest.param("containerd 2.1.4", True, False, "on any CPU", "containerd 2.2 or later", id="too old"),
+        pytest.param("cri-o 1.34.0", True, False, "on any CPU", "the component guard", id="CRI-O"),
+        pytest.param("containerd 1.6.20", False, False, "in the shared set", "`gate: true`", id="no NRI"),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_claims_that_must_fit_is_told(
+    runtime: str,
+    holds: bool,
+    is_guarded: bool,
+    message: str,
+    remedy: str,
+) -> None:
+    """Who holds them back, and how the node gets one that does."""
+    (checked,) = held_back_checks(runtime, holds=holds, is_guarded=is_guarded)
+
+    assert (checked.subject, checked.verdict) == ("must fit", Verdict.OK)
+    assert message in checked.message
+    assert remedy in checked.remedy
+    assert bool(checked.remedy) == bool(remedy)
 
 
 def test_what_is_there_is_seen(tmp_path: Path) -> None:
