@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from agent.nri.guard import AGENT, Guard
 from agent.nri.wire import WORKER_EVENTS, Client
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED
+from tests.agent.nri.guards import GuardProcess, guard_on
 from tests.agent.nri.nri_runtime import Failed, NRIRuntime, container, pod, running_nri
 from tests.node.waiting import until
-from tests.servers.daemon import free_port, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers.daemon import Daemon
 
-COMMAND = Path(sys.executable).with_name("corepin")
 MARKED = {GUARDED: "true"}
 MEMORY_KIB = 32 * 1024  # what the manifest requests
 VALIDATING = pytest.mark.parametrize("nri", ["0.11", "0.12"], indirect=True)
@@ -51,36 +47,10 @@ class Agent(Guard):
         return ""
 
 
-class GuardProcess(NamedTuple):
-    """A running guard, and where it says how it is."""
-
-    daemon: Daemon
-    url: str
-
-    def readiness(self) -> tuple[int, str]:
-        """Return what the kubelet is told."""
-        answer = httpx.get(f"{self.url}/readyz", trust_env=False)
-        return answer.status_code, answer.text.strip()
-
-
-@contextmanager
-def guard_on(nri: NRIRuntime) -> Iterator[GuardProcess]:
-    """Run the command, and yield it once it answers."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        *(sys.executable, "-W", "error", str(COMMAND), "guard", "--nri", str(nri.socket)),
-        *("--config", "nowhere", "--kubelet-state", "nowhere", "--health-listen", address),
-    ]
-    log = nri.directory / f"guard-{address[-5:]}.log"
-    with running("corepin guard", command, log) as daemon:
-        daemon.wait_until(lambda: '"serving"' in log.read_text())
-        yield GuardProcess(daemon, f"http://{address}")
-
-
 @contextmanager
 def guarding(nri: NRIRuntime) -> Iterator[GuardProcess]:
     """Run the command, and yield it once it guards."""
-    with guard_on(nri) as guard:
+    with guard_on(nri.socket, nri.directory) as guard:
         until("the guard guards", lambda: guard.readiness() == (200, "ok"))
         yield guard
 
@@ -180,7 +150,7 @@ def test_a_guard_that_hangs_is_left_behind(version: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("nri", ["0.8"], indirect=True)
 def test_a_runtime_without_validators_is_told(nri: NRIRuntime) -> None:
     """It is not ready, says why, and everything starts."""
-    with guard_on(nri) as guard:
+    with guard_on(nri.socket, nri.directory) as guard:
         until("it was refused", lambda: "0x2000" in guard.readiness()[1])
         assert guard.readiness()[0] == 503
         assert created(nri, MARKED) is None

@@ -1,0 +1,45 @@
+"""`corepin guard` as a process beside a runtime."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import httpx
+
+from tests.servers.daemon import free_port, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.daemon import Daemon
+
+COMMAND = Path(sys.executable).with_name("corepin")
+
+
+class GuardProcess(NamedTuple):
+    """A running guard, and where it says how it is."""
+
+    daemon: Daemon
+    url: str
+
+    def readiness(self) -> tuple[int, str]:
+        """Return what the kubelet is told."""
+        answer = httpx.get(f"{self.url}/readyz", trust_env=False)
+        return answer.status_code, answer.text.strip()
+
+
+@contextmanager
+def guard_on(socket: Path, directory: Path) -> Iterator[GuardProcess]:
+    """Run the command, and yield it once it answers; whether it guards yet is its readiness."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        *(sys.executable, "-W", "error", str(COMMAND), "guard", "--nri", str(socket)),
+        *("--config", "nowhere", "--kubelet-state", "nowhere", "--health-listen", address),
+    ]
+    log = directory / f"guard-{address[-5:]}.log"
+    with running("corepin guard", command, log) as daemon:
+        daemon.wait_until(lambda: '"serving"' in log.read_text())
+        yield GuardProcess(daemon, f"http://{address}")
