@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from pinning.machine.cpuset import EMPTY
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -44,10 +46,10 @@ class Runtime(Protocol):
         """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
         ...
 
-    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+    async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
 
-        Raises Gone, Unavailable, Refused.
+        `mems` are the NUMA nodes for the memory of one that does not run yet; empty: as they are. Raises Gone, Unavailable, Refused.
         """
         ...
 
@@ -71,6 +73,10 @@ class Cpusets(Protocol):
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs that the kernel lets the cgroup use now (effective); raise Gone when it is not there."""
+        ...
+
+    def mems(self, cgroup: str) -> CPUSet:
+        """Return the NUMA nodes that the cgroup gets memory from (effective); empty: not known. Raises Gone, Refused."""
         ...
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:

@@ -24,7 +24,7 @@ from pinning.contract import (
     STATUS_CPUS,
 )
 from pinning.planning.requests import totals
-from pinning.pods.annotations import is_policy_key
+from pinning.pods.annotations import is_misspelt, is_policy_key
 from pinning.pods.claims import MOST_CONTAINERS
 from pinning.pods.identity import CONFIG_HASH
 from pinning.pods.quantity import RawQuantity
@@ -181,7 +181,7 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
 def _is_strange(key: str, containers: Collection[str | None]) -> bool:
     scope = key.partition("/")[2]
     is_whole = scope == POD_SCOPE or key in {MIRROR_POD, CONFIG_HASH, CRANE_CPU_MANAGER}
-    return not is_whole and scope.removeprefix(CONTAINER_SCOPE) not in containers
+    return is_misspelt(key) or (not is_whole and scope.removeprefix(CONTAINER_SCOPE) not in containers)
 
 
 def _log_crowd(meta: _Meta, containers: int) -> None:

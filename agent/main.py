@@ -112,7 +112,7 @@ async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     if kubelet is None:
         return Settings(config.node, config.config, config.kubelet_state)
     chosen = adopt(config.config, kubelet, topology, machine.universe())
-    return Settings(config.node, chosen, config.kubelet_state, kubelet.policy)
+    return Settings(config.node, chosen, config.kubelet_state, kubelet.policy, kubelet.memory_policy)
 
 
 async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch | None]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
-    from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+    from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
@@ -54,6 +54,13 @@ class Proof:
     window_seconds: float | None = None  # from the start of the container until its cpuset was right
 
 
+class MemoryState(NamedTuple):
+    """Where the memory of a container lies whose pod says something about that."""
+
+    word: NUMAMemory | None  # None: it does not run, or nothing could be read
+    note: str = ""  # what its user has to know besides
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerState:
     """One container that holds CPUs, was refused CPUs, or runs in the shared set of a pod that has such."""
@@ -67,6 +74,7 @@ class ContainerState:
     numa_nodes: tuple[int, ...] = ()
     proof: Proof | None = None  # None: it does not run, or nothing could be read
     refusal: Refusal | None = None
+    memory: MemoryState | None = None  # None: its pod says nothing about it
     intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
 
     @property

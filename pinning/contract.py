@@ -23,6 +23,7 @@ CRANE_CPU_MANAGER = "qos.gocrane.io/cpu-manager"
 CPU_MANAGER = "cpu-manager.corepin.io"
 SMT_POLICY = "smt-policy.corepin.io"
 NUMA_POLICY = "numa-policy.corepin.io"
+NUMA_MEMORY_POD = "numa-memory.corepin.io/pod"
 SIDECAR_LIMITS_POD = "sidecar-limits.corepin.io/pod"
 POD_SCOPE = "pod"
 CONTAINER_SCOPE = "container."
@@ -112,6 +113,13 @@ class NUMAPolicy(StrEnum):
     PACKED = "packed"
     DISTRIBUTED = "distributed"
     SINGLE = "single"
+
+
+class NUMAMemory(StrEnum):
+    """Where the memory of a container may lie, from its birth."""
+
+    FREE = "free"  # anywhere
+    BIND = "bind"  # on the NUMA node of its CPUs, with `single`
 
 
 class QoSClass(StrEnum):

@@ -87,6 +87,8 @@ def capture(root: Path) -> str:
         ("-", f"devices/system/node/{path.parent.name}/cpulist", _content(path))
         for path in sorted(system.glob("node/node*/cpulist"))
     ]
+    if (system / "node/has_memory").exists():
+        files.append(("-", "devices/system/node/has_memory", _content(system / "node/has_memory")))
     files += [
         ("-", f"devices/{device}/cpus", _content(root / f"sys/devices/{device}/cpus"))
         for device in ("cpu_core", "cpu_atom")

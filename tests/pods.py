@@ -11,6 +11,7 @@ from pinning.pods.types import Container, Pod, PodSpec
 CPU_MANAGER = "cpu-manager.corepin.io/pod"
 SMT = "smt-policy.corepin.io/pod"
 NUMA = "numa-policy.corepin.io/pod"
+MEMORY = "numa-memory.corepin.io/pod"
 CORES = "cmk.intel.com/exclusive-cores"
 OTHER_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
 LAUNCHER = {"kubevirt.io": "virt-launcher"}

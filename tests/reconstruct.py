@@ -45,6 +45,7 @@ class Machine:
     offline: CPUSet = EMPTY
     isolated: CPUSet = EMPTY
     empty_nodes: tuple[int, ...] = ()
+    memory_nodes: str = ""
     core_types: tuple[tuple[str, str], ...] = ()
     numa: bool = True
 
@@ -209,6 +210,7 @@ MACHINES = [
         "2 x Intel Xeon Platinum 8480+ with a CXL memory expander: node 2 has memory and no CPU",
         regular(2, 1, 1, 56, 2, split),
         empty_nodes=(2,),
+        memory_nodes="0-2",
     ),
     Machine(
         "epyc-7451",
@@ -251,6 +253,7 @@ MACHINES = [
         "IBM AC922: 2 x POWER9, 20 cores, SMT4, nodes 0 and 8, GPU memory as nodes 252-255; two cores share L2 and L3",
         _power9(),
         empty_nodes=(252, 253, 254, 255),
+        memory_nodes="0,8,252-255",
     ),
     Machine(
         "thunderx2-cn9980",
@@ -290,6 +293,8 @@ def _nodes(machine: Machine, online: CPUSet) -> list[tuple[str, str, str]]:
     lists = [
         ("-", f"devices/system/node/node{node}/cpulist", str(cpus & online)) for node, cpus in groups.items()
     ]
+    if machine.memory_nodes:
+        lists.append(("-", "devices/system/node/has_memory", machine.memory_nodes))
     return lists + [(str(cpus), f"node{node}", "->") for node, cpus in groups.items() if cpus]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,9 @@ def topologies(draw: DrawFn, *, offline: bool = True, max_cores_per_cache: int =
     every = CPUSet(fact.cpu for fact in facts)
     gone = draw(cpu_sets(every)) if offline and draw(_SELDOM) else EMPTY
     isolated = draw(cpu_sets(every)) if draw(_SELDOM) else EMPTY
-    return assemble(facts, (every - gone) or every, isolated)
+    nodes = CPUSet(fact.numa_node for fact in facts)
+    told = draw(st.none() | st.just(nodes | CPUSet([99])) | cpu_sets(nodes)) if draw(_SELDOM) else None
+    return replace(assemble(facts, (every - gone) or every, isolated), told_memory=told)
 
 
 _SELDOM = st.sampled_from([False, False, False, True])

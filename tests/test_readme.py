@@ -116,6 +116,7 @@ def test_names_are_the_contracts() -> None:
         f"{contract.CPU_MANAGER}/container",
         f"{contract.SMT_POLICY}/{contract.POD_SCOPE}",
         f"{contract.NUMA_POLICY}/{contract.POD_SCOPE}",
+        contract.NUMA_MEMORY_POD,
     }
 
 

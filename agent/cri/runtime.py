@@ -14,6 +14,7 @@ from agent.cri.container_info import ContainerInfo, describe, read_info, state_o
 from agent.errors import AgentError, Gone, Refused
 from agent.vm_handlers import is_vm_handler
 from apiserver.backoff import Backoff
+from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -124,14 +125,15 @@ class CRI:
             return ContainerInfo()
         return replace(read_info(answer.info), started=answer.status.started_at / NANOSECONDS)
 
-    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+    async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
 
+        `mems` are the NUMA nodes for its memory; an empty set leaves them as they are.
         Raises Gone, Unavailable, Refused, or ValueError for an empty set (which CRI takes for "leave it").
         """
         if not cpus:
             raise ValueError(f"container {container_id}: an empty set is no cpuset")
-        linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus))
+        linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus), cpuset_mems=str(mems))
         request = api_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         async with self._updates:
             await self._calls.ask(

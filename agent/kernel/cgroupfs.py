@@ -19,6 +19,7 @@ V1: Final = 1
 V2: Final = 2
 DEFAULT_ROOT: Final = Path("/sys/fs/cgroup")
 CPUS: Final = "cpuset.cpus"
+MEMS: Final = "cpuset.mems"
 PROCS: Final = "cgroup.procs"
 _GONE: Final = frozenset(
     {errno.ENOENT, errno.ENODEV, errno.ENOTDIR}
@@ -56,6 +57,11 @@ class Hierarchy:
         """The files with a cgroup's effective CPUs, best first."""
         v1 = ("cpuset.effective_cpus", CPUS)  # without v2_mode the two are equal
         return v1 if self.version == V1 else ("cpuset.cpus.effective",)
+
+    @property
+    def effective_mems(self) -> str:
+        """The file with the NUMA nodes that a cgroup gets memory from."""
+        return "cpuset.effective_mems" if self.version == V1 else "cpuset.mems.effective"
 
     @property
     def tasks(self) -> str:

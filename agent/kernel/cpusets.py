@@ -59,6 +59,10 @@ class KernelCpusets:
             raise Gone(f"{folder} is not there any more")
         return self._effective(folder.parent)
 
+    def mems(self, cgroup: str) -> CPUSet:
+        """Return the NUMA nodes that the cgroup gets memory from (effective); raise Gone, Refused."""
+        return read_cpus(f"{self._folder(cgroup)}/{self._hierarchy.effective_mems}")
+
     def written(self, cgroup: str) -> CPUSet:
         """Return what `cpuset.cpus` holds, whoever wrote it; raise Gone."""
         return read_cpus(self.file(cgroup))

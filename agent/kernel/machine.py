@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -63,11 +64,18 @@ class NodeMachine:
         """Return what the kernel shows now, offline CPUs as remembered from before; read anew when CPUs came or went."""
         online = self.online()
         if self._known is None or online != self._read_at:
-            now = read_topology(self._root)
+            now = self._usable_by_pods(read_topology(self._root))
             self._known = now.remembering(self._known) if self._known else now
             if now.online == online:  # else a CPU comes or goes at this moment: read again next time
                 self._read_at = online
         return self._known
+
+    def _usable_by_pods(self, topology: Topology) -> Topology:
+        """Leave out memory that the kubelet's pod root may not use: a container that is bound to it could not start."""
+        usable = EMPTY
+        with suppress(Gone, Refused):
+            usable = topology.memory_nodes & self._cpusets.mems(self.pod_root())
+        return replace(topology, told_memory=usable) if usable else topology
 
     def pod_root(self) -> str:
         """Return the cgroup above all pods; the root cgroup until the kubelet has made its own."""

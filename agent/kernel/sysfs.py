@@ -7,6 +7,8 @@ read. Reading decides nothing; `pinning.machine.topology` makes cores of the fac
 from __future__ import annotations
 
 import errno
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pinning.errors import BadCPUList
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
 _PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
 _LAST_LEVEL: Final = 3  # an L2 belongs to its core; where there is no L3 the package is the cache domain
+_TOTAL: Final = re.compile(r"MemTotal: *([0-9]+) kB")
 _CORE_TYPES: Final = {"cpu_core": PERFORMANCE, "cpu_atom": EFFICIENCY, "cpu_lowpower": EFFICIENCY}
 
 
@@ -37,7 +40,10 @@ def read_topology(root: Path) -> Topology:
         fact = _read_facts(folder, int(folder.name.removeprefix("cpu")), nodes, types)
         if fact:
             facts.append(fact)
-    return assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
+    topology = assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
+    memory = _memory(system / "node")
+    told = read_cpus(system / "node/has_memory") or None  # a list of nodes, in the same form
+    return replace(topology, told_memory=told, memory=memory)
 
 
 def read_cpus(path: Path) -> CPUSet | None:
@@ -117,6 +123,16 @@ def _numa_nodes(nodes_dir: Path) -> dict[int, int]:
         (int(path.name.removeprefix("node")) for path in nodes_dir.glob("node[0-9]*")), reverse=True
     )
     return {cpu: node for node in nodes for cpu in read_cpus(nodes_dir / f"node{node}" / "cpulist") or EMPTY}
+
+
+def _memory(nodes_dir: Path) -> dict[int, int]:
+    """Return how many bytes each NUMA node has, of those that say so: "Node 0 MemTotal:  16318480 kB"."""
+    memory = {}
+    for path in nodes_dir.glob("node[0-9]*/meminfo"):
+        found = _TOTAL.search(_read(path) or "")
+        if found:
+            memory[int(path.parent.name.removeprefix("node"))] = int(found[1]) * 1024
+    return memory
 
 
 def _linked_node(cpu_dir: Path) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from agent.config import CONFIGZ, USER_AGENT
 from agent.errors import AgentError, Refused
-from agent.kubelet.policy import KubeletPolicy
+from agent.kubelet.policy import KubeletPolicy, policy_of
 from apiserver.backoff import Backoff
 from apiserver.client import Api
 from apiserver.errors import APIError, Unavailable
@@ -44,15 +44,17 @@ REMEDY: Final = (
 logger = logging.getLogger(__name__)
 
 
-class KubeletCPUConfig(NamedTuple):
-    """How the kubelet uses CPUs: its policy, and what it reserves."""
+class KubeletConfig(NamedTuple):
+    """How the kubelet uses CPUs: its policy, what it reserves, and whether it binds memory too."""
 
     policy: KubeletPolicy
     reserved: CPUSet  # empty: none
+    memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
 
 
 class _Config(msgspec.Struct, rename="camel"):
     cpu_manager_policy: str = ""
+    memory_manager_policy: str = ""
     reserved_system_cpus: str = msgspec.field(name="reservedSystemCPUs", default="")
     kube_reserved: dict[str, str] | None = None
     system_reserved: dict[str, str] | None = None
@@ -62,18 +64,14 @@ class _Document(msgspec.Struct):
     kubeletconfig: _Config
 
 
-def read_configz(document: bytes, topology: Topology) -> KubeletCPUConfig:
+def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
     """Return what a configz document says about a machine; raise Refused for what cannot be understood."""
     try:
         config = msgspec.json.decode(document, type=_Document).kubeletconfig
-        return KubeletCPUConfig(_policy(config), _reserved(config, topology))
+        memory_policy = policy_of(config.memory_manager_policy)
+        return KubeletConfig(policy_of(config.cpu_manager_policy), _reserved(config, topology), memory_policy)
     except (msgspec.DecodeError, BadCPUList, BadQuantity) as error:
         raise Refused(f"the kubelet's configz cannot be understood: {error}") from error
-
-
-def _policy(config: _Config) -> KubeletPolicy:
-    name = config.cpu_manager_policy
-    return KubeletPolicy(name) if name in {"none", "static"} else KubeletPolicy.UNKNOWN
 
 
 def _reserved(config: _Config, topology: Topology) -> CPUSet:
@@ -92,7 +90,7 @@ def _reserved(config: _Config, topology: Topology) -> CPUSet:
     return union(taken) if taken else EMPTY
 
 
-def adopt(config: NodeConfig, kubelet: KubeletCPUConfig, topology: Topology, universe: CPUSet) -> NodeConfig:
+def adopt(config: NodeConfig, kubelet: KubeletConfig, topology: Topology, universe: CPUSet) -> NodeConfig:
     """Reserve what the kubelet does where the operator named nothing; a set that leaves no CPU is not taken."""
     if config.reserved is not None or not kubelet.reserved:
         return config
@@ -114,7 +112,7 @@ async def ask_kubelet(
     topology: Topology,
     transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> KubeletCPUConfig | None:
+) -> KubeletConfig | None:
     """Return what the kubelet at `access` says; None, with the remedy in the log, when it says nothing."""
     try:
         api = Api(access, USER_AGENT, transport)

@@ -1,20 +1,24 @@
-"""Which CPU policy the node's kubelet runs, from its state file; with `static` the agent only observes.
+"""Which policies the node's kubelet runs for CPUs and memory, from its state files.
 
-The file is the kubelet's own (`cpu_manager_state` below its root directory); nothing here ever writes it.
+With `static` for CPUs the agent only observes, with `Static` for memory it binds none. The files are the kubelet's
+own (`cpu_manager_state` and `memory_manager_state` in its root directory); nothing here ever writes them.
 """
 
 from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+MEMORY_STATE: Final = "memory_manager_state"
+
+
 class KubeletPolicy(StrEnum):
-    """What the kubelet does with CPUs."""
+    """What the kubelet does with CPUs, or with memory."""
 
     NONE = "none"
     STATIC = "static"
@@ -23,9 +27,24 @@ class KubeletPolicy(StrEnum):
 
 def read_kubelet_policy(state: Path) -> KubeletPolicy:
     """Return the policy that a `cpu_manager_state` file names; absent, damaged or odd ones are UNKNOWN."""
+    return _named(state)
+
+
+def read_memory_policy(state: Path) -> KubeletPolicy:
+    """Return the policy of the kubelet's Memory Manager, from the file beside its `cpu_manager_state`."""
+    return _named(state.with_name(MEMORY_STATE))
+
+
+def _named(state: Path) -> KubeletPolicy:
     try:
         saved = json.loads(state.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return KubeletPolicy.UNKNOWN
     name = saved.get("policyName") if isinstance(saved, dict) else None
-    return KubeletPolicy(name) if name in {"none", "static"} else KubeletPolicy.UNKNOWN
+    return policy_of(name)
+
+
+def policy_of(name: object) -> KubeletPolicy:
+    """Return the policy of a name; the Memory Manager writes its with a capital."""
+    words = {"none": KubeletPolicy.NONE, "static": KubeletPolicy.STATIC}
+    return words.get(name.lower(), KubeletPolicy.UNKNOWN) if isinstance(name, str) else KubeletPolicy.UNKNOWN

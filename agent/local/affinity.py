@@ -15,7 +15,7 @@ from agent.errors import Gone
 from agent.kernel.procfs import is_alive
 from agent.kernel.tasks import compare, start_state_of, widen
 from agent.local.cgroups import ROOT
-from pinning.machine.cpuset import CPUSet, union
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
     from agent.interfaces import StartState, StrayTasks
@@ -45,6 +45,9 @@ class AffinityCgroups:
         with suppress(ProcessLookupError):
             os.sched_setaffinity(pid, self.read(cgroup))
 
+    def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
+        """Do nothing: without cgroups nobody can be told where memory comes from."""
+
     def pids(self, cgroup: str) -> list[int]:
         """Return the processes that carry the cgroup in their environment."""
         return [pid for pid, marked in _marked() if marked == cgroup]
@@ -73,6 +76,10 @@ class AffinityCgroups:
         if cgroup not in self._given:
             raise Gone(f"{cgroup} is not there any more")
         return self._given[cgroup]
+
+    def mems(self, cgroup: str) -> CPUSet:
+        """Return the empty set: it is not known."""
+        return EMPTY
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
         """Put every thread of a cgroup on `cpus`; raise Gone, or ValueError for an empty set."""

@@ -11,16 +11,16 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import Gone, Refused
-from agent.kernel.cgroupfs import CPUS, PROCS, V1, V2, read_text, subfolders, write_text
+from agent.kernel.cgroupfs import CPUS, MEMS, PROCS, V1, V2, read_text, subfolders, write_text
 from agent.kernel.procfs import is_alive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.kernel.cgroupfs import Hierarchy
+    from pinning.machine.cpuset import CPUSet
 
 ROOT: Final = "/corepin-local"
-_MEMS: Final = "cpuset.mems"
 _SUBTREE: Final = "cgroup.subtree_control"
 
 
@@ -33,6 +33,10 @@ class ContainerCgroups(Protocol):
 
     def enter(self, cgroup: str, pid: int) -> None:
         """Put a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
+        ...
+
+    def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
+        """Give a cgroup memory of these NUMA nodes only; raise Gone, Refused."""
         ...
 
     def pids(self, cgroup: str) -> list[int]:
@@ -73,13 +77,17 @@ class KernelContainerCgroups:
                 f"{folder} cannot be made ({error.strerror}): run the agent as root, with writable cgroups"
             ) from error
         if self._hierarchy.version == V1:
-            for name in (CPUS, _MEMS):  # v1 lets nobody in while one of them is empty
+            for name in (CPUS, MEMS):  # v1 lets nobody in while one of them is empty
                 if not read_text(folder / name):
                     write_text(folder / name, read_text(folder.parent / name))
 
     def enter(self, cgroup: str, pid: int) -> None:
         """Put a process into a cgroup, with the cgroup's CPUs; raise Gone, Refused."""
         write_text(self._hierarchy.folder(cgroup) / PROCS, str(pid))
+
+    def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
+        """Give a cgroup memory of these NUMA nodes only; raise Gone, Refused."""
+        write_text(self._hierarchy.folder(cgroup) / MEMS, str(mems))
 
     def pids(self, cgroup: str) -> list[int]:
         """Return the processes of a cgroup, zombies left out; none when it is gone."""

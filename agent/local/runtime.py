@@ -23,6 +23,7 @@ from agent.local.cgroups import ROOT, KernelContainerCgroups
 from agent.local.manifest import BadManifest, name_of
 from agent.local.pod import LocalPod
 from agent.local.spec import read_run
+from pinning.machine.cpuset import EMPTY
 from pinning.pods.phase import is_final
 
 if TYPE_CHECKING:
@@ -76,12 +77,17 @@ class LocalRuntime:
             self._step(uid, pod)
         return tuple(container for pod in self._pods.values() for container in pod.listed())
 
-    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
-        """Put a container on `cpus`, and start it if it only waited for them; raise Gone, Refused."""
+    async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
+        """Put a container on `cpus` and its memory on `mems`, and start it if it only waited for them.
+
+        Raises Gone, Refused.
+        """
         for pod in self._pods.values():
             container = pod.find(container_id)
             if container:
                 self._cpusets.write(container.cgroup, cpus)
+                if mems:
+                    self._cgroups.bind_memory(container.cgroup, mems)
                 pod.start(container)
                 return
         raise Gone(f"container {container_id} is not there any more")

@@ -127,10 +127,11 @@ class Applier:
             self._cgroups.watch.expect(record.cgroup, cpus)
         try:
             async with self._calls, asyncio.timeout(CALL_SECONDS):
-                await self._runtime.update_cpus(record.seen.id, cpus)
+                mems = record.mems_at_start
+                await self._runtime.update_cpus(record.seen.id, cpus, mems)
         except (AgentError, TimeoutError) as error:
             return self._failed(record, error)
-        record.was_sent(cpus)
+        record.was_sent(cpus, mems)
         return self._read_back(record, cpus, Path.RUNTIME)
 
     def _read_back(self, record: ContainerRecord, cpus: CPUSet, path: Path) -> bool:

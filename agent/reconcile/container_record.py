@@ -30,6 +30,9 @@ class ContainerRecord:
     is_assured: bool = False  # this agent told the runtime where it runs
     wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
     right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
+    mems: CPUSet = EMPTY  # the NUMA nodes that its memory is bound to if it starts now; empty: to none
+    sent_mems: CPUSet = EMPTY  # what the runtime took for these last
+    memory: CPUSet = EMPTY  # the NUMA nodes that the kernel gives it memory from, where that was read
     sent: CPUSet = EMPTY  # what the runtime took for it last: all there is to know where nothing can be read
     born: CPUSet = EMPTY  # what it was made with, where the runtime asked first
     was_seen_so: bool = False  # the kernel showed it on what it was made with
@@ -76,6 +79,16 @@ class ContainerRecord:
         """Say whether it was made where it was to run then; one that owns CPUs now was to run on them."""
         return self.was_seen_so and (not self.is_owner or self.born == self.wanted)
 
+    @property
+    def mems_at_start(self) -> CPUSet:
+        """NUMA nodes to tell the runtime with its CPUs: what runs keeps its memory, and a VM has nodes of its own."""
+        return self.mems if self.seen.state is State.CREATED and not self.seen.in_vm else EMPTY
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Say whether the runtime was not told of these, neither when it made the container nor since."""
+        return not self.born and self.mems_at_start not in (EMPTY, self.sent_mems)
+
     def listed(self, container: RuntimeContainer) -> None:
         """Take over what the runtime says; what a start makes of its cpuset is nobody's rewrite."""
         if self.seen.state is not container.state:
@@ -86,9 +99,9 @@ class ContainerRecord:
         """Note what the runtime was told to make it with."""
         self.born = self.sent = cpus
 
-    def planned(self, cpus: CPUSet, *, is_owner: bool) -> None:
-        """Take over where it is to run from now on."""
-        self.wanted, self.is_owner = cpus, is_owner
+    def planned(self, cpus: CPUSet, mems: CPUSet = EMPTY, *, is_owner: bool) -> None:
+        """Take over where it is to run from now on, and where its memory lies if it starts now."""
+        self.wanted, self.mems, self.is_owner = cpus, mems, is_owner
 
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it since it was made."""
@@ -105,9 +118,14 @@ class ContainerRecord:
         """Forget what was read before: it was written beside the passes, which is nobody's rewrite."""
         self.applied = EMPTY
 
-    def was_sent(self, cpus: CPUSet) -> None:
+    def was_sent(self, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Note what the runtime took for it."""
         self.sent = cpus
+        self.sent_mems = mems or self.sent_mems
+
+    def read_memory(self, mems: CPUSet) -> None:
+        """Note the NUMA nodes that the kernel gives it memory from."""
+        self.memory = mems
 
     def assured(self) -> None:
         """Note that the runtime knows from this agent where it runs."""

@@ -10,12 +10,13 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
+from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy, read_memory_policy
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
 from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.exposure import Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
+from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.observe import Observer
 from agent.reconcile.quota_policy import times_throttled, unset_quotas
 from agent.reconcile.recover import recover
@@ -58,6 +59,7 @@ class Settings:
     config: NodeConfig
     kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
     kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # what it said at start, if its file says nothing
+    memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same of its Memory Manager
 
     def kubelet_now(self) -> KubeletPolicy:
         """Return the policy that the kubelet works under now."""
@@ -65,8 +67,12 @@ class Settings:
         return self.kubelet_policy if policy is KubeletPolicy.UNKNOWN else policy
 
     def config_beside(self, kubelet: KubeletPolicy) -> NodeConfig:
-        """Return the configuration; beside the kubelet's static policy the agent only observes."""
-        return replace(self.config, observe=True) if kubelet is KubeletPolicy.STATIC else self.config
+        """Return the configuration; beside the kubelet's static policies the agent only observes, and binds no memory."""
+        config = replace(self.config, observe=True) if kubelet is KubeletPolicy.STATIC else self.config
+        memory = read_memory_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
+        if (self.memory_policy if memory is KubeletPolicy.UNKNOWN else memory) is KubeletPolicy.STATIC:
+            return replace(config, kubelet_binds_memory=True)
+        return config
 
 
 class Reconciler:
@@ -137,6 +143,7 @@ class Reconciler:
         await self.checkpoint.settle()
         if not config.observe:
             self._unset_quotas(plan.ledger, observed, config)
+        read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
         result = pass_result(observed, plan, self.observer.records, self._foreign_writes)
         names = self._settings.node, self._interfaces.runtime.name
         return node_state_of(result, *names, kubelet, self._watched.start_way, observes=config.observe)
@@ -168,8 +175,8 @@ class Reconciler:
         self._shared = shared if writes else EMPTY
         records = self.observer.records
         for record in records.values():
-            is_owner = plan.ledger.of(record.owner) is not None
-            record.planned(plan.ledger.cpus_of(record.owner, shared), is_owner=is_owner)
+            held = plan.ledger.of(record.owner)
+            record.planned(held.cpus if held else shared, held.mems if held else EMPTY, is_owner=bool(held))
         left_alone = self._foreign_writes.left_alone(records.values())
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self._publish(table)
@@ -179,6 +186,8 @@ class Reconciler:
             if table:
                 undone = (action for action, is_done in zip(plan.actions, done, strict=True) if not is_done)
                 self._publish(table.waiting_for(undone))
+        if writes:
+            bind_created(records.values(), self._applier.created_updates)
 
     def _publish(self, table: StartTable | None) -> None:
         if self._interfaces.container_watch:

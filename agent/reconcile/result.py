@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from agent.node_state import ContainerState, NodeState, PodState
+from agent.reconcile.memory import memory_state
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class PassResult:
     names: Mapping[Owner, str]  # what people call the live containers
     conflicts: tuple[Conflict, ...] = ()
     failures: tuple[str, ...] = ()
+    # The NUMA nodes that running containers get memory from, where that was read.
+    memory: Mapping[Owner, CPUSet] = field(default_factory=dict)
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -86,6 +89,9 @@ def pass_result(
         names=names,
         conflicts=foreign_writes.conflicts(names),
         failures=tuple(sorted(record.name for record in records.values() if record.failure)),
+        memory={
+            record.owner: record.memory for record in records.values() if record.memory and record.is_running
+        },
     )
 
 
@@ -140,8 +146,13 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
     assignment = result.plan.ledger.of(owner)
     if assignment is None:
         return ContainerState(owner.container, cpus=result.shared, proof=proof, refusal=refusal)
-    intruders = result.intruders(assignment)
-    return replace(_holding(assignment, result), proof=proof, refusal=refusal, intruders=intruders)
+    return replace(
+        _holding(assignment, result),
+        proof=proof,
+        refusal=refusal,
+        memory=memory_state(assignment, result.memory.get(owner), result.observed.topology),
+        intruders=result.intruders(assignment),
+    )
 
 
 def _holding(assignment: Assignment, result: PassResult) -> ContainerState:

@@ -1,4 +1,4 @@
-"""What happened to containers, for people: Pinned, Unpinnable, Drift, Conflict, PolicyChanged. Pure.
+"""What happened to containers, for people: Pinned, Unpinnable, Drift, Conflict, PolicyChanged, Memory. Pure.
 
 Events are what two states differ in.
 """
@@ -34,9 +34,10 @@ class Reason(StrEnum):
     DRIFT = "Drift"
     CONFLICT = "Conflict"
     POLICY_CHANGED = "PolicyChanged"
+    MEMORY = "Memory"
 
 
-WARNINGS: Final = frozenset({Reason.UNPINNABLE, Reason.DRIFT, Reason.CONFLICT})
+WARNINGS: Final = frozenset({Reason.UNPINNABLE, Reason.DRIFT, Reason.CONFLICT, Reason.MEMORY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
         yield Event(owner, Reason.PINNED, _pinned(new))
     if _drifts(new) and not (old and _drifts(old)):
         yield Event(owner, Reason.DRIFT, _drift(new))
+    if new.memory and new.memory.note and not (old and old.memory and old.memory.note == new.memory.note):
+        yield Event(owner, Reason.MEMORY, f"container {new.name}: {new.memory.note}")
 
 
 def _of_refusal(

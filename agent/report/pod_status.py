@@ -90,6 +90,9 @@ def _container(container: ContainerState, old: Mapping[str, Any]) -> dict[str, A
             "idle": str(container.idle),
             "numaNodes": list(container.numa_nodes),
         }
+    if container.memory:
+        words = {"memory": container.memory.word, "memoryNote": container.memory.note}
+        status |= {name: text for name, text in words.items() if text}
     status["pinned"] = container.is_pinned
     if container.policy and container.proof:
         status["applied"] = _applied(container.proof, old)

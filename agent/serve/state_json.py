@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pinning.planning.ledger_json import ledger_to_dict
 
 if TYPE_CHECKING:
-    from agent.node_state import ContainerState, NodeState, PodState, Proof
+    from agent.node_state import ContainerState, MemoryState, NodeState, PodState, Proof
     from pinning.planning.refusal import Refusal
 
 VERSION = 1
@@ -89,7 +89,12 @@ def _container(container: ContainerState) -> dict[str, Any]:
         "proof": container.proof and _proof(container.proof),
         "refusal": container.refusal and _refusal(container.refusal),
         "intruders": list(container.intruders),
+        "memory": container.memory and _memory(container.memory),
     }
+
+
+def _memory(memory: MemoryState) -> dict[str, str | None]:
+    return {"is": memory.word and str(memory.word), "note": memory.note}
 
 
 def _proof(proof: Proof) -> dict[str, Any]:

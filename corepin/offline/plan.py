@@ -197,10 +197,12 @@ def _json(node: Node, step: Step) -> str:
 
 def _assignment(node: Node, assignment: Assignment) -> dict[str, Any]:
     nodes = node.topology.numa_nodes
+    memory = {"memoryNodes": list(assignment.mems)} if assignment.mems else {}
     return {
         "policy": str(assignment.policy),
         "smtPolicy": str(assignment.smt),
         "cpus": str(assignment.cpus),
         "idle": str(assignment.idle),
         "numaNodes": [number for number in nodes if nodes[number] & assignment.cpus],
+        **memory,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from corepin.documents import plain
 from corepin.drawing.picture import Owner, Picture, draw, reading_order
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.planning.memory import too_much_memory
 from pinning.pods.claims import Origin
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import members
@@ -53,7 +54,7 @@ def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
     parts = {
         "": [f"{assignment.name}: {_why(node.topology, assignment)}" for assignment in held],
         "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
-        "warnings": [f"{step.pod}: {warning}" for warning in step.warnings],
+        "warnings": [*(f"{step.pod}: {warning}" for warning in step.warnings), *_memory(node, held)],
         "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
     }
     lines = [line for title, texts in parts.items() if texts for line in _section(title, texts, width)]
@@ -73,9 +74,10 @@ def _why(topology: Topology, assignment: Assignment) -> str:
     """Say what a container got and by which rule."""
     nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & assignment.cpus]
     where = f"CPU{'s' * (len(assignment.cpus) > 1)} {assignment.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
+    memory = f"; memory of NUMA node {assignment.mems} alone" if assignment.mems else ""
     apart = assignment.cpus & topology.isolated
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
-    return f"{assignment.policy}, {where}: {_rule(assignment)}{note}"
+    return f"{assignment.policy}, {where}: {_rule(assignment)}{memory}{note}"
 
 
 def _rule(assignment: Assignment) -> str:
@@ -92,6 +94,12 @@ def _rule(assignment: Assignment) -> str:
 
 def _counted(count: int) -> str:
     return f"{count} CPU{'s' * (count != 1)}"
+
+
+def _memory(node: Node, held: list[Assignment]) -> Iterator[str]:
+    for assignment in held:
+        if problem := too_much_memory(assignment, node.topology):
+            yield f"{assignment.name}: {problem}"
 
 
 def _idle_cost(held: list[Assignment]) -> Iterator[str]:

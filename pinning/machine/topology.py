@@ -7,7 +7,7 @@ machine says, core by core, and never a division of totals.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +58,9 @@ class Topology:
     cores: tuple[Core, ...]
     online: CPUSet
     isolated: CPUSet = EMPTY  # taken from the kernel's scheduler (isolcpus)
+    told_memory: CPUSet | None = None  # NUMA nodes that have memory; None where the reader cannot know
+    # Bytes of each NUMA node, where they were read: between machines of one kind they differ by a little.
+    memory: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Topology:
@@ -77,6 +80,16 @@ class Topology:
     def numa_nodes(self) -> Mapping[int, CPUSet]:
         """All known CPUs of each NUMA node that has some, nodes ascending."""
         return self._grouped("numa_node")
+
+    @cached_property
+    def memory_nodes(self) -> CPUSet:
+        """NUMA nodes that have memory; where nobody said which, those that have CPUs."""
+        return CPUSet(self.numa_nodes) if self.told_memory is None else self.told_memory
+
+    @cached_property
+    def beside_memory(self) -> CPUSet:
+        """All known CPUs whose NUMA node has memory."""
+        return union(self.numa_nodes.get(node, EMPTY) for node in self.memory_nodes)
 
     @cached_property
     def packages(self) -> Mapping[int, CPUSet]:
@@ -136,6 +149,10 @@ class Topology:
                 whole |= core
         return CPUSet.of_mask(whole)
 
+    def nodes_of(self, cpus: CPUSet) -> CPUSet:
+        """Return the numbers of the NUMA nodes that the CPUs lie on."""
+        return CPUSet(node for node, known in self.numa_nodes.items() if known & cpus)
+
     def cores_of(self, cpus: CPUSet) -> tuple[Core, ...]:
         """Return the cores that the CPUs touch, by id."""
         return tuple(core for core in self.cores if core.cpus.mask & cpus.mask)
@@ -159,11 +176,13 @@ class Topology:
             return self
         facts = [_fact(core, cpu) for core in self.cores for cpu in core.cpus]
         facts += [_remembered(self, previous, cpu) for cpu in forgotten]
-        return assemble(facts, self.online, self.isolated)
+        whole = assemble(facts, self.online, self.isolated)
+        return replace(whole, told_memory=self.told_memory, memory=self.memory)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as JSON-able CPU lists, short enough for an annotation."""
         types = {core.core_type for core in self.cores if core.core_type}
+        told = {} if self.told_memory is None else {"memoryNodes": str(self.told_memory)}
         return {
             "online": str(self.online),
             "isolated": str(self.isolated),
@@ -173,6 +192,7 @@ class Topology:
             "uncoreCaches": _as_text(self.uncore_caches),
             "l2Caches": _as_text(self.l2_caches),
             "coreTypes": {name: str(self.cpus_of_type(name)) for name in sorted(types)},
+            **told,
         }
 
     def cpus_of_type(self, core_type: str) -> CPUSet:
@@ -282,7 +302,8 @@ def _restored(saved: Mapping[str, Any]) -> Topology:
         return Core(first, cpus, package, numa_node, cache, l2, types.get(first))
 
     online, isolated = CPUSet.parse(saved["online"]), CPUSet.parse(saved["isolated"])
-    return Topology(tuple(map(core, siblings)), online & known, isolated & known)
+    told = CPUSet.parse(saved["memoryNodes"]) if "memoryNodes" in saved else None
+    return Topology(tuple(map(core, siblings)), online & known, isolated & known, told)
 
 
 def _place_of_cpu(groups: Mapping[str, str]) -> dict[int, int]:

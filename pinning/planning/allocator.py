@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pinning.allocation import Placement, place, take_cores
-from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.pods.claims import Origin
@@ -94,7 +94,7 @@ class Allocator:
     ) -> Placement:
         """Try the CPUs from the most to the least suitable."""
         refused = NotEnoughCPUs(count, 0)
-        for among in self._tiers(policies, free & self.sets.source(claim)):
+        for among in self._tiers(claim, policies, free & self.sets.source(claim)):
             try:
                 if claim.origin is Origin.CMK and policies.smt is SMTPolicy.REQUIRE:
                     return self._cores(policies, among | reusable, count, keep or held)
@@ -114,8 +114,18 @@ class Allocator:
             return "wait until a container frees some"
         return f"find a larger node, because this one has only {most}"
 
-    def _tiers(self, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
-        """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones."""
+    def _tiers(self, claim: Claim, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
+        """Yield the CPUs that the kernel balances threads over before all; owners of cores want isolated ones.
+
+        Who wants its memory beside its CPUs gets those on a NUMA node without memory last.
+        """
+        if claim.numa_memory is NUMAMemory.BIND:
+            beside = free & self.sets.topology.beside_memory
+            if beside and beside != free:
+                yield from self._balanced_first(policies, beside)
+        yield from self._balanced_first(policies, free)
+
+    def _balanced_first(self, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
         balanced = free - self.sets.isolated
         if policies.smt is SMTPolicy.PREFER and balanced and balanced != free:
             yield balanced

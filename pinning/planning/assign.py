@@ -15,6 +15,7 @@ from pinning.machine.cpuset import EMPTY
 from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.ledger import Assignment
 from pinning.planning.machine_changes import follow_machine
+from pinning.planning.memory import bind_memory
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
 
@@ -61,6 +62,8 @@ class Assigner:
                 for ask in open_asks:
                     step(ask)
         self._refuse_kept_vms()
+        for refusal in bind_memory(self.draft):
+            self.refusals.setdefault(refusal.owner, refusal)
 
     def _is_fulfilled(self, ask: Ask) -> bool:
         assignment = self.draft.ledger.of(ask.owner)

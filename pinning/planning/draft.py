@@ -22,6 +22,7 @@ class Draft:
         self.observed = observed
         self.ledger = ledger
         self.sets = sets
+        self.config = config
         self.allocator = Allocator(sets, config)
         self.pods = {pod.uid: pod for pod in observed.by_age}
 

@@ -39,6 +39,7 @@ class Assignment:
     numa: NUMAPolicy
     cpus: CPUSet
     idle: CPUSet = EMPTY
+    mems: CPUSet = EMPTY  # NUMA nodes that its memory is bound to when it starts; empty: it may lie anywhere
 
     @property
     def name(self) -> str:

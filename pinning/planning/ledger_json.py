@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Assignment, Ledger
@@ -39,7 +39,7 @@ def ledger_from_dict(saved: object) -> Ledger:
 
 def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
     claim = assignment.claim
-    return {
+    saved: dict[str, Any] = {
         "podUID": assignment.owner.pod_uid,
         "container": assignment.owner.container,
         "namespace": assignment.namespace,
@@ -60,6 +60,11 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
             "numaPolicy": claim.numa and str(claim.numa),
         },
     }
+    if assignment.mems:
+        saved["mems"] = str(assignment.mems)
+    if claim.numa_memory:
+        saved["claim"] |= {"numaMemory": str(claim.numa_memory), "memoryLimit": claim.memory_limit}
+    return saved
 
 
 def _assignment_from_dict(saved: Mapping[str, Any]) -> Assignment:
@@ -74,6 +79,7 @@ def _assignment_from_dict(saved: Mapping[str, Any]) -> Assignment:
         numa=NUMAPolicy(saved["numaPolicy"]),
         cpus=CPUSet.parse(saved["cpus"]),
         idle=CPUSet.parse(saved["idle"]),
+        mems=CPUSet.parse(saved.get("mems", "")),
     )
 
 
@@ -87,6 +93,8 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         resource=saved["resource"] and _text(saved["resource"]),
         smt=saved["smtPolicy"] and SMTPolicy(saved["smtPolicy"]),
         numa=saved["numaPolicy"] and NUMAPolicy(saved["numaPolicy"]),
+        numa_memory=NUMAMemory(saved["numaMemory"]) if "numaMemory" in saved else None,
+        memory_limit=_whole(saved.get("memoryLimit", 0)),
     )
 
 

@@ -54,6 +54,7 @@ class NodeConfig:
     quota: Quota = Quota.KEEP
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
+    kubelet_binds_memory: bool = False  # what the agent found: the kubelet's Memory Manager is Static
 
 
 DEFAULT = NodeConfig()

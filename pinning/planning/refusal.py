@@ -18,6 +18,7 @@ class Reason(StrEnum):
     SHARED_EMPTY = "SharedSetWouldBeEmpty"
     KEEPS_FEWER = "KeepsFewerCPUs"  # it has CPUs, not as many as it asks for
     KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs, under the policy it had before
+    MEMORY_FREE = "MemoryNotBound"  # it has CPUs, and its memory may lie anywhere
     RUNNING_VM = "RunningVM"
     OBSERVING = "ObserveMode"
 

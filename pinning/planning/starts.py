@@ -60,7 +60,7 @@ class StartTable:
         busy |= self.busy
         held = self.ledger.of(owner)
         if held and held.footprint.isdisjoint(busy):
-            return Start(held.cpus, held.cpus)
+            return Start(held.cpus, held.cpus, held.mems)
         if held and held.claim.must_fit:
             return _still_busy(held.footprint & busy)
         if refusal := self.refusals.get(owner):

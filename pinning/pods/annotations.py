@@ -11,11 +11,13 @@ from pinning.contract import (
     CONTAINER_SCOPE,
     CPU_MANAGER,
     CRANE_CPU_MANAGER,
+    NUMA_MEMORY_POD,
     NUMA_POLICY,
     POD_SCOPE,
     SIDECAR_LIMITS_POD,
     SMT_POLICY,
     CPUPolicy,
+    NUMAMemory,
     NUMAPolicy,
     SMTPolicy,
 )
@@ -27,14 +29,24 @@ if TYPE_CHECKING:
 
 Word = TypeVar("Word", bound=StrEnum)
 
+SIDECAR_LIMITS = SIDECAR_LIMITS_POD.partition("/")[0]
+NUMA_MEMORY = NUMA_MEMORY_POD.partition("/")[0]
 POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
     CPU_MANAGER: CPUPolicy,
     SMT_POLICY: SMTPolicy,
     NUMA_POLICY: NUMAPolicy,
+    NUMA_MEMORY: NUMAMemory,
 }
-SIDECAR_LIMITS = SIDECAR_LIMITS_POD.partition("/")[0]
 FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
-_IN_ORDER = (CPU_MANAGER, CRANE_CPU_MANAGER.partition("/")[0], SIDECAR_LIMITS, SMT_POLICY, NUMA_POLICY)
+_ONLY_KEYS = {SIDECAR_LIMITS: SIDECAR_LIMITS_POD, NUMA_MEMORY: NUMA_MEMORY_POD}  # of families for whole pods
+_IN_ORDER = (
+    CPU_MANAGER,
+    CRANE_CPU_MANAGER.partition("/")[0],
+    SIDECAR_LIMITS,
+    SMT_POLICY,
+    NUMA_POLICY,
+    NUMA_MEMORY,
+)
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it may be long
 
 
@@ -74,6 +86,7 @@ class PolicyAnnotations:
     cpu: Scoped[CPUPolicy] = Scoped()
     smt: Scoped[SMTPolicy] = Scoped()
     numa: Scoped[NUMAPolicy] = Scoped()
+    memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     containers: frozenset[str] | None = frozenset()
 
@@ -93,8 +106,25 @@ class PolicyAnnotations:
             message = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"
             yield Cause(crane.field, message, flaw=("overruled", crane.value, pod.value))
 
+    def memory_of(self, container: str) -> NUMAMemory | None:
+        """Return where the memory of a container may lie, None where nothing is said: `bind` needs `single`."""
+        if self.memory is None:
+            return None
+        numa = self.numa.of(container)
+        return self.memory.value if numa and numa.value is NUMAPolicy.SINGLE else NUMAMemory.FREE
+
+    @property
+    def names_single(self) -> bool:
+        """Say whether any container shall have its CPUs on one NUMA node."""
+        named = (self.numa.pod, *self.numa.containers.values())
+        return any(annotation and annotation.value is NUMAPolicy.SINGLE for annotation in named)
+
     def _flaws(self, key: str, value: str) -> Iterator[Cause]:
         family = _family_of(key)
+        if is_misspelt(key):
+            message = f"the annotation is unknown: write {_ONLY_KEYS[family]}"
+            yield Cause(annotation_field(key), message, flaw=("unknown", key))
+            return
         if family == SIDECAR_LIMITS:
             yield from _sidecar_limits_cause(key, value)
             return
@@ -104,6 +134,15 @@ class PolicyAnnotations:
         if _word(words, value) is None:
             message = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
             yield _unsupported(key, value, message)
+        elif key == NUMA_MEMORY_POD:
+            yield from self._nowhere_to_bind(value)
+
+    def _nowhere_to_bind(self, word: str) -> Iterator[Cause]:
+        """Refuse to bind memory to the NUMA node of CPUs that may lie on several."""
+        if word == NUMAMemory.BIND and not self.names_single:
+            remedy = f"write {NUMA_POLICY}/{POD_SCOPE}: {NUMAPolicy.SINGLE} too, or {NUMAMemory.FREE} here"
+            message = f"{word} needs the CPUs on one NUMA node: {remedy}"
+            yield Cause(annotation_field(NUMA_MEMORY_POD), message, flaw=("nowhere", word))
 
     def _misplaced(self, key: str, family: str) -> Iterator[Cause]:
         where, container = annotation_field(key), _container_of(key, family)
@@ -138,6 +177,11 @@ def is_policy_key(key: str) -> bool:
     return key == CRANE_CPU_MANAGER or _family_of(key) in FAMILIES
 
 
+def is_misspelt(key: str) -> bool:
+    """Say whether a key is of a family that has one key, for the whole pod, and is another."""
+    return key != _ONLY_KEYS.get(_family_of(key), key)
+
+
 def _family_of(key: str) -> str:
     return key[:_LONGEST_FAMILY].partition("/")[0]
 
@@ -156,6 +200,7 @@ def read_policy_annotations(
         cpu=Scoped(cpu.pod or _annotation(CRANE_CPU_MANAGER, CPUPolicy, annotations), cpu.containers),
         smt=_family(SMT_POLICY, SMTPolicy, annotations, containers),
         numa=_family(NUMA_POLICY, NUMAPolicy, annotations, containers),
+        memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         containers=containers,
     )
@@ -197,10 +242,7 @@ def _word(words: type[Word], given: str) -> Word | None:
 
 
 def _sidecar_limits_cause(key: str, value: str) -> Iterator[Cause]:
-    if key != SIDECAR_LIMITS_POD:
-        message = f"the annotation is unknown: write {SIDECAR_LIMITS_POD}"
-        yield Cause(annotation_field(key), message, flaw=("unknown", key))
-    elif value not in {"true", "false"}:
+    if value not in {"true", "false"}:
         yield _unsupported(key, value, f"{value[:60]!r} is neither true nor false: write one of them")
 
 

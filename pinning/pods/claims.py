@@ -17,6 +17,7 @@ from pinning.contract import (
     LAUNCHER_CONTAINER,
     VIRT_LAUNCHER,
     CPUPolicy,
+    NUMAMemory,
     NUMAPolicy,
     SMTPolicy,
 )
@@ -41,6 +42,7 @@ from pinning.pods.resources import (
     unreadable,
     whole_cpus,
 )
+from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,6 +74,8 @@ class Claim:
     resource: str | None = None  # which CMK resource, for Origin.CMK
     smt: SMTPolicy | None = None  # None: the node's default
     numa: NUMAPolicy | None = None  # None: the node's default
+    numa_memory: NUMAMemory | None = None  # None: its owner said nothing; bound only with `single`
+    memory_limit: int = 0  # in bytes, of memory that is to be bound
 
     @property
     def must_fit(self) -> bool:
@@ -127,9 +131,13 @@ class PodClaims:
         refused = {cause.field for cause in _nobody_eligible(self.members, self.policies, self._asked)}
         yield from self.policies.warnings
         for member in self.members:
-            yield from _uncounted(member)
-        yield from _neighbours(self.members, self.policies, self._asked)
-        yield from (idle for idle in _idle_words(self.policies, self._asked) if idle.field not in refused)
+            yield from uncounted(member)
+        claiming = tuple(claim.container for claim in self._asked)
+        exclusive = {claim.container for claim in self._asked if claim.policy is CPUPolicy.EXCLUSIVE}
+        yield from neighbours(self.members, self.policies, frozenset(claiming))
+        idle = idle_words(self.policies, frozenset(claiming), exclusive)
+        yield from (cause for cause in idle if cause.field not in refused)
+        yield from unbound(self.policies, claiming)
 
     @lazy
     def _claims_by_name(self: Any) -> Mapping[str, Claim]:
@@ -290,6 +298,7 @@ def _claim(
     resource: str | None = None,
 ) -> Claim:
     smt, numa = policies.smt.of(member.name), policies.numa.of(member.name)
+    memory = policies.memory_of(member.name)
     return Claim(
         container=member.name,
         role=member.role,
@@ -299,6 +308,8 @@ def _claim(
         resource=resource,
         smt=smt.value if smt and policy is CPUPolicy.EXCLUSIVE else None,
         numa=numa.value if numa else None,
+        numa_memory=memory,
+        memory_limit=rounded_up(member.limits.get("memory", 0)) if memory is NUMAMemory.BIND else 0,
     )
 
 
@@ -308,12 +319,6 @@ def _cmk_claim(member: Member, policies: PolicyAnnotations) -> Claim | None:
     if count is None or count < 1:
         return None
     return _claim(member, policies, Origin.CMK, CPUPolicy.EXCLUSIVE, count, resource)
-
-
-def _uncounted(member: Member) -> Iterator[Cause]:
-    for other in member.cores[1:]:
-        message = f"is not counted beside {member.cores[0]}; remove one of the two"
-        yield Cause(f"{member.path}.resources.requests[{other}]", message)
 
 
 def _bad_count(member: Member) -> Iterator[Cause]:
@@ -364,36 +369,3 @@ def _nobody_eligible(
         word = annotation.value if annotation else alone.value if alone else ""
         message = f"{word} needs a container with {ELIGIBLE}, and none has it: {names}"
         yield Cause(field, message + (_advice(listed[-1]) if listed else ""), flaw=("nobody", field, word))
-
-
-def _neighbours(
-    listed: tuple[Member, ...], policies: PolicyAnnotations, claims: tuple[Claim, ...]
-) -> Iterator[Cause]:
-    """Tell which containers of a pod with a policy run in the shared set."""
-    claiming = {claim.container for claim in claims}
-    annotation = policies.cpu.pod
-    if not annotation or annotation.value is CPUPolicy.NONE or not (claiming or policies.cpu.containers):
-        return
-    for member in listed:
-        if member.name not in claiming and not policies.cpu.is_named(member.name):
-            message = f"container {member.called} ({stated(member)}) runs in the shared set"
-            yield Cause(annotation.field, message, flaw=("shared", annotation.key, member.name))
-
-
-def _idle_words(policies: PolicyAnnotations, claims: tuple[Claim, ...]) -> Iterator[Cause]:
-    """Tell which SMT and NUMA policies have nothing to act on."""
-    exclusive = {claim.container for claim in claims if claim.policy is CPUPolicy.EXCLUSIVE}
-    for scoped, acting, needs in (
-        (policies.smt, exclusive, "it acts only while the CPU policy is exclusive"),
-        (policies.numa, {claim.container for claim in claims}, "no container of it claims CPUs"),
-    ):
-        pod_acts = any(name not in scoped.containers for name in acting)
-        idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]
-        if scoped.pod and not pod_acts:
-            idle.append(scoped.pod)
-        for annotation in idle:
-            yield Cause(
-                annotation.field,
-                f"{annotation.value} has no effect: {needs}",
-                flaw=("idle", annotation.key, annotation.value),
-            )

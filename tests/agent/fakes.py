@@ -15,7 +15,7 @@ from agent.main import load
 from agent.process import Agent, Parts
 from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
@@ -64,7 +64,7 @@ class FakeRuntime:
             raise Unavailable("the socket refuses")
         return tuple(self.node.containers.values())
 
-    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+    async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Write the cgroup of a container, as a runtime does, and remember it."""
         self.calls.append((container_id, str(cpus)))
         self.flying += 1
@@ -72,11 +72,11 @@ class FakeRuntime:
         try:
             if self.gate:
                 await self.gate.wait()
-            self._update(container_id, cpus)
+            self._update(container_id, cpus, mems)
         finally:
             self.flying -= 1
 
-    def _update(self, container_id: str, cpus: CPUSet) -> None:
+    def _update(self, container_id: str, cpus: CPUSet, mems: CPUSet) -> None:
         if self.down:
             raise Unavailable("the socket refuses")
         if container_id in self.errors:
@@ -88,6 +88,8 @@ class FakeRuntime:
             self.lost -= 1
             return
         self.node.records[container_id] = cpus
+        if mems:
+            self.node.mems[container.cgroup or ""] = mems
         if container.cgroup in self.node.cpusets:
             self.node.cpusets[container.cgroup] = cpus
 
@@ -126,6 +128,11 @@ class FakeCgroups:
         online = self.node.topology.online
         cpus = (self.node.cpusets[cgroup] & online) or online
         return cpus & self.ceiling.get(cgroup, cpus)
+
+    def mems(self, cgroup: str) -> CPUSet:
+        """Return the NUMA nodes that the runtime was told, else all that have memory."""
+        self.read(cgroup)
+        return self.node.mems.get(cgroup, self.node.topology.memory_nodes)
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
         """Write a cpuset."""
@@ -256,6 +263,7 @@ class FakeNode:
         self.containers: dict[str, RuntimeContainer] = {}
         self.cpusets: dict[str, CPUSet] = {}
         self.records: dict[str, CPUSet] = {}  # what the runtime remembers
+        self.mems: dict[str, CPUSet] = {}  # NUMA nodes for memory, by cgroup, where the runtime was told any
         self.runtime = FakeRuntime(self)
         self.cgroups = FakeCgroups(self)
         self.container_watch: ContainerWatch | None = None  # for the next agent

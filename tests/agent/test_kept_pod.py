@@ -30,7 +30,7 @@ AMOUNTS = st.dictionaries(
     st.sampled_from(["1", "2", "500m", "64M"]),
 )
 RESOURCES = st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS})
-FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "sidecar-limits")
+FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "numa-memory", "sidecar-limits")
 KEYS = [
     f"{family}.corepin.io/{scope}"
     for family in FAMILIES
@@ -46,7 +46,7 @@ NOTES = st.dictionaries(
             "note",
         ]
     ),
-    st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "banana"]),
+    st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "bind", "banana"]),
 )
 
 

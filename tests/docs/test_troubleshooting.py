@@ -22,6 +22,8 @@ PODS = (
     "pinning/pods/annotations.py",
     "pinning/pods/claims.py",
     "pinning/pods/resources.py",
+    "pinning/pods/warnings.py",
+    "webhook/rules/memory.py",
     "webhook/rules/pods.py",
     "webhook/rules/gate.py",
     "webhook/rules/mutate.py",
@@ -38,6 +40,7 @@ MACHINES = (
 NODES = (
     "pinning/planning/plan.py",
     "pinning/planning/assign.py",
+    "pinning/planning/memory.py",
     "pinning/allocation/placement.py",
     "pinning/allocation/whole_cores.py",
     "pinning/planning/allocator.py",

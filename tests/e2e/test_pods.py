@@ -98,17 +98,19 @@ def test_every_cause_is_printed(cluster: Cluster) -> None:
         CPU_MANAGER: "all",
         "smt-policy.corepin.io/container.nobody": "require",
         "numa-policy.corepin.io/pod": "near",
+        "numa-memory.corepin.io/pod": "bind",
     }
     pod = pod_document(
         "wrong", container("main", {CORES: "1"}, env=[{"name": "CMK_NUM_CORES", "value": "5"}])
     )
     pod["metadata"]["annotations"] = annotations
     outcome = cluster.create(pod)
-    assert outcome.stderr.splitlines()[-5].startswith('The Pod "wrong" is invalid')
+    assert outcome.stderr.splitlines()[-6].startswith('The Pod "wrong" is invalid')
     assert outcome.fields == [
         f"metadata.annotations[{CPU_MANAGER}]",
         "metadata.annotations[smt-policy.corepin.io/container.nobody]",
         "metadata.annotations[numa-policy.corepin.io/pod]",
+        "metadata.annotations[numa-memory.corepin.io/pod]",
         "spec.containers[0].env[0].value",
     ]
     assert all(": corepin: " in cause for cause in outcome.causes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.errors import Gone, Refused, Unavailable
 from agent.interfaces import RuntimeContainer, StartState, StrayTasks
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class SimulatedRuntime:
             for container in self._machine.call("list")
         )
 
-    async def update_cpus(self, container_id: str, cpus: CPUSet) -> None:
+    async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Let the runtime write a cpuset."""
         self._machine.call("update", id=container_id, cpus=str(cpus))
 
@@ -129,6 +129,11 @@ class SimulatedCgroups:
     def read(self, cgroup: str) -> CPUSet:
         """Return the effective CPUs."""
         return CPUSet.parse(self._machine.call("read", cgroup=cgroup))
+
+    def mems(self, cgroup: str) -> CPUSet:
+        """Return the empty set: the machine has no memory."""
+        self.read(cgroup)
+        return EMPTY
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
         """Write cpuset.cpus."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pinning.contract import KUBEVIRT_LABEL, VIRT_LAUNCHER
+from pinning.contract import KUBEVIRT_LABEL, NUMA_MEMORY_POD, VIRT_LAUNCHER
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig
@@ -28,6 +28,8 @@ class Wish:
     policy: str | None = None
     smt: str | None = None
     numa: str | None = None
+    memory: str | None = None  # of the pod: numa-memory
+    memory_limit: str | None = None
     init: str | None = None  # "Always": a sidecar, "": an ordinary init container
 
 
@@ -37,12 +39,18 @@ def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = F
     listed: dict[str, list[dict[str, Any]]] = {"initContainers": [], "containers": []}
     for number, wish in enumerate(wishes):
         name = "compute" if vm else f"c{number}"
-        limits = {"cmk.intel.com/exclusive-cores": wish.cores} if wish.cores else {"cpu": wish.cpu}
+        limits: dict[str, Any] = (
+            {"cmk.intel.com/exclusive-cores": wish.cores} if wish.cores else {"cpu": wish.cpu}
+        )
+        if wish.memory_limit:
+            limits["memory"] = wish.memory_limit
         container: dict[str, Any] = {"name": name, "resources": {"limits": limits, "requests": limits}}
         if wish.init:
             container["restartPolicy"] = wish.init
         listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
+        if wish.memory:
+            annotations[NUMA_MEMORY_POD] = wish.memory
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}
     metadata = {
         "name": f"pod-{uid}",

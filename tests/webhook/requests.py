@@ -89,6 +89,7 @@ annotation = st.dictionaries(
             "cmk.intel.com/mutate",
             CPU_MANAGER,
             SMT,
+            "numa-memory.corepin.io/pod",
             "sidecar-limits.corepin.io/pod",
             "kubernetes.io/limit-ranger",
             GUARDED,

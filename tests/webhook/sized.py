@@ -73,6 +73,7 @@ def _annotations(count: Mapping[str, int], mark: str, names: list[str]) -> dict[
         f"numa-policy.corepin.io/{mark}{long}": "packed",
         f"numa-policy.corepin.io/container.{mark}{long}": "packed",
         "numa-policy.corepin.io/pod": mark + "w" * count["values"],
+        "numa-memory.corepin.io/pod": "bind",
         "sidecar-limits.corepin.io/pod": "true",
         "kubernetes.io/limit-ranger": f"LimitRanger plugin set: {ranged}",
         "cmk.intel.com/mutate": mark + "m" * count["mutate"],

@@ -38,12 +38,13 @@ class GateResources(_Frozen, frozen=True):
 
 
 class NodeShape(_Frozen, frozen=True):
-    """One kind of node of the cluster, as the checks of `require` and `isolate` need it."""
+    """One kind of node of the cluster, as the checks of `require`, `isolate` and `bind` need it."""
 
     name: str
     cores: Count  # physical cores
     threads_per_core: Count = 1
     reserved_cores: Annotated[int, Meta(ge=0)] = 1
+    numa_memory: RawQuantity | None = None  # of its largest NUMA node; None: nothing is checked against it
 
     @property
     def free_cores(self) -> int:
@@ -106,8 +107,10 @@ def load_settings(document: bytes) -> Settings:
         ("gateResources.cpu", settings.gate_resources.cpu),
         ("gateResources.memory", settings.gate_resources.memory),
         ("kubevirt.cpuRequest", settings.kube_virt.cpu_request),
+        *((f"nodeShapes[{shape.name}].numaMemory", shape.numa_memory) for shape in settings.node_shapes),
     ):
-        _require_amount(name, value)
+        if value is not None:
+            _require_amount(name, value)
     _require_image(settings)
     _require_unlike(settings.node_shapes)
     for shape in settings.node_shapes:

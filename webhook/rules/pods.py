@@ -25,6 +25,7 @@ from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_p
 from pinning.pods.quantity import millicores, parse_quantity, whole
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
 from webhook.rules.gate import plan_gate, taken_names
+from webhook.rules.memory import edited_memory, too_much_memory
 from webhook.rules.mutate import plan_injection, wants_injection
 
 if TYPE_CHECKING:
@@ -78,9 +79,8 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     before, after = read_pod(old), read_pod(new)
     causes = few(added(_causes(before, settings), _causes(after, settings)))
     warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
-    return Verdict(
-        causes or few(_lost(old, new, before, after)), few(chain(warnings, _recounted(before, after)))
-    )
+    told = chain(warnings, _recounted(before, after), edited_memory(before, after))
+    return Verdict(causes or few(_lost(old, new, before, after)), few(told))
 
 
 def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:
@@ -115,6 +115,7 @@ def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[C
     yield from _mutate_words(pod, pod_claims)
     for member in pod_claims.members:
         yield from _throttled(member, pod_claims.claim_of(member.name), settings)
+    yield from too_much_memory(pod_claims, settings.node_shapes)
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:

@@ -26,6 +26,7 @@ class FakeRuntime:
         self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}  # by method
         self.asked: Counter[str] = Counter()
         self.updates: list[tuple[str, str]] = []
+        self.mems: list[str] = []  # of each update, as CRI has them: empty leaves them as they are
         self.in_flight = self.most_in_flight = 0
         self.release = asyncio.Event()
         self.release.set()
@@ -117,6 +118,7 @@ class FakeRuntime:
         await self.release.wait()
         self.in_flight -= 1
         self.updates.append((request.container_id, request.linux.cpuset_cpus))
+        self.mems.append(request.linux.cpuset_mems)
         return api_pb2.UpdateContainerResourcesResponse()
 
     async def _follow(self, _: Any, context: Any) -> AsyncIterator[Any]:

@@ -173,6 +173,16 @@ def test_at_most_two_updates_are_in_flight(tmp_path: Path) -> None:
     assert sorted(fake.updates) == [(f"c{number}", "1") for number in range(10)]
 
 
+def test_memory_nodes_are_sent_where_there_are_some(tmp_path: Path) -> None:
+    """The NUMA nodes go with the CPUs; without any CRI is told nothing of memory."""
+
+    async def scenario(_: FakeRuntime, runtime: CRI) -> None:
+        await runtime.update_cpus("one", ONE, CPUSet.parse("1"))
+        await runtime.update_cpus("one", ONE)
+
+    assert play(tmp_path, scenario).mems == ["1", ""]
+
+
 def test_empty_set_is_never_sent(tmp_path: Path) -> None:
     """An empty cpuset means "leave it" to CRI, so it is a bug of the caller."""
 

@@ -58,6 +58,16 @@ def test_no_cpuset_controller_is_refused_with_the_remedy(tmp_path: Path) -> None
         find_hierarchy(tmp_path)
 
 
+def test_memory_nodes_are_read(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
+    """The NUMA nodes that a cgroup gets memory from are the effective ones; a cgroup that is gone has none."""
+    name = {1: "cpuset.effective_mems", 2: "cpuset.mems.effective"}[version]
+    (cpuset / ONE[1:] / name).write_text("0,2\n")
+
+    assert cgroups.cpusets.mems(ONE) == CPUSet.parse("0,2")
+    with pytest.raises(Gone):
+        cgroups.cpusets.mems(f"{POD}/other")
+
+
 def test_write_changes_one_cgroup(cgroups: OpenCgroups, cpuset: Path) -> None:
     """The container is written, the cgroups above stay."""
     assert cgroups.cpusets.writable

@@ -163,3 +163,21 @@ def test_ids_are_the_hosts(node: Node) -> None:
     assert (machine.machine_id(), machine.boot_id()) == ("m1", "b1")
     (node.root / "etc/machine-id").unlink()
     assert (machine.machine_id(), machine.boot_id()) == ("m1", "b1"), "they never change, and are read once"
+
+
+@pytest.mark.parametrize(
+    ("pods_use", "usable"),
+    [
+        pytest.param("0-1", "0-1", id="all"),
+        pytest.param("1", "1", id="one is kept from pods"),
+        pytest.param(None, "0-1", id="the kernel does not say"),
+    ],
+)
+def test_memory_that_pods_may_not_use_is_none(node: Node, pods_use: str | None, usable: str) -> None:
+    """A container that was bound to memory which the kubelet's pod root lacks could not start."""
+    node.show("kubepods", ONLINE)
+    name = "cpuset.effective_mems" if node.version == 1 else "cpuset.mems.effective"
+    if pods_use:
+        (node.cpuset / "kubepods" / name).write_text(f"{pods_use}\n")
+
+    assert str(node.machine().topology().memory_nodes) == usable

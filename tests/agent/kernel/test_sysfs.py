@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def as_lscpu_tells(topology: Topology) -> Topology:
-    """Leave out what lscpu has no column for: the core type and isolcpus."""
+    """Leave out what lscpu has no column for: the core type, isolcpus and which NUMA nodes have memory."""
     cores = tuple(replace(core, core_type=None) for core in topology.cores)
-    return replace(topology, cores=cores, isolated=EMPTY)
+    return replace(topology, cores=cores, isolated=EMPTY, told_memory=None)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -88,6 +88,38 @@ def test_a_capture_keeps_the_tree(name: str, tmp_path: Path) -> None:
     assert sorted(capture(root).splitlines()) == sorted(
         capture(materialise(name, tmp_path / "again")).splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_nodes"),
+    [
+        pytest.param("xeon-8480-cxl", "0-2", id="a node of memory alone"),
+        pytest.param("power9-ac922", "0,8,252-255", id="memory of GPUs"),
+        pytest.param("xeon-6248-snc2", "0-3", id="nothing is said: all that have CPUs"),
+        pytest.param("xeon-d-1541", "0", id="a kernel without NUMA"),
+    ],
+)
+def test_nodes_with_memory_are_read(name: str, memory_nodes: str, tmp_path: Path) -> None:
+    """The kernel says which NUMA nodes have memory; some have no CPU."""
+    assert str(read_topology(materialise(name, tmp_path)).memory_nodes) == memory_nodes
+
+
+def test_sizes_of_memory_are_read_and_kept(tmp_path: Path) -> None:
+    """A node without memory says 0 kB; CPUs that go offline take no memory along, and a record keeps the nodes only."""
+    root = materialise("qemu-2s4c2t", tmp_path)
+    for node, size in (("node0", 2048), ("node1", 0)):
+        (root / f"sys/devices/system/node/{node}/meminfo").write_text(
+            f"Node {node[4:]} MemTotal: {size:14} kB\nNode {node[4:]} MemFree: 1 kB\n"
+        )
+    (root / "sys/devices/system/node/has_memory").write_text("0\n")
+
+    read = read_topology(root)
+
+    assert (read.memory, str(read.memory_nodes)) == ({0: 2 * 2**20, 1: 0}, "0")
+    fewer = read_topology(materialise("qemu-2s4c2t-offline", tmp_path / "fewer"))
+    now = replace(fewer, told_memory=read.told_memory, memory=read.memory).remembering(read)
+    assert (now.memory, now.memory_nodes) == (read.memory, read.memory_nodes)
+    assert Topology.from_dict(read.to_dict()).memory_nodes == read.memory_nodes
 
 
 def test_siblings_and_isolated_cpus_of_a_xeon_d(tmp_path: Path) -> None:

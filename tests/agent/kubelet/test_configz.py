@@ -20,7 +20,7 @@ import trustme
 from agent import main
 from agent.config import AgentConfig, ApiFlags, parse_configz
 from agent.errors import Refused
-from agent.kubelet.configz import TRIES, KubeletCPUConfig, adopt, ask_kubelet, read_configz
+from agent.kubelet.configz import TRIES, KubeletConfig, adopt, ask_kubelet, read_configz
 from agent.kubelet.policy import KubeletPolicy
 from agent.reconcile.reconciler import Settings
 from apiserver.access import Access
@@ -69,7 +69,7 @@ def document(**config: Any) -> bytes:
 def test_configz_is_read(config: dict[str, Any], policy: KubeletPolicy, reserved: str) -> None:
     """On cores 0,4 1,5 2,6 3,7: the named CPUs, else whole cores for the sum of the amounts."""
     expected = CPUSet.parse(reserved) if reserved else EMPTY
-    assert read_configz(document(**config), FLAT) == KubeletCPUConfig(policy, expected)
+    assert read_configz(document(**config), FLAT) == KubeletConfig(policy, expected)
 
 
 def test_amounts_are_taken_from_cores_that_run() -> None:
@@ -109,15 +109,13 @@ def test_odd_configz_is_refused(text: bytes) -> None:
 def test_reserved_cpus_are_adopted(chosen: str | None, kubelet_reserves: str, reserved: str | None) -> None:
     """Only where the operator named none, and where they leave something to give out."""
     config = NodeConfig(reserved=CPUSet.parse(chosen) if chosen else None)
-    kubelet = KubeletCPUConfig(NONE, CPUSet.parse(kubelet_reserves) if kubelet_reserves else EMPTY)
+    kubelet = KubeletConfig(NONE, CPUSet.parse(kubelet_reserves) if kubelet_reserves else EMPTY)
 
     found = adopt(config, kubelet, FLAT, FLAT.online).reserved
     assert found == (CPUSet.parse(reserved) if reserved else None)
 
 
-def ask(
-    *answers: int | bytes | Exception, **access: Any
-) -> tuple[KubeletCPUConfig | None, list[httpx.Request]]:
+def ask(*answers: int | bytes | Exception, **access: Any) -> tuple[KubeletConfig | None, list[httpx.Request]]:
     """Ask a kubelet that answers so; return what came of it and the requests."""
     script, asked = iter(answers), []
 
@@ -141,7 +139,7 @@ def test_kubelet_is_asked_with_the_agents_token(tmp_path: Path) -> None:
     token.write_text("secret")
     found, asked = ask(document(cpuManagerPolicy="none", reservedSystemCPUs="0,4"), token_file=token)
 
-    assert found == KubeletCPUConfig(NONE, CPUSet.parse("0,4"))
+    assert found == KubeletConfig(NONE, CPUSet.parse("0,4"))
     assert [str(request.url) for request in asked] == ["https://node-1:10250/configz"]
     assert asked[0].headers["authorization"] == "Bearer secret"
 
@@ -150,7 +148,7 @@ def test_kubelet_that_starts_is_asked_again() -> None:
     """It may come up just after the agent."""
     found, asked = ask(httpx.ConnectError("refused"), 503, document(cpuManagerPolicy="static"))
 
-    assert found == KubeletCPUConfig(STATIC, EMPTY)
+    assert found == KubeletConfig(STATIC, EMPTY)
     assert len(asked) == TRIES
 
 

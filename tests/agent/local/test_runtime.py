@@ -14,7 +14,7 @@ from agent.local.affinity import AffinityCgroups
 from agent.local.finished_pods import write_finished
 from agent.local.pods_dir import PodsDir
 from agent.local.runtime import open_local
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
 from tests.agent.local.world import LAST, UID, World, app, reap, run, running
 
@@ -69,6 +69,18 @@ def test_running_container_moves(world: World) -> None:
         assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside or len(os.sched_getaffinity(0)) == 1
         await world.runtime.update_cpus(container.id, LAST)
         assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside == ()
+
+    run(world, steps())
+
+
+def test_memory_is_bound_before_the_start(world: World) -> None:
+    """A created container that was sent a NUMA node is born with memory of it; by affinity alone nothing is known."""
+    world.sent_mems = CPUSet([0])
+    world.put(app())
+
+    async def steps() -> None:
+        cgroup = str((await world.until(running("app")))["app"].cgroup)
+        assert world.cpusets.mems(cgroup) == (CPUSet([0]) if world.cpusets.version else EMPTY)
 
     run(world, steps())
 

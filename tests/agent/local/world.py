@@ -21,7 +21,7 @@ from agent.local.manifest import uid_for
 from agent.local.pods_dir import PodsDir
 from agent.local.process import kill_all
 from agent.local.runtime import LocalRuntime
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
 
 LAST = CPUSet([max(os.sched_getaffinity(0))])
@@ -37,6 +37,7 @@ class World:
         self.kind = kind
         self.root = f"/corepin-test-{uuid4().hex[:8]}"
         self.sent: CPUSet | None = LAST
+        self.sent_mems = EMPTY
         self.changed = asyncio.Event()
         self.watching: list[asyncio.Task[None]] = []
         (folder / "pods").mkdir()
@@ -111,7 +112,7 @@ class World:
     async def _send(self, found: dict[str, RuntimeContainer]) -> None:
         for container in found.values():
             if container.state is State.CREATED and self.sent:
-                await self.runtime.update_cpus(container.id, self.sent)
+                await self.runtime.update_cpus(container.id, self.sent, self.sent_mems)
 
     def log(self, container: str) -> str:
         """Return what a container wrote."""

@@ -81,12 +81,26 @@ def test_everyone_else_is_made_in_the_shared_set(node: Node) -> None:
     assert not answer.adjust.env
 
 
+def test_bound_memory_is_part_of_the_container_from_its_birth() -> None:
+    """The adjustment has the NUMA node of the CPUs too, and a change of a container that runs never has one."""
+    node = world(8, sockets=2)
+    node.add("uid-a", [Wish("2", policy="exclusive", numa="single", memory="bind")])
+    bound = Node(node)
+    answer = bound.plugin.create_container(A, container("c0", "a"))
+    assert answer.adjust.linux.resources.cpu == pb.LinuxCPU(cpus="1,9", mems="0")
+
+    asked = pb.LinuxResources(cpu=pb.LinuxCPU(cpus="0-15", mems="0-1"))
+    (update,) = bound.plugin.update_container(A, container("c0", "a"), asked).update
+    assert update.linux.resources.cpu == pb.LinuxCPU(cpus="1,9")
+
+
 @pytest.mark.parametrize(
     "key",
     [
         GUARDED,
         "cpu-manager.corepin.io/pod",
         "smt-policy.corepin.io/container.c0",
+        "numa-memory.corepin.io/pod",
         "qos.gocrane.io/cpu-manager",
         "cmk.intel.com/resources-injected",
     ],

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
 from pinning.errors import BadContract
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.observed import Owner
@@ -28,8 +29,10 @@ def saved() -> dict[str, Any]:
         "cmk.intel.com/exclusive-cores",
         SMTPolicy.ISOLATE,
         NUMAPolicy.SINGLE,
+        NUMAMemory.BIND,
+        memory_limit=2**30,
     )
-    return ledger_to_dict(Ledger().assign(replace(entry("a", "1", "5"), claim=claim)))
+    return ledger_to_dict(Ledger().assign(replace(entry("a", "1", "5"), claim=claim, mems=CPUSet.parse("0"))))
 
 
 def test_a_checkpoint_says_the_same_after_reading() -> None:
@@ -37,6 +40,17 @@ def test_a_checkpoint_says_the_same_after_reading() -> None:
     again = ledger_from_dict(saved())
     assert ledger_to_dict(again) == saved()
     assert again == Ledger().assign(entry("z", "2")).assign(next(iter(again))).release(Owner("z", "c"))
+
+
+def test_a_checkpoint_of_before_memory_is_read() -> None:
+    """An agent that binds memory goes on with what an older one saved: nothing is bound there."""
+    older = saved()
+    (assignment,) = older["assignments"]
+    del assignment["mems"], assignment["claim"]["numaMemory"], assignment["claim"]["memoryLimit"]
+
+    (read,) = ledger_from_dict(older)
+
+    assert (read.mems, read.claim.numa_memory, read.claim.memory_limit) == (EMPTY, None, 0)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.pods import (
     CPU_MANAGER,
     DEDICATED,
     LAUNCHER,
+    MEMORY,
     NUMA,
     OTHER_CORES,
     SMT,
@@ -351,8 +352,12 @@ def test_claims_are_found_by_container() -> None:
     assert pod_claims.claim_of("other") is None
 
 
-words = st.sampled_from(["none", "exclusive", "share", "prefer", "require", "isolate", "single", "", "x"])
-keys = st.sampled_from([CPU_MANAGER, CRANE, SMT, NUMA, MAIN, "numa-policy.corepin.io/container.b", "x"])
+words = st.sampled_from(
+    ["none", "exclusive", "share", "prefer", "require", "isolate", "single", "bind", "", "x"]
+)
+keys = st.sampled_from(
+    [CPU_MANAGER, CRANE, SMT, NUMA, MEMORY, MAIN, "numa-policy.corepin.io/container.b", "x"]
+)
 amounts = st.dictionaries(
     st.sampled_from([CORES, OTHER_CORES, "cpu", "memory"]),
     st.sampled_from(["2", "0", "-1", "1500m", "junk", 1, 0.5]),

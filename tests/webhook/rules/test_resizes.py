@@ -24,6 +24,7 @@ WORDS = {
     "cpu-manager": ("exclusive", "share", "none"),
     "smt-policy": ("prefer", "require", "isolate"),
     "numa-policy": ("packed", "single"),
+    "numa-memory": ("free", "bind"),
 }
 POLICIES = st.dictionaries(
     st.tuples(st.sampled_from(sorted(WORDS)), st.sampled_from(["pod", "container.c0", "container.c1"])),

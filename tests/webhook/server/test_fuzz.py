@@ -40,6 +40,7 @@ POD: dict[str, Any] = {
             "cpu-manager.corepin.io/container.b": "share",
             "smt-policy.corepin.io/pod": "isolate",
             "numa-policy.corepin.io/pod": "single",
+            "numa-memory.corepin.io/pod": "bind",
         },
     },
     "spec": {

@@ -1,0 +1,73 @@
+"""What the owner of a pod with claims should know: what is not counted, runs shared, or has nothing to act on. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.brief import NAME, cut
+from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy
+from pinning.errors import Cause
+from pinning.pods.resources import stated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations
+    from pinning.pods.resources import Member
+
+NO_CLAIM: Final = "no container of it claims CPUs"
+
+
+def uncounted(member: Member) -> Iterator[Cause]:
+    """Tell which resource of CMK does not count beside another."""
+    for other in member.cores[1:]:
+        message = f"is not counted beside {member.cores[0]}; remove one of the two"
+        yield Cause(f"{member.path}.resources.requests[{other}]", message)
+
+
+def neighbours(
+    listed: tuple[Member, ...], policies: PolicyAnnotations, claiming: Collection[str]
+) -> Iterator[Cause]:
+    """Tell which containers of a pod with a policy run in the shared set."""
+    annotation = policies.cpu.pod
+    if not annotation or annotation.value is CPUPolicy.NONE or not (claiming or policies.cpu.containers):
+        return
+    for member in listed:
+        if member.name not in claiming and not policies.cpu.is_named(member.name):
+            message = f"container {member.called} ({stated(member)}) runs in the shared set"
+            yield Cause(annotation.field, message, flaw=("shared", annotation.key, member.name))
+
+
+def idle_words(
+    policies: PolicyAnnotations, claiming: Collection[str], exclusive: Collection[str]
+) -> Iterator[Cause]:
+    """Tell which SMT and NUMA policies have nothing to act on."""
+    for scoped, acting, needs in (
+        (policies.smt, exclusive, "it acts only while the CPU policy is exclusive"),
+        (policies.numa, claiming, NO_CLAIM),
+    ):
+        pod_acts = any(name not in scoped.containers for name in acting)
+        idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]
+        if scoped.pod and not pod_acts:
+            idle.append(scoped.pod)
+        for annotation in idle:
+            yield _idle(annotation, needs)
+
+
+def unbound(policies: PolicyAnnotations, claiming: Collection[str]) -> Iterator[Cause]:
+    """Tell whose memory stays free beside an annotation that binds it, or that nobody's is meant."""
+    annotation = policies.memory
+    if annotation is None or (annotation.value is NUMAMemory.BIND and not policies.names_single):
+        return  # the refusal says enough
+    if not claiming:
+        yield _idle(annotation, NO_CLAIM)
+    for name in claiming:
+        if policies.memory_of(name) is not annotation.value:
+            which = f"the memory of container {cut(name, NAME)}"
+            message = f"{which} stays free: its NUMA policy is not {NUMAPolicy.SINGLE}"
+            yield Cause(annotation.field, message, flaw=("unbound", annotation.key, name))
+
+
+def _idle(annotation: PolicyAnnotation[Any], needs: str) -> Cause:
+    message = f"{annotation.value} has no effect: {needs}"
+    return Cause(annotation.field, message, flaw=("idle", annotation.key, annotation.value))

@@ -1,0 +1,93 @@
+"""What admission says of bound memory: limits that no NUMA node has, and edits that move nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.errors import BadContract
+from tests.pods import CPU_MANAGER, MEMORY, NUMA, container, fields, pod
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
+from webhook.rules.pods import review_changed_pod, review_new_pod
+
+BOUND = {CPU_MANAGER: "exclusive", NUMA: "single", MEMORY: "bind"}
+LIMIT = "spec.containers[0].resources.limits[memory]"
+FIELD = f"metadata.annotations[{MEMORY}]"
+
+
+def shapes(*sizes: str | None) -> bytes:
+    """Return a configuration with a kind of node for each size of a NUMA node."""
+    lines = [
+        f"- {{name: kind{at}, cores: 8{f', numaMemory: {size}' if size else ''}}}"
+        for at, size in enumerate(sizes)
+    ]
+    return "\n".join(["nodeShapes:", *lines]).encode()
+
+
+def document(annotations: dict[str, str], memory: str | None = "8Gi") -> Any:
+    """Return a pod with two CPUs and a memory limit."""
+    return pod(
+        container("main", {"cpu": "2", **({"memory": memory} if memory else {})}), annotations=annotations
+    )
+
+
+@pytest.mark.parametrize(
+    ("configuration", "annotations", "memory", "warned"),
+    [
+        pytest.param(shapes("4Gi"), BOUND, "8Gi", True, id="more than there is"),
+        pytest.param(shapes("4Gi", "8Gi"), BOUND, "8Gi", False, id="one kind has it"),
+        pytest.param(shapes("4Gi", None), BOUND, "8Gi", False, id="one kind is not known"),
+        pytest.param(b"", BOUND, "8Gi", False, id="nothing is known"),
+        pytest.param(shapes("4Gi"), BOUND, None, False, id="no limit"),
+        pytest.param(shapes("4Gi"), BOUND | {MEMORY: "free"}, "8Gi", False, id="free"),
+    ],
+)
+def test_a_limit_above_every_node_is_warned(
+    configuration: bytes, annotations: dict[str, str], memory: str | None, warned: bool
+) -> None:
+    """A bound container that may use more than any NUMA node has would be killed there: its owner is told."""
+    verdict = review_new_pod(document(annotations, memory), load_settings(configuration), Injection(BUILT_IN))
+    assert verdict.causes == ()
+    assert fields(verdict.warnings) == ([LIMIT] if warned else [])
+
+
+def test_the_warning_names_limit_memory_and_remedy() -> None:
+    """What is too much, what there is, on which kind of node, and both ways out."""
+    verdict = review_new_pod(document(BOUND), load_settings(shapes("4Gi", "2Gi")), Injection(BUILT_IN))
+    (warning,) = verdict.warnings
+    assert warning.message == (
+        "8Gi is more than the 4Gi that a NUMA node of kind0 has, and the kernel kills the container there:"
+        f" lower it, or write {MEMORY}: free"
+    )
+
+
+@pytest.mark.parametrize("size", ["0", "much"])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    """The configuration is refused with the kind of node that it is wrong for."""
+    with pytest.raises(BadContract, match=r"nodeShapes\[kind0\].numaMemory"):
+        load_settings(shapes(size))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        pytest.param(BOUND | {MEMORY: "free"}, BOUND, True, id="to bind"),
+        pytest.param(BOUND, BOUND | {MEMORY: "free"}, True, id="to free"),
+        pytest.param(BOUND, {CPU_MANAGER: "exclusive", NUMA: "single"}, True, id="removed"),
+        pytest.param(BOUND, BOUND | {CPU_MANAGER: "share"}, False, id="another policy"),
+    ],
+)
+def test_an_edit_is_told_to_move_nothing(before: dict[str, str], after: dict[str, str], told: bool) -> None:
+    """Who edits where memory lies learns that running containers keep theirs."""
+    verdict = review_changed_pod(document(before), document(after), load_settings(b""))
+    assert verdict.causes == ()
+    assert fields(verdict.warnings) == ([FIELD] if told else [])
+
+
+def test_taking_single_away_beside_bind_is_refused() -> None:
+    """An edit must not leave `bind` without the one NUMA node that it needs."""
+    verdict = review_changed_pod(document(BOUND), document(BOUND | {NUMA: "packed"}), load_settings(b""))
+    assert fields(verdict.causes) == [FIELD]

@@ -1,0 +1,43 @@
+"""What the owner of a pod should know that binds memory to the NUMA node of its CPUs. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pinning.contract import NUMA_MEMORY_POD
+from pinning.errors import Cause
+from pinning.pods.annotations import annotation_field
+from pinning.pods.quantity import parse_quantity
+from pinning.pods.resources import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.pods.claims import PodClaims
+    from webhook.config.settings import NodeShape
+
+
+def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
+    """Warn of a memory limit that no NUMA node of any configured kind of node has: the kernel kills at its end."""
+    bound = [claim for claim in pod_claims.claims if claim.memory_limit]
+    sizes = [(parse_quantity(shape.numa_memory), shape) for shape in shapes if shape.numa_memory is not None]
+    if not bound or not sizes or len(sizes) < len(shapes):  # of a kind that is not known nothing can be said
+        return
+    size, largest = max(sizes, key=lambda sized: (sized[0], sized[1].name))
+    for claim in bound:
+        if claim.memory_limit > size:
+            field = f"{pod_claims.member_of(claim).path}.resources.limits[memory]"
+            limit = shown(pod_claims.member_of(claim).limits["memory"])
+            there = f"{shown(largest.numa_memory)} that a NUMA node of {largest.name} has"
+            remedy = f"lower it, or write {NUMA_MEMORY_POD}: free"
+            message = f"{limit} is more than the {there}, and the kernel kills the container there: {remedy}"
+            yield Cause(field, message, flaw=("memory", field))
+
+
+def edited_memory(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
+    """Tell who edits where memory lies that containers keep what they have until they start again."""
+    was = {claim.container: claim.numa_memory for claim in before.claims}
+    now = {claim.container: claim.numa_memory for claim in after.claims}
+    if any(container in was and was[container] != memory for container, memory in now.items()):
+        message = "containers that run keep their memory where it is until they start again"
+        yield Cause(annotation_field(NUMA_MEMORY_POD), message)
