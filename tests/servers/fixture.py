@@ -15,7 +15,11 @@ from tests.servers.build import BuildFailed, GoMissing, build_missing
 from tests.servers.catalog import API_SERVERS, KUBERNETES, NODE_SERVERS
 from tests.servers.start import start_servers
 
-_SERVERS_OF = {"server": API_SERVERS, "runtime": NODE_SERVERS}  # what tests of each marker need
+_SERVERS_OF = {
+    "server": API_SERVERS,
+    "runtime": NODE_SERVERS,
+    "smt": NODE_SERVERS,
+}  # what tests of each marker need
 _SERVER_FIXTURES = {"apiserver", "apiserver_of"}
 _namespace_numbers = count(1)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.agent.containerd import VERSIONS, find_programs
+from tests.servers.build import cache_folder
 from tests.smt.guest import Report, boot
 
 ISOLATED = "4-7,12-13"
@@ -21,7 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what a node of two sockets, eight cores and sixteen threads reported."""
-    return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"))
+    find_programs(VERSIONS[-1])
+    options = f"COREPIN_CACHE={cache_folder().parent}"
+    return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"), kernel_options=options)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import grpc
 from cri_api.v1 import api_pb2
 
 from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
@@ -31,7 +32,7 @@ POD_ROOT = "/kubepods"
 WORK = Path("/tmp/node")
 CPUS = Path("/sys/devices/system/cpu")
 OWNER = SMT_POLICY + "/pod"
-TWO_PROCESSES = ("/bin/sh", "-c", "sleep 1000000 & wait")
+TWO_PROCESSES = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; sleep 1000000 & wait")
 
 
 def report(fact: str, **values: object) -> None:
@@ -86,10 +87,45 @@ class Node:
     ) -> None:
         """Show a pod to the agent and start its container, as API server, kubelet and runtime do."""
         self.edit(name, cpus, annotations, resources)
-        pod = self.containerd.run_pod(name, _uid(name))
-        container = pod.run("app", TWO_PROCESSES)
-        self._pods[name] = pod
+        self._pods[name] = self.containerd.run_pod(name, _uid(name), annotations)
+        self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start the container of a pod; when NRI refuses it, try again as the kubelet does, and tell at the end."""
+        deadline = time.monotonic() + SECONDS
+        while refused := self.create(name):
+            if time.monotonic() > deadline:
+                raise TimeoutError(refused)
+            time.sleep(0.1)
+
+    def create(self, name: str) -> str:
+        """Start the container of a pod and return "", or why NRI did not let it be made."""
+        pod = self._pods[name]
+        try:
+            container = pod.run("app", TWO_PROCESSES)
+        except grpc.RpcError as error:
+            if "NRI" not in str(error.details()):
+                raise
+            return str(error.details())
         self._cgroups[name] = Path(f"/sys/fs/cgroup{POD_ROOT}/pod{_uid(name)}/{container}")
+        return ""
+
+    def refused(self, name: str, cpus: int, annotations: Mapping[str, str]) -> str:
+        """Show a pod that does not fit, and return why its container is not made once the agent has refused it."""
+        self.edit(name, cpus, annotations)
+        self._pods[name] = self.containerd.run_pod(name, _uid(name), annotations)
+        deadline = time.monotonic() + SECONDS
+        while not (ask() or {}).get("refusals") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.create(name)
+
+    def first(self, name: str) -> str:
+        """Return the CPUs that a pod's container told first."""
+        log = self.containerd.directory / "logs" / _uid(name) / "app.log"
+        deadline = time.monotonic() + SECONDS
+        while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return log.read_text().split()[-1]
 
     def edit(
         self, name: str, cpus: int, annotations: Mapping[str, str], resources: Mapping[str, str] | None = None
@@ -245,7 +281,7 @@ def overlap(first: str, other: str) -> CPUSet:
 
 
 @contextmanager
-def running_node() -> Iterator[Node]:
+def running_node(version: str = containers.VERSIONS[0]) -> Iterator[Node]:
     """Start containerd and the agent's starter at the same time; the agent is started by the scenario."""
     containers._SECONDS = SECONDS
     daemon.START_SECONDS = SECONDS
@@ -261,7 +297,7 @@ def running_node() -> Iterator[Node]:
             )
         )
         stack.callback(starter.kill)
-        containerd = stack.enter_context(start_containerd(containers.VERSIONS[0], _folder("containerd")))
+        containerd = stack.enter_context(start_containerd(version, _folder("containerd")))
         containerd.cgroup = POD_ROOT
         node = Node(containerd, Agent(_arguments(containerd.socket), starter))
         try:
@@ -281,6 +317,7 @@ def _arguments(socket_path: Path) -> list[str]:
         "--state-dir": str(_folder("state")),
         "--kubelet-state": str(WORK / "no-kubelet"),
         "--metrics-listen": "off",
+        "--nri": "off",
         "--socket": str(WORK / "agent.sock"),
     }
     return ["agent", *(part for flag in flags.items() for part in flag)]

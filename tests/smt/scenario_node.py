@@ -1,4 +1,4 @@
-"""Inside the guest: local runtime, SMT policies, a live change, a CPU that goes and comes back, ten kills."""
+"""Inside the guest: local runtime, SMT policies, a live change, a CPU that goes and comes back, ten kills, NRI."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import os
 import random
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.kernel.sysfs import read_topology
 from pinning.contract import CRANE_CPU_MANAGER
 from pinning.machine.cpuset import CPUSet
-from tests.smt.inside import OWNER, Node, overlap, report, running_node, switch
+from tests.agent.containerd import VERSIONS
+from tests.smt.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
 from tests.smt.local_runtime import local_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 KILLS = 10
+NEWEST = VERSIONS[-1]  # it has NRI
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 
 
@@ -27,7 +30,7 @@ def main() -> None:
     report("boot", uptime=Path("/proc/uptime").read_text(), kernel=os.uname().release)
     report_topology()
     local_runtime()
-    with running_node() as node:
+    with running_node(NEWEST) as node:
         report("runtime", uptime=Path("/proc/uptime").read_text())
         node.agent.start()
         node.add("bystander", 0, {})
@@ -35,6 +38,7 @@ def main() -> None:
         live_change(node)
         offline_and_back(node)
         kills(node)
+        births_over_nri(node)
 
 
 def report_topology() -> None:
@@ -164,6 +168,38 @@ def _churn(node: Node, chance: random.Random, name: str) -> str:
         return f"edit {pod} {policy}"
     node.remove(pod)
     return f"remove {pod}"
+
+
+def births_over_nri(node: Node) -> None:
+    """Let containers be born with their CPUs, and one that does not fit wait until it does."""
+    for name in sorted(node.wanted.keys() - {"bystander"}):
+        node.remove(name)
+    node.agent.kill()
+    node.agent.arguments += ["--nri", str(node.containerd.nri_socket)]
+    node.agent.start()
+    _until(lambda: (ask() or {}).get("startPath") == "nri")
+    node.add("require", 3, {OWNER: "require"})
+    node.add("isolate", 2, {OWNER: "isolate"})
+    node.add("plain", 0, {})
+    node.settle()
+    report(
+        "births",
+        first={name: node.first(name) for name in ("require", "isolate", "plain")},
+        **node.snapshot(),
+    )
+    refused = node.refused("late", 4, {OWNER: "isolate"})
+    report("refused", error=refused, refusals=(ask() or {}).get("refusals"))
+    node.remove("isolate")
+    node.start("late")
+    node.settle()
+    report("late", first=node.first("late"), **node.snapshot())
+
+
+def _until(look: Callable[[], object]) -> None:
+    """Wait until something is true, or for too long: what is reported then shows it."""
+    deadline = time.monotonic() + SECONDS
+    while not look() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -193,3 +193,28 @@ def test_kills_move_no_running_container(node: Report) -> None:
 def test_kills_refuse_nobody(node: Report) -> None:
     """Every pod of the churn fits, and was given what it asked for."""
     assert [kill["refusals"] for kill in node.all("kill")] == [[]] * 10
+
+
+def test_births_over_nri_are_on_their_cores(node: Report) -> None:
+    """The first instructions of `require` and `isolate` ran on whole cores of their own, those of the third elsewhere."""
+    seen = node.one("births")
+    first = {name: CPUSet.parse(text) for name, text in seen["first"].items()}
+
+    assert first == {name: cpus(seen, name) for name in first}
+    assert [len(first["require"]), len(first["isolate"])] == [3, 2]
+    assert [len(whole_cores(first[name])) for name in ("require", "isolate")] == [4, 4]
+    assert not whole_cores(first["require"] | first["isolate"]) & first["plain"]
+    assert first["plain"] == cpus(seen, "bystander") == shared(seen)
+
+
+def test_isolated_cores_that_are_not_there_are_waited_for(node: Report) -> None:
+    """The container is not made, for the reason that is told; when cores come free it is born on them."""
+    refused = node.one("refused")
+    late = node.one("late")
+    mine = cpus(late, "late")
+
+    assert any(refusal["message"] in refused["error"] for refusal in refused["refusals"])
+    assert CPUSet.parse(late["first"]) == mine
+    assert [len(mine), len(whole_cores(mine))] == [4, 8]
+    assert not whole_cores(mine) & others(late, "late")
+    assert owned_twice(late) == nobodys(late) == CPUSet()
