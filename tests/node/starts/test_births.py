@@ -4,59 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from pinning.contract import GUARDED
 from pinning.machine.cpuset import CPUSet
 from tests.agent.nri.guards import guard_on
 from tests.node.events import events
 from tests.node.node import EXCLUSIVE, pod
+from tests.node.starts.over_nri import ISOLATE, lines, waiting
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import pytest
 
     from tests.node.node import Container, Node
 
 PODS = 20
-ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
-
-
-@pytest.fixture
-def nri_node(node: Node) -> Iterator[Node]:
-    """Return the node with its agent as an NRI plugin of its runtime, and put it back."""
-    before = node.agent.flags
-    _restart(node, (*before, "--nri", str(node.containerd.nri_socket)))
-    until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
-    yield node
-    node.clear()
-    _restart(node, before)
-
-
-def _restart(node: Node, flags: tuple[str, ...]) -> None:
-    node.agent.kill()
-    node.agent.flags = flags
-    node.agent.start()
 
 
 def environment(container: Container) -> dict[str, str]:
     """Return the environment of the first process of a container."""
     content = Path(f"/proc/{container.pids[0]}/environ").read_text()
     return dict(entry.split("=", 1) for entry in content.split("\0") if entry)
-
-
-def lines(node: Node, name: str) -> list[str]:
-    """Return the CPUs that a pod told: those of its first instruction, and others that it had later."""
-    return [text for _, text in node.log_lines(name, node.pod(name)["metadata"]["uid"])]
-
-
-def waiting(node: Node, name: str) -> dict[str, Any]:
-    """Return why the container of a pod does not run, as `kubectl describe` shows it."""
-    statuses = node.pod(name)["status"].get("containerStatuses") or [{"state": {}}]
-    found: dict[str, Any] = statuses[0]["state"].get("waiting", {})
-    return found
 
 
 def test_every_pod_is_right_at_its_first_instruction(

@@ -1,0 +1,1 @@
+"""Pods of a real kubelet whose CPUs come over NRI."""

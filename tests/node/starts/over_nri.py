@@ -1,0 +1,51 @@
+"""The node's agent as an NRI plugin of its runtime, and what its pods say of their starts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.node.waiting import until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.node.node import Node
+
+ISOLATE: Final = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
+
+
+@contextmanager
+def agent_over_nri(node: Node) -> Iterator[None]:
+    """Let the agent be a plugin of the runtime, and put it back without pods."""
+    before = node.agent.flags
+    _restart(node, (*before, "--nri", str(node.containerd.nri_socket)))
+    until_holds(node)
+    try:
+        yield
+    finally:
+        node.clear()
+        _restart(node, before)
+
+
+def _restart(node: Node, flags: tuple[str, ...]) -> None:
+    node.agent.kill()
+    node.agent.flags = flags
+    node.agent.start()
+
+
+def until_holds(node: Node) -> None:
+    """Wait until every new container gets its CPUs by NRI."""
+    until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
+
+
+def lines(node: Node, name: str) -> list[str]:
+    """Return the CPUs that a pod told: those of its first instruction, and others that it had later."""
+    return [text for _, text in node.log_lines(name, node.pod(name)["metadata"]["uid"])]
+
+
+def waiting(node: Node, name: str) -> dict[str, Any]:
+    """Return why the container of a pod does not run."""
+    statuses = node.pod(name)["status"].get("containerStatuses") or [{"state": {}}]
+    found: dict[str, Any] = statuses[0]["state"].get("waiting", {})
+    return found

@@ -1,0 +1,89 @@
+"""While the agent cannot answer, a pod that was promised CPUs does not start, and its user reads why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from pinning.contract import GUARDED, GUARDED_VALUE
+from pinning.machine.cpuset import CPUSet
+from tests.node.node import COMMAND, pod
+from tests.node.starts.over_nri import ISOLATE, lines, until_holds, waiting
+from tests.node.waiting import until
+from tests.servers.daemon import free_port, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from tests.node.node import Node
+
+MARKED = ISOLATE | {GUARDED: GUARDED_VALUE}  # as the webhook does with claims that must fit
+
+
+@pytest.fixture
+def guarded(nri_node: Node, tmp_path: Path) -> Iterator[Node]:
+    """Return the node with a guard beside the agent."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        *(sys.executable, "-W", "error", str(COMMAND), "guard", "--nri", str(nri_node.containerd.nri_socket)),
+        *("--kubelet-state", str(nri_node.kubelet.cpu_manager_state), "--health-listen", address),
+    ]
+
+    def guards() -> bool:
+        try:
+            return httpx.get(f"http://{address}/readyz", trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    with running("corepin guard", command, tmp_path / "guard.log") as daemon:
+        daemon.wait_until(guards)
+        yield nri_node
+
+
+@contextmanager
+def killed(node: Node) -> Iterator[None]:
+    """Do without the agent until the block ends."""
+    node.agent.kill()
+    try:
+        yield
+    finally:
+        node.agent.start()
+
+
+@contextmanager
+def hung(node: Node) -> Iterator[None]:
+    """Let the agent answer nobody until the block ends."""
+    assert node.agent.daemon
+    pid = node.agent.daemon.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("trouble", [killed, hung])
+def test_marked_pod_waits_for_the_agent(
+    guarded: Node, trouble: Callable[[Node], AbstractContextManager[None]]
+) -> None:
+    """It is not started, `kubectl describe pod` says why, others start; when the agent is back it is born pinned."""
+    node = guarded
+    with trouble(node):
+        node.apply(pod("plain"), pod("marked", MARKED, cpu="1"))
+        node.running("plain")
+        until("described", lambda: "promised CPUs of its own" in node.kubectl("describe", "pod/marked"))
+        message = until("status", lambda: waiting(node, "marked").get("message"))
+        assert waiting(node, "marked")["reason"] == "CreateContainerError"
+        assert "corepin's agent" in message
+    until_holds(node)
+    marked = node.running("marked")
+    own = CPUSet.parse(until("first line", lambda: lines(node, "marked"))[0])
+    assert (len(own), marked.cpus) == (1, own)
