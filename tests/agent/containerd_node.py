@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 NAME = "main"  # of every container
 MOST_PODS = 5  # of the churn
 ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
+NEAR = {  # its memory is bound to the NUMA node of its CPU
+    "cpu-manager.corepin.io/pod": "exclusive",
+    "numa-policy.corepin.io/pod": "single",
+    "numa-memory.corepin.io/pod": "bind",
+}
 
 
 @dataclass
@@ -156,10 +161,14 @@ class ContainerdNode:
 
     def recorded(self, container: Container) -> CPUSet:
         """Return what the runtime remembers as the CPUs of a container."""
-        request = api_pb2.ContainerStatusRequest(container_id=container.id, verbose=True)
+        return self.cpuset_of(container.id)[0]
+
+    def cpuset_of(self, container_id: str) -> tuple[CPUSet, CPUSet]:
+        """Return the CPUs and the NUMA nodes that the runtime remembers of a container."""
+        request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         answer = self.containerd.call("ContainerStatus", request, api_pb2.ContainerStatusResponse)
-        resources = json.loads(answer.info["info"])["runtimeSpec"]["linux"]["resources"]
-        return CPUSet.parse(resources["cpu"].get("cpus", ""))
+        cpu = json.loads(answer.info["info"])["runtimeSpec"]["linux"]["resources"]["cpu"]
+        return CPUSet.parse(cpu.get("cpus", "")), CPUSet.parse(cpu.get("mems", ""))
 
     def observe(self) -> Observed:
         """Return the node as it is."""

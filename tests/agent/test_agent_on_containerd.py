@@ -18,7 +18,7 @@ import pytest
 from agent.kernel.inotify import Inotify
 from pinning.machine.cpuset import CPUSet
 from tests.agent.churn import planned
-from tests.agent.containerd_node import Churn, ContainerdNode, Windows, check_rules, start_node
+from tests.agent.containerd_node import NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
 from tests.node.node import TELLING
 from tests.node.waiting import until, until_equal
 
@@ -77,6 +77,19 @@ def test_restart_keeps_cpus_and_end_frees_them(node: ContainerdNode) -> None:
     node.settled({again: own, bystander: node.all - own})
     node.remove("pinned")
     node.settled({bystander: node.all})
+
+
+def test_memory_is_bound_before_the_start(node: ContainerdNode) -> None:
+    """Without NRI the runtime is told of the NUMA node with the CPUs, while the container is created and does not run."""
+    node.write("bound", annotations=NEAR)
+    node.run_pod("bound")
+    created = node.create("bound")
+    assert created is not None
+    own, mems = until("told", lambda: (found := node.cpuset_of(created))[1] and found)
+    node.sandboxes["bound"].start(created)
+    (numa_node,) = until("assigned", lambda: node.reported().get("bound", {}).get("numaNodes"))
+    assert (len(own), mems) == (1, CPUSet([numa_node]))
+    until_equal("memory", lambda: node.reported()["bound"]["memory"], {"is": "bind", "note": ""})
 
 
 def test_foreign_update_is_repaired_and_a_persistent_one_reported(node: ContainerdNode) -> None:

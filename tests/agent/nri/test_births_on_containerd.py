@@ -17,7 +17,7 @@ import pytest
 
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.churn import planned
-from tests.agent.containerd_node import ISOLATE, Churn, ContainerdNode, Windows, check_rules, start_node
+from tests.agent.containerd_node import ISOLATE, NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
 from tests.agent.nri.births import TELLING, Birth, Tenure, birth, born, environment, now, trespassers
 from tests.node.waiting import until, until_equal
 
@@ -135,6 +135,17 @@ def test_claim_that_does_not_fit_holds_its_container_back(node: ContainerdNode) 
     own = birth(node, "second").cpus
     assert len(own) == len(node.all) - 1
     node.settled({second: own, bystander: node.all - own})
+
+
+def test_bound_memory_is_part_of_a_container(node: ContainerdNode) -> None:
+    """The NUMA node of the CPUs is in what the runtime makes, the kernel has it, and no later update takes it away."""
+    bound = node.add("bound", annotations=NEAR)
+    (numa_node,) = node.reported()["bound"]["numaNodes"]
+    assert node.cpuset_of(bound.id) == (bound.cpus, CPUSet([numa_node]))
+    until_equal("told", lambda: node.reported()["bound"]["memory"], {"is": "bind", "note": ""})
+    node.update(bound, node.all)
+    assert node.cpuset_of(bound.id) == (bound.cpus, CPUSet([numa_node]))
+    assert node.cpuset_of(node.add("bystander").id)[1] == EMPTY
 
 
 def test_update_of_others_does_not_move_a_container(node: ContainerdNode) -> None:
