@@ -288,3 +288,33 @@ def test_mistakes_are_one_line(
     assert message in captured.err
     assert captured.err.startswith("corepin plan: ")
     assert captured.err.count("\n") == 1
+
+
+NEAR = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: near
+  annotations:
+    smt-policy.corepin.io/pod: require
+    numa-policy.corepin.io/pod: single
+    numa-memory.corepin.io/pod: bind
+spec:
+  containers:
+  - {name: app, resources: {limits: {cpu: 2, memory: 2Gi}}}
+"""
+
+
+def test_bound_memory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The NUMA node that memory comes from is a field and a word of the reason, and a limit above it a warning."""
+    root = materialise("qemu-2s4c2t", tmp_path / "machine")
+    (root / "sys/devices/system/node/node0/meminfo").write_text("Node 0 MemTotal:  1048576 kB\n")
+    given = ["plan", "-f", written(tmp_path, NEAR), "--topology", str(root)]
+
+    assert main([*given, "-o", "json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["assignments"]["default/near/app"]["memoryNodes"] == [0]
+    assert main(given) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "on one NUMA node; memory of NUMA node 0 alone" in text
+    assert "default/near/app: its memory limit 2048 MiB is above the 1024 MiB of NUMA node 0" in text
