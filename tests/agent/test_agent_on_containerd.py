@@ -85,7 +85,8 @@ def test_memory_is_bound_before_the_start(node: ContainerdNode) -> None:
     node.run_pod("bound")
     created = node.create("bound")
     assert created is not None
-    own, mems = until("told", lambda: (found := node.cpuset_of(created))[1] and found)
+    until("told", lambda: node.cpuset_of(created)[1])
+    own, mems = node.cpuset_of(created)
     node.sandboxes["bound"].start(created)
     (numa_node,) = until("assigned", lambda: node.reported().get("bound", {}).get("numaNodes"))
     assert (len(own), mems) == (1, CPUSet([numa_node]))
