@@ -105,7 +105,7 @@ class Plugin:
         if table is None or self._in_vm(pod.runtime_handler):
             return answer
         owner = Owner(pod.uid, container.name)
-        cpus = table.corrected(owner, resources.cpu.cpus, busy=self._busy(table))
+        cpus = table.corrected(owner, container.id, resources.cpu.cpus, busy=self._busy(table))
         if cpus:
             update = answer.update.add(container_id=container.id)
             update.linux.resources.cpu.cpus = str(cpus)

@@ -33,7 +33,7 @@ from pinning.planning.plan import plan as plan_node
 from pinning.planning.starts import start_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from agent.clock import Clock
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
+    from pinning.planning.actions import Action
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
     from pinning.planning.starts import StartTable
@@ -184,10 +185,16 @@ class Reconciler:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(plan.actions, records, left_alone)
             if table:
-                undone = (action for action, is_done in zip(plan.actions, done, strict=True) if not is_done)
-                self._publish(table.waiting_for(undone))
+                self._publish(table.waiting_for(self._undone(plan.actions, done)))
         if writes:
             bind_created(records.values(), self._applier.created_updates)
+
+    def _undone(self, actions: Sequence[Action], done: Sequence[bool]) -> Iterator[Action]:
+        """Yield what is not done, or still on its way: a created container may start with what it had before."""
+        is_sending = self._applier.created_updates.is_sending
+        for action, is_done in zip(actions, done, strict=True):
+            if not is_done or is_sending(action.container_id):
+                yield action
 
     def _publish(self, table: StartTable | None) -> None:
         if self._interfaces.container_watch:

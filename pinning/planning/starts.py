@@ -47,7 +47,7 @@ class StartTable:
     shared: CPUSet  # where everything unpinned runs: CMK's `infra`
     cmk_shared: CPUSet  # CMK's `shared`: what is set aside for it, else the shared set
     known: frozenset[str]  # pods that were seen or hold CPUs, by the uid that the runtime knows
-    seen: frozenset[str]  # containers that the pass knew, by id
+    seen: Mapping[str, CPUSet]  # containers that the pass knew, by id, and where it saw them
     refusals: Mapping[Owner, Refusal]  # of those that may not start unpinned
     left_alone: frozenset[Owner] = frozenset()  # another program keeps changing them
     busy: CPUSet = EMPTY  # what others still run on and leave now
@@ -69,12 +69,15 @@ class StartTable:
             return NOT_SEEN
         return Start((self.shared - busy) or self.shared)
 
-    def corrected(self, owner: Owner, asked: str, *, busy: CPUSet = EMPTY) -> CPUSet:
-        """Return what a running container is put on instead of the CPUs `asked`; empty: nothing is to be corrected."""
+    def corrected(self, owner: Owner, container_id: str, asked: str, *, busy: CPUSet = EMPTY) -> CPUSet:
+        """Return what a running container is put on instead of the CPUs `asked`; empty: nothing is to be corrected.
+
+        It gets no CPUs that others have still to leave, and keeps those that it is on: whoever came there is to go.
+        """
         cpus = self.ledger.cpus_of(owner, self.shared)
         if owner in self.left_alone or asked == str(cpus):
             return EMPTY
-        return cpus - (busy | self.busy)
+        return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
 
     def trespass(self, owner: Owner, cpus: CPUSet) -> CPUSet:
         """Return on which CPUs of others a container is that was started on `cpus`, by an older table."""
@@ -105,7 +108,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         shared=shared,
         cmk_shared=plan.sets.pools.set_aside or shared,
         known=observed.known_uids.union(plan.ledger.pods),
-        seen=frozenset(container.id for container in observed.containers),
+        seen=MappingProxyType({container.id: container.cpus for container in observed.containers}),
         refusals=MappingProxyType(
             {refusal.owner: refusal for refusal in plan.refusals if refusal.blocks_start}
         ),

@@ -158,7 +158,7 @@ def test_owner_does_not_start_where_a_container_may_be_that_an_older_table_made(
 
     node.world.start("uid-b", "c0")
     seen = node.publish()
-    node.plugin.table = replace(seen, seen=seen.seen | {"b-c0"})
+    node.plugin.table = replace(seen, seen={**seen.seen, "b-c0": CPUSet.parse("0,2-4,6-7")})
     assert node.cpus(A) == "1,5"
 
 

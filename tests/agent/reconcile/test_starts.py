@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +90,28 @@ def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch)
     node.runtime.errors.clear()
     node.time.now += 60
     node.run()
+    assert watch.create("a") in node.containers
+
+
+def test_cpus_are_busy_while_a_created_container_may_still_start_there(
+    node: FakeNode, watch: FakeWatch
+) -> None:
+    """No pass waits for the runtime to change what it has not begun; what must own those CPUs does."""
+    node.add("b", PLAIN)
+    node.run()
+    watch.create("b")
+    node.add("a", WHOLE)
+
+    async def story() -> str:
+        node.runtime.gate = asyncio.Event()
+        await node.run_pass()
+        early = watch.create("a")
+        node.runtime.gate.set()
+        await node.agent.reconciler._applier.created_updates.drained()
+        await node.run_pass()
+        return early
+
+    assert "others still run on its CPUs 1,5" in node.runner.run(story())
     assert watch.create("a") in node.containers
 
 

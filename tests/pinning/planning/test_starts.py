@@ -132,23 +132,36 @@ def test_shared_set_is_never_empty() -> None:
 def test_running_containers_stay_where_the_table_says(asked: str) -> None:
     """A change puts an owner on its CPUs and everyone else into the shared set, as far as nobody else is there."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
-    assert table.corrected(A, asked) == cpus("1,5")
-    assert table.corrected(STRANGER, asked) == cpus("0,2-4,6-7")
-    assert replace(table, busy=cpus("1,5")).corrected(A, asked) == EMPTY
-    assert table.corrected(STRANGER, asked, busy=cpus("2")) == cpus("0,3-4,6-7")
+    assert table.corrected(A, "a-c0", asked) == cpus("1,5")
+    assert table.corrected(STRANGER, "stranger-c0", asked) == cpus("0,2-4,6-7")
+    assert replace(table, busy=cpus("1,5")).corrected(A, "a-c0", asked) == EMPTY
+    assert table.corrected(STRANGER, "stranger-c0", asked, busy=cpus("2")) == cpus("0,3-4,6-7")
 
 
 def test_change_that_asks_for_the_right_cpus_is_not_corrected() -> None:
     """The agent's own call comes back to it, and what it asks for it has made room for."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
-    assert table.corrected(A, "1,5") == EMPTY
-    assert table.corrected(A, "1,5", busy=cpus("1")) == EMPTY
+    assert table.corrected(A, "a-c0", "1,5") == EMPTY
+    assert table.corrected(A, "a-c0", "1,5", busy=cpus("1")) == EMPTY
+
+
+def test_owner_keeps_cpus_onto_which_another_was_put() -> None:
+    """A resize of it takes nothing away, while a container that cannot be moved has still to leave."""
+    node = one_pod(EXCLUSIVE, cores=4)
+    node.add("b", [Wish()])
+    owner, other = node.start(*A), node.start("b", "c0")
+    node.run_all()
+    node.containers[other] = replace(node.containers[other], cpus=cpus("1-3"))
+    table = table_of(node)
+    assert table.busy == cpus("1")
+    assert table.corrected(A, owner, "") == cpus("1,5")
+    assert table.corrected(A, "new", "") == cpus("5")
 
 
 def test_containers_that_others_write_are_left_alone() -> None:
     """In a conflict nothing is asserted again; a new container starts right all the same."""
     table = replace(settled(one_pod(EXCLUSIVE, cores=4)), left_alone=frozenset({A}))
-    assert table.corrected(A, "") == EMPTY
+    assert table.corrected(A, "a-c0", "") == EMPTY
     assert table.start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
 
 
@@ -176,7 +189,7 @@ def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
     table = replace(table, ledger=ledger)
     start = table.start(owner, claims=True)
     assert isinstance(start, str) or table.environment(start)
-    assert table.corrected(owner, "")
+    assert table.corrected(owner, "", "")
     assert table.trespass(owner, cpus("0-7")).isdisjoint(cpus("0,2-4,6-7"))
 
 
