@@ -75,6 +75,7 @@ class Plugin:
         there = {container.id for container in containers}
         self.births = {key: birth for key, birth in self.births.items() if key in there}
         self._unseen = {key: birth for key, birth in self._unseen.items() if key in there}
+        self._judged = None
         return ()
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
@@ -125,7 +126,8 @@ class Plugin:
         """Forget a container that is removed; one that stops may start again on its CPUs."""
         if event == Event.REMOVE_CONTAINER:
             self.births.pop(container.id, None)
-            self._unseen.pop(container.id, None)
+            if self._unseen.pop(container.id, None):
+                self._judged = None
 
     def _note_unmade(self) -> None:
         """Note that the last creation went wrong behind this answer, which only another plugin's answer can do."""

@@ -37,8 +37,9 @@ class LogReport:
         if start_path is not self._start_path:
             self._tell_start_path(start_path, state.start_reason)
             self._start_path = start_path
-        if state.other_plugins != self._other_plugins:
-            self._other_plugins = state.other_plugins
+        is_news = not set(state.other_plugins) <= set(self._other_plugins)
+        self._other_plugins = state.other_plugins
+        if is_news:
             facts = {"plugins": ", ".join(state.other_plugins), "remedy": ONE_PLUGIN}
             logger.warning("other programs set the cpusets of new containers", extra={"facts": facts})
 

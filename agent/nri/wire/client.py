@@ -73,11 +73,11 @@ class Client:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the connection and the thread; no handler is called afterwards."""
+        """End the connection and the thread, once what was asked is answered; no handler is called afterwards."""
         self._stopping.set()
         if (stream := self._stream) is not None:
             with suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)
+                stream.shutdown(socket.SHUT_RD)
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
         self.status = Status(is_connected=False, reason="stopped")

@@ -176,6 +176,22 @@ def test_container_that_never_came_is_in_nobodys_way(ends: str) -> None:
     assert node.plugin.births.keys() == {"a-c0"}
 
 
+@pytest.mark.parametrize("ends", ["removed", "gone after a reconnect"])
+def test_owner_need_not_wait_for_the_next_pass_when_nobody_is_in_its_way_any_more(ends: str) -> None:
+    """No pass may be near: a creation that failed is in no listing, and nothing else tells of it."""
+    node = Node(world(4))
+    node.cpus(B)
+    node.world.add("uid-a", [WHOLE])
+    node.publish()
+    with pytest.raises(Reject):
+        node.cpus(A)
+    if ends == "removed":
+        node.plugin.event(Event.REMOVE_CONTAINER, B, container("c0", "b"))
+    else:
+        node.plugin.synchronize([A, B], [])
+    assert node.cpus(A) == "1,5"
+
+
 @pytest.mark.parametrize("event", [Event.STOP_CONTAINER, Event.START_CONTAINER, Event.STOP_POD_SANDBOX])
 def test_only_a_removal_is_the_end(node: Node, event: Event) -> None:
     """A container that stops may start again, on its CPUs."""

@@ -54,7 +54,7 @@ def test_way_of_new_containers_is_told_when_it_changes(caplog: pytest.LogCapture
 
     async def main() -> None:
         report = LogReport()
-        for state in (GIVING, missing, held, held, missing, held, crowded, crowded):
+        for state in (GIVING, missing, held, held, missing, held, crowded, crowded, held):
             await report.publish(state)
 
     asyncio.run(main())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Disconnected, Status
 from agent.nri.wire.client import FIRST_WAIT, LONGEST_WAIT, REFUSED_WAIT
 from tests.agent.nri.fake_runtime import FakeRuntime, Gone, container, message, pod, request
-from tests.agent.nri.wire.plugins import NAME, Changes, Recorder, running
+from tests.agent.nri.wire.plugins import NAME, SOON, Changes, Recorder, created, running
 
 CONNECTED = Status(is_connected=True, runtime="containerd v2.4.2", validates=True)
 
@@ -179,6 +181,24 @@ def test_stop_ends_the_thread(path: Path, step: str) -> None:
 
     assert not client._thread.is_alive()
     assert client.status == Status(is_connected=False, reason="stopped")
+
+
+def test_stop_answers_what_was_asked_before(path: Path) -> None:
+    """A container whose creation is under way when the plugin ends gets its adjustment: else it starts without one."""
+    handlers = Recorder()
+    with FakeRuntime(path) as runtime, running(path, handlers) as client:
+        plugin = runtime.plugin()
+        handlers.pause = threading.Event()
+        with ThreadPoolExecutor() as pool:
+            creating = pool.submit(plugin.create, pod("a"), container("c", "a"))
+            handlers.paused.wait(60)
+            stopping = pool.submit(client.stop)
+            client._stopping.wait(60)
+            handlers.pause.wait(SOON)  # until its socket is shut, which nobody tells
+            handlers.pause.set()
+            stopping.result()
+            assert creating.result() == created("2-3")
+        plugin.wait_gone()
 
 
 def test_stop_while_it_connects_ends_the_connection(path: Path) -> None:
