@@ -48,8 +48,11 @@ def test_twice_the_input_is_twice_the_work(case: Case) -> None:
 
 
 def doublings(case: Case, size: Mapping[str, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a body and one of twice the size, up to three times: a full cache is a step, a square grows at each."""
-    for factor in (1, 2, 4):
+    """Yield a body and one of twice the size, at three sizes and all of them once more.
+
+    A full cache is a step at one size, and a busy neighbour a step at one time; a square grows at each.
+    """
+    for factor in (1, 2, 4, 1, 2, 4):
         yield case.body(scaled(size, factor)), case.body(scaled(size, 2 * factor))
 
 
