@@ -115,6 +115,9 @@ class Plugin:
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
         """Let everything pass, and note who else sets cpusets; that it is asked at all holds back what it misses."""
         self._answered = ""
+        if self.table is None:  # others may set them here
+            self.other_plugins = frozenset()
+            return ""
         self.other_plugins -= {UNNAMED}
         owners = request.owners.owners.get(request.container.id)
         other = owners.simple.get(CPUSET_CPUS, "") if owners else ""

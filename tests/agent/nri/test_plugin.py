@@ -274,6 +274,17 @@ def test_other_plugins_that_set_cpusets_are_told() -> None:
     assert node.plugin.other_plugins == {"50-other"}
 
 
+def test_plugin_that_sets_cpusets_where_the_agent_only_observes_is_in_nobodys_way() -> None:
+    """It is the program that allocates the CPUs of this node then, also when there was a conflict before."""
+    node = Node(one_pod(EXCLUSIVE))
+    request = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
+    request.owners.owners["a-c0"].simple[CPUSET_CPUS] = "50-other"
+    node.plugin.validate(request)
+    node.plugin.table = None
+    assert node.plugin.validate(request) == ""
+    assert node.plugin.other_plugins == set()
+
+
 @pytest.mark.parametrize(("validates", "others"), [(True, {"unnamed"}), (False, set())])
 def test_creation_that_is_not_validated_was_stopped_by_another_plugin(
     node: Node, validates: bool, others: set[str]
