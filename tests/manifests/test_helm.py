@@ -109,6 +109,7 @@ def test_helm_renders_what_kustomize_renders(name: str) -> None:
     [
         ("hardened", "cert-manager", "cmk", "monitoring", "node-watch", "nri"),
         ("own-certificate", "observe", "monitoring"),
+        ("nri", "priority-quota", "guard"),
     ],
     ids=" ".join,
 )
