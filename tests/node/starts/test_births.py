@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pinning.contract import GUARDED
 from pinning.machine.cpuset import CPUSet
-from tests.agent.nri.guards import guard_on
 from tests.node.events import events
 from tests.node.node import EXCLUSIVE, pod
 from tests.node.starts.over_nri import ISOLATE, lines, waiting
@@ -48,26 +46,6 @@ def test_every_pod_is_right_at_its_first_instruction(
     assert not any(name.startswith("CMK_CPUS_") for one in containers for name in environment(one))
     with capsys.disabled():
         sys.stdout.write(f"\n{PODS} pods through the kubelet: all right at their first instruction\n")
-
-
-def test_marked_pod_waits_for_the_agent(nri_node: Node, tmp_path: Path) -> None:
-    """While the agent is away the guard has it wait and the pod says why; others start, and it does when the agent is back."""
-    node = nri_node
-    marked = pod("marked", {**ISOLATE, GUARDED: "true"}, cpu="1")
-    with guard_on(node.containerd.nri_socket, tmp_path) as guard:
-        until_equal("the guard guards", guard.readiness, (200, "ok"))
-        node.agent.kill()
-        node.apply(marked, pod("plain"))
-        error = until("error", lambda: (found := waiting(node, "marked")).get("message") and found)
-        assert error["reason"] == "CreateContainerError"
-        assert "container main was promised CPUs of its own, but corepin's agent is" in error["message"]
-        assert error["message"] in node.kubectl("describe", "pod", "marked")
-        node.running("plain")
-        node.agent.start()
-        container = node.running("marked")
-    own = CPUSet.parse(until("first line", lambda: lines(node, "marked"))[0])
-    assert len(own) == 1
-    node.settled({container: own})
 
 
 def test_pod_that_must_fit_waits_and_starts_by_itself(nri_node: Node) -> None:
