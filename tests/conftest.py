@@ -1,13 +1,15 @@
 """What all tests share."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.signals import keep_from_children
 
 pytest_plugins = ["tests.servers.fixture", "tests.agent.containerd_fixture"]
 
-settings.register_profile("corepin", settings.default, deadline=None)  # a busy machine makes any example slow
+# A busy machine makes any example slow; explaining a failure, line by line, takes longer than finding it.
+_PHASES = [phase for phase in Phase if phase is not Phase.explain]
+settings.register_profile("corepin", settings.default, deadline=None, phases=_PHASES)
 settings.load_profile("corepin")
 keep_from_children()
 

@@ -23,13 +23,13 @@ def check_births(world: World, table: StartTable, before: Ledger) -> None:
         for claim in SeenPod.of(document).claims:  # type: ignore[arg-type]
             owner = Owner(uid, claim.container)
             held, start = table.ledger.of(owner), table.start(owner, claims=True)
+            # an edit may not be seen yet, or wait until a virtual machine stops
+            in_force = held.claim if held else claim
             if isinstance(start, str):
-                # an edit may not have been shown to the agent yet
-                known = held.claim if held and uid not in shown else claim
-                assert known.must_fit or uid not in table.known
+                assert in_force.must_fit or uid not in table.known
                 continue
             assert start.own == (held.cpus if held and start.own else EMPTY)
-            assert start.own or not claim.must_fit or uid not in shown
+            assert start.own or not in_force.must_fit or uid not in shown
             _check_birth(world, owner, start, before)
     stranger = table.start(Owner("stranger", "c0"), claims=False)
     assert isinstance(stranger, Start)
