@@ -85,7 +85,7 @@ def test_kubelet_tells_the_agents_account_alone(node: Node, caplog: pytest.LogCa
     assert len(others) == len(rules) - 1
     agent, stranger = account(node, "may-ask", *rules), account(node, "may-not-ask", *others)
     with kubelet_settings(node, **serving(node), reservedSystemCPUs="0"):
-        assert ask(node, agent) == KubeletConfig(KubeletPolicy.NONE, CPUSet([0]))
+        assert ask(node, agent) == KubeletConfig(KubeletPolicy.NONE, CPUSet([0]), KubeletPolicy.NONE)
         assert ask(node, stranger) is None
         assert "403" in caplog.records[-1].__dict__["facts"]["reason"]
     caplog.clear()
@@ -97,4 +97,4 @@ def test_kubelet_that_reserves_nothing_says_so(node: Node) -> None:
     """The amounts that are not in its configuration are none."""
     with kubelet_settings(node, **serving(node), kubeReserved={"cpu": "0"}):
         token = account(node, "may-ask", *agent_rules())
-        assert ask(node, token) == KubeletConfig(KubeletPolicy.NONE, EMPTY)
+        assert ask(node, token) == KubeletConfig(KubeletPolicy.NONE, EMPTY, KubeletPolicy.NONE)
