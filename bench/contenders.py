@@ -21,7 +21,7 @@ ALONE = f"{OURS}, strangers"
 CMK_MUTATIONS = """\
 mutations:
   perPod:
-    metadata: {annotations: {cmk.intel.com/resources-injected: "true"}}
+    metadata: {annotations: {cmk.intel.com/resources-injected: "true", guard.corepin.io/pod: "true"}}
     spec:
       tolerations: [{key: cmk, operator: Equal, value: "true", effect: NoSchedule}]
       volumes:

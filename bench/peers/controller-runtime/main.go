@@ -26,6 +26,7 @@ import (
 const (
 	exclusiveCores = corev1.ResourceName("cmk.intel.com/exclusive-cores")
 	injected       = "cmk.intel.com/resources-injected"
+	guarded        = "guard.corepin.io/pod"
 	numCores       = "CMK_NUM_CORES"
 )
 
@@ -86,6 +87,7 @@ func inject(pod *corev1.Pod) {
 		pod.Annotations = map[string]string{}
 	}
 	pod.Annotations[injected] = "true"
+	pod.Annotations[guarded] = "true"
 	for _, volume := range volumes {
 		if !hasVolume(pod.Spec.Volumes, volume.Name) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, volume)
