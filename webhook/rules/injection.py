@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from pinning.contract import CMK_NUM_CORES
 from pinning.errors import Cause
 from webhook.config.mutations import Mutations
@@ -37,8 +39,16 @@ class Injection:
     def __init__(self, mutations: Mutations) -> None:
         self.mutations = mutations
         self.pod_wanted = wanted("", mutations.per_pod)
+        self._pod_wanted_beside = lru_cache(maxsize=PREPARED_KEPT)(self._prepare_pod)
         self.container_wanted = lru_cache(maxsize=PREPARED_KEPT)(self._container_wanted)
         self.mounted = {name: _mounted(name, path) for name, path in mutations.host_paths.items()}
+
+    def pod_wanted_beside(self, more: Fragment) -> tuple[Wanted, ...]:
+        """Return what is added to a pod that gets `more` too, prepared once for all pods that get the same."""
+        return self._pod_wanted_beside(msgspec.json.encode(more))
+
+    def _prepare_pod(self, more: bytes) -> tuple[Wanted, ...]:
+        return wanted("", joined(self.mutations.per_pod, msgspec.json.decode(more)))
 
     def container_fragment(self, counted: Counted | None) -> Fragment:
         """Return what is added to a container, at whatever place, that owns a count of cores or does not."""

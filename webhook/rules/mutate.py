@@ -83,7 +83,7 @@ def plan_injection(
     source = injection if wants_injection(pod, pod_claims) else NOTHING
     pod_wanted = source.pod_wanted
     if more and more.get(POD):
-        pod_wanted = wanted(POD, joined(source.mutations.per_pod, more[POD]))
+        pod_wanted = source.pod_wanted_beside(more[POD])
     operations = [*missing(pod, pod_wanted), *_service_account(pod, source.mutations.service_account)]
     for member in pod_claims.members:
         pointer, claim = member.pointer, pod_claims.claim_of(member.name)
