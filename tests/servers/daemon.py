@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -49,6 +50,15 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Let the process do nothing until the block ends."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def _failure(self, problem: str) -> DaemonFailed:
         tail = "\n".join(self.log_file.read_text(errors="replace").splitlines()[-15:])

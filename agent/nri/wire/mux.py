@@ -23,24 +23,12 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-class FrameReader:
+class FrameReader(Buffer):
     """Cuts what arrives into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = Buffer()
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the beginning of a frame has arrived without its end."""
-        return len(self._buffer) > 0
-
-    def add(self, data: bytes) -> None:
-        """Hold what has arrived."""
-        self._buffer.add(data)
 
     def take(self) -> Frame | None:
         """Return the next frame, None while it is not all there; raise ProtocolError."""
-        header = self._buffer.header(_HEADER)
+        header = self._header(_HEADER)
         if header is None:
             return None
         connection, length = header
@@ -48,7 +36,7 @@ class FrameReader:
             raise ProtocolError(f"a frame of the connection {connection}, which nobody opened")
         if length > PAYLOAD_LIMIT:
             raise ProtocolError(f"a frame of {length} bytes, more than {PAYLOAD_LIMIT}")
-        payload = self._buffer.take(_HEADER.size, length)
+        payload = self._cut(_HEADER.size, length)
         return None if payload is None else Frame(connection, payload)
 
 

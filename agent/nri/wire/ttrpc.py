@@ -40,24 +40,12 @@ class Response(NamedTuple):
     payload: bytes
 
 
-class MessageReader:
+class MessageReader(Buffer):
     """Cuts what one connection carries into requests and responses."""
-
-    def __init__(self) -> None:
-        self._buffer = Buffer()
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the beginning of a message has arrived without its end."""
-        return len(self._buffer) > 0
-
-    def add(self, data: bytes) -> None:
-        """Hold what has arrived."""
-        self._buffer.add(data)
 
     def take(self) -> Request | Response | None:
         """Return the next message, None while it is not all there; raise ProtocolError."""
-        header = self._buffer.header(HEADER)
+        header = self._header(HEADER)
         if header is None:
             return None
         length, stream, kind, _ = header
@@ -65,7 +53,7 @@ class MessageReader:
             raise ProtocolError(f"a ttrpc message of the type {kind}")
         if length > BODY_LIMIT:
             raise ProtocolError(f"a ttrpc message of {length} bytes, more than {BODY_LIMIT}")
-        body = self._buffer.take(HEADER.size, length)
+        body = self._cut(HEADER.size, length)
         if body is None:
             return None
         return _request(stream, body) if kind == _REQUEST else _response(stream, body)

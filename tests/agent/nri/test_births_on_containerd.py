@@ -7,7 +7,6 @@ containerd is killed (3).
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -172,18 +171,6 @@ def killed(containerd: Containerd) -> Iterator[None]:
         containerd.start()
 
 
-@contextmanager
-def stopped(node: ContainerdNode) -> Iterator[None]:
-    """Let the agent's process hang until the block ends."""
-    assert node.agent.daemon
-    pid = node.agent.daemon.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def birth_of(node: ContainerdNode, name: str) -> CPUSet:
     """Start a pod that asks for nothing and return the CPUs of its first instruction."""
     node.add(name, command=TELLING)
@@ -230,7 +217,8 @@ def test_stopped_agent_costs_a_start_at_most_one_retry(node: ContainerdNode) -> 
     own = pinned.cpus
     node.write("bystander")
     node.run_pod("bystander")
-    with stopped(node):
+    assert node.agent.daemon
+    with node.agent.daemon.hung():
         bystander = node.start("bystander")
         assert len(node.refused.get("bystander", ())) <= 1
         later = node.add("later")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -138,11 +137,10 @@ def test_an_agent_that_hangs_lets_no_marked_container_start(version: str, tmp_pa
 def test_a_guard_that_hangs_is_left_behind(version: str, tmp_path: Path) -> None:
     """One creation fails, then the runtime goes on without it; it comes back by itself when it can."""
     with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri) as guard:
-        guard.daemon.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(Failed, match="90-corepin-guard"):
-            created(nri, {})
-        assert created(nri, {}) is None
-        guard.daemon.process.send_signal(signal.SIGCONT)
+        with guard.daemon.hung():
+            with pytest.raises(Failed, match="90-corepin-guard"):
+                created(nri, {})
+            assert created(nri, {}) is None
         until("it guards again", lambda: nri.log.count("connected and synchronized") == 2)
         assert "was promised CPUs of its own" in held_back(nri)
 

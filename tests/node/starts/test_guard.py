@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -58,16 +56,10 @@ def killed(node: Node) -> Iterator[None]:
         node.agent.start()
 
 
-@contextmanager
-def hung(node: Node) -> Iterator[None]:
+def hung(node: Node) -> AbstractContextManager[None]:
     """Let the agent answer nobody until the block ends."""
     assert node.agent.daemon
-    pid = node.agent.daemon.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    return node.agent.daemon.hung()
 
 
 @pytest.mark.parametrize("trouble", [killed, hung])
