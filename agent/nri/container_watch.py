@@ -83,7 +83,7 @@ class NriContainerWatch:
         """Answer by this table from now on; what older ones gave away is put right before it starts."""
         self._plugin.table = table
         for container in tuple(self._coming.values()):
-            if table is None or container.id in table.seen or container.id not in self._plugin.births:
+            if table is None or container.id in table.seen:
                 del self._coming[container.id]
             elif not self._is_right(container, table):
                 del self._coming[container.id]
@@ -126,6 +126,8 @@ class NriContainerWatch:
     def _status_changed(self, status: Status) -> None:
         """Tell the event loop; called in the thread of the connection."""
         self._plugin.validates = status.validates
+        if not status.is_connected:
+            self._plugin.doubt_last_answer()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._tell, status)
 

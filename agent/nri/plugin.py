@@ -62,7 +62,7 @@ class Plugin:
         self._unseen: dict[str, Birth] = {}  # those of older tables that no pass has seen yet
         self._judged: StartTable | None = None  # the table by which they are in the way
         self._in_the_way = EMPTY
-        self._answered = ""  # the container whose creation is to be validated next
+        self._answered = ""  # the newest container of which nothing says yet that the answer was taken
 
     def configure(self, request: pb.ConfigureRequest) -> None:
         """Take no configuration from the runtime."""
@@ -71,7 +71,6 @@ class Plugin:
         self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
     ) -> tuple[pb.ContainerUpdate, ...]:
         """Forget what is gone; what is there is moved by a pass, over its cgroup."""
-        self._answered = ""  # it may have been cut off by the end of the connection
         there = {container.id for container in containers}
         self.births = {key: birth for key, birth in self.births.items() if key in there}
         self._unseen = {key: birth for key, birth in self._unseen.items() if key in there}
@@ -118,7 +117,8 @@ class Plugin:
         if self.table is None:  # others may set them here
             self.other_plugins = frozenset()
             return ""
-        self.other_plugins -= {UNNAMED}
+        connected = {f"{plugin.index}-{plugin.name}" for plugin in request.plugins}
+        self.other_plugins &= connected  # who has left sets nothing any more
         owners = request.owners.owners.get(request.container.id)
         other = owners.simple.get(CPUSET_CPUS, "") if owners else ""
         if other and other != str(NAME):
@@ -128,9 +128,24 @@ class Plugin:
     def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
         """Forget a container that is removed; one that stops may start again on its CPUs."""
         if event == Event.REMOVE_CONTAINER:
-            self.births.pop(container.id, None)
-            if self._unseen.pop(container.id, None):
-                self._judged = None
+            self._forget(container.id)
+        elif event == Event.START_CONTAINER and container.id == self._answered:
+            self._answered = ""
+
+    def doubt_last_answer(self) -> None:
+        """Forget the container that was answered last, if nothing says that the runtime took the answer.
+
+        A runtime ends the connection with a plugin that is late, and makes the container without it.
+        """
+        table = self.table
+        if table is None or self._answered not in table.seen:
+            self._forget(self._answered)
+        self._answered = ""
+
+    def _forget(self, container_id: str) -> None:
+        self.births.pop(container_id, None)
+        if self._unseen.pop(container_id, None):
+            self._judged = None
 
     def _note_unmade(self) -> None:
         """Note that the last creation went wrong behind this answer, which only another plugin's answer can do."""

@@ -170,6 +170,25 @@ def test_container_that_was_made_right_needs_nobody(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_answer_that_came_too_late_is_not_believed(tmp_path: Path) -> None:
+    """The runtime hung up and made the container anywhere: it is told of, also when its cgroup was there before."""
+
+    async def story(scene: Scene) -> None:
+        scene.watch.publish(scene.table())
+        with FakeRuntime(scene.socket) as runtime:
+            plugin = await asyncio.to_thread(runtime.plugin)
+            await scene.until(holds=True)
+            await asyncio.to_thread(plugin.create, B, container("c0", "b"))
+            scene.cgroups.made(COMING)
+            assert scene.created == []
+        await scene.until(holds=False)
+        scene.watch.publish(scene.table())
+        assert scene.created == [COMING]
+        assert scene.watch.started("b-c0") is None
+
+    play(tmp_path, story)
+
+
 def test_pass_that_knows_a_container_looks_after_it(tmp_path: Path) -> None:
     """What it wants of the container it does by itself."""
 

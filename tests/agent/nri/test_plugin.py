@@ -263,22 +263,32 @@ def test_memory_stays_flat(node: Node) -> None:
     assert len(node.plugin.births) <= 2
 
 
+def validation(owner: str, *connected: str) -> pb.ValidateContainerAdjustmentRequest:
+    """Return what is asked about a container whose CPUs a plugin has set."""
+    request = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
+    for plugin in connected:
+        index, name = plugin.split("-")
+        request.plugins.add(index=index, name=name)
+    request.owners.owners["a-c0"].simple[CPUSET_CPUS] = owner
+    return request
+
+
 def test_other_plugins_that_set_cpusets_are_told() -> None:
-    """Whoever validates is told who set what; everything passes."""
+    """Whoever validates is told who set what; everything passes, and who disconnects is in nobody's way."""
     node = Node(one_pod(EXCLUSIVE))
-    for owner in ("10-corepin", "50-other"):
-        request = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
-        request.owners.owners["a-c0"].simple[CPUSET_CPUS] = owner
-        assert node.plugin.validate(request) == ""
-    assert node.plugin.validate(pb.ValidateContainerAdjustmentRequest()) == ""
+    connected = ("10-corepin", "50-other")
+    for owner in connected:
+        assert node.plugin.validate(validation(owner, *connected)) == ""
+    assert node.plugin.validate(validation("10-corepin", *connected)) == ""
     assert node.plugin.other_plugins == {"50-other"}
+    node.plugin.validate(validation("10-corepin", "10-corepin"))
+    assert node.plugin.other_plugins == set()
 
 
 def test_plugin_that_sets_cpusets_where_the_agent_only_observes_is_in_nobodys_way() -> None:
     """It is the program that allocates the CPUs of this node then, also when there was a conflict before."""
     node = Node(one_pod(EXCLUSIVE))
-    request = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
-    request.owners.owners["a-c0"].simple[CPUSET_CPUS] = "50-other"
+    request = validation("50-other", "50-other")
     node.plugin.validate(request)
     node.plugin.table = None
     assert node.plugin.validate(request) == ""
@@ -305,9 +315,32 @@ def test_creation_that_was_cut_off_tells_of_nobody(node: Node) -> None:
     """A runtime that went away before it validated has made nothing."""
     node.plugin.validates = True
     node.cpus(A)
-    node.plugin.synchronize([], [])
+    node.plugin.doubt_last_answer()
     node.cpus(A)
     assert node.plugin.other_plugins == set()
+
+
+def test_last_answer_is_doubted_when_the_connection_ends(node: Node) -> None:
+    """A runtime that waited too long makes the container without it; those before it were made as answered."""
+    node.cpus(A)
+    node.cpus(B)
+    node.plugin.doubt_last_answer()
+    assert node.plugin.births.keys() == {"a-c0"}
+
+
+@pytest.mark.parametrize("sign", ["validated", "started", "seen"])
+def test_answer_that_was_taken_is_not_doubted(node: Node, sign: str) -> None:
+    """The runtime went on with it, or a pass has seen the container."""
+    node.cpus(A)
+    if sign == "validated":
+        node.plugin.validate(validation("10-corepin"))
+    elif sign == "started":
+        node.plugin.event(Event.START_CONTAINER, A, container("c0", "a"))
+    else:
+        table = node.publish()
+        node.plugin.table = replace(table, seen={"a-c0": CPUSet.parse("1,5")})
+    node.plugin.doubt_last_answer()
+    assert node.plugin.births.keys() == {"a-c0"}
 
 
 def test_not_seen_names_no_pod(node: Node) -> None:
