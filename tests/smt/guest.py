@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from tests.smt.setup import install, virtme_run
 CHECKOUT = Path(__file__).parents[2]
 SILENT_SECONDS = 180.0  # between two lines of a kernel that starts: less than ten on a busy machine
 BOOTS = 3
-STALLED = "rcu_preempt kthread starved"  # what a kernel says last whose emulated timers have stopped
+# What a kernel says whose emulated timers have stopped; it may say so every minute of the same grace period.
+STALLED = re.compile(r"rcu_preempt kthread starved for \d+ jiffies! (g\d+)")
 BOOTED = "booted"  # what the first program says
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
 _SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"  # nobody attacks it
@@ -109,6 +111,10 @@ class _Files:
         """Return how much the guest has said."""
         return self.console.stat().st_size + self.facts.stat().st_size
 
+    def stalls(self) -> list[str]:
+        """Return the grace periods that the kernel could not end, each as often as it has said so."""
+        return STALLED.findall(self.console.read_text(errors="replace"))
+
     def said(self) -> str:
         """Return what QEMU and the guest said."""
         return "\n".join(file.read_text(errors="replace") for file in (self.qemu, self.console))
@@ -140,13 +146,19 @@ def _comes_up(guest: subprocess.Popen[bytes], files: _Files) -> bool:
 
 
 def _comes_to_its_end(guest: subprocess.Popen[bytes], files: _Files, seconds: float) -> None:
-    """Wait until the machine ends or its time is over, or its kernel has stalled and then been silent for too long."""
+    """Wait until the machine ends or its time is over, or its kernel has stalled for good.
+
+    It has when it says so twice of one grace period, or once and is silent for too long.
+    """
     over = time.monotonic() + seconds
     size, silent = 0, time.monotonic() + SILENT_SECONDS
     while guest.poll() is None and time.monotonic() < over and not files.has_stalled:
         if (now := files.size()) != size:
             size, silent = now, time.monotonic() + SILENT_SECONDS
-        files.has_stalled = time.monotonic() > silent and STALLED in files.console.read_text(errors="replace")
+            stalls = files.stalls()
+            files.has_stalled = len(stalls) != len(set(stalls))
+        elif time.monotonic() > silent:
+            files.has_stalled = bool(files.stalls())
         time.sleep(_POLL_SECONDS)
 
 

@@ -114,21 +114,41 @@ def test_start_that_hangs_or_fails_is_noticed(
     assert files.has_booted() is boots
 
 
+def starved(grace_period: str) -> str:
+    """Return the line of a kernel that cannot end a grace period."""
+    return f"rcu: rcu_preempt kthread starved for 5780 jiffies! {grace_period} f0x0 RCU_GP_WAIT_FQS(5)"
+
+
 @pytest.mark.parametrize(
-    ("said", "stalls"),
+    ("said", "silent_seconds"),
     [
-        pytest.param("rcu: rcu_preempt kthread starved for 5780 jiffies!", True, id="lost its timers"),
-        pytest.param("booted again", False, id="is quiet"),
+        pytest.param([starved("g1")], 0.5, id="falls silent"),
+        pytest.param([starved("g1"), starved("g1")], 60.0, id="says it again and again"),
     ],
 )
 def test_machine_that_lost_its_timers_is_given_up(
-    said: str, stalls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: list[str], silent_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that stalls and then says nothing more is ended; one that only has nothing to say may end by itself."""
-    monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", 0.5)
-    files = _Files(tmp_path / "0")
-    last = "exec sleep 1000" if stalls else "sleep 1.5"
-    _run(["sh", "-c", f"echo booted >{files.console}; echo '{said}' >>{files.console}; {last}"], files, 60)
+    """A kernel that stalls is ended when it says nothing more, or nothing else."""
+    assert run_guest(tmp_path, monkeypatch, silent_seconds, said, "exec sleep 1000").has_stalled
 
+
+@pytest.mark.parametrize("said", [["booted again"], [starved("g1"), starved("g2")]])
+def test_machine_that_goes_on_is_left_alone(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has nothing to say, or was only held up for a while, ends by itself."""
+    silent = 0.5 if said == ["booted again"] else 60.0
+    assert not run_guest(tmp_path, monkeypatch, silent, said, "sleep 1.5").has_stalled
+
+
+def run_guest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, said: list[str], last: str
+) -> _Files:
+    """Run a machine that boots, says something, and then does what a shell command says."""
+    monkeypatch.setattr("tests.smt.guest.SILENT_SECONDS", silent_seconds)
+    files = _Files(folder / "0")
+    lines = "; ".join(f"echo '{line}' >>{files.console}" for line in ("booted", *said))
+    _run(["sh", "-c", f"{lines}; {last}"], files, 60)
     assert files.has_booted()
-    assert files.has_stalled is stalls
+    return files
