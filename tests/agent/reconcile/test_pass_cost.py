@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+import builtins
+import io
+import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -24,27 +27,26 @@ from tests.pinning.world import Wish
 CONTAINERS = 110
 ONE_CPU, SHARED = Wish("1", policy="exclusive"), Wish("1", policy="none")
 
-_listeners: list[Counter[Path]] = []
-
-
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and isinstance(arguments[0], str | Path):
-        for listener in _listeners:
-            listener[Path(arguments[0])] += 1
-
-
-sys.addaudithook(_heard)  # for good: the interpreter lets none of them go
-
 
 @contextmanager
 def opened() -> Iterator[Counter[Path]]:
     """Count how often each file is opened meanwhile."""
     counted: Counter[Path] = Counter()
-    _listeners.append(counted)
-    try:
+    with ExitStack() as stack:
+        for module in (builtins, io, os):
+            stack.enter_context(patch.object(module, "open", noting(module.open, counted)))
         yield counted
-    finally:
-        _listeners.remove(counted)
+
+
+def noting(call: Any, counted: Counter[Path]) -> Any:
+    """Return a call that opens a file and notes which."""
+
+    def noted(file: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(file, str | Path):
+            counted[Path(file)] += 1
+        return call(file, *arguments, **options)
+
+    return noted
 
 
 class Node:

@@ -59,13 +59,19 @@ def breaking_off() -> None:
     served.close()
 
 
-@pytest.mark.parametrize("visit", [long_requests, nothing_but_entries, breaking_off])
-def test_connections_leave_nothing(visit: Callable[[], None]) -> None:
-    """Ten connections with long messages need no more memory than one, but for what the allocator keeps."""
-    visit()
+def growth(visit: Callable[[], None]) -> int:
+    """Return by how many bytes ten visits make this process larger."""
     before = resident_bytes()
-
     for _ in range(10):
         visit()
+    return resident_bytes() - before
 
-    assert resident_bytes() - before < GROWTH
+
+@pytest.mark.parametrize("visit", [long_requests, nothing_but_entries, breaking_off])
+def test_connections_leave_nothing(visit: Callable[[], None]) -> None:
+    """Ten connections with long messages need no more memory than one, but for what the allocator keeps.
+
+    What is left behind grows with every ten; how the allocator lays out what it keeps, with one of three at most.
+    """
+    visit()
+    assert any(growth(visit) < GROWTH for _ in range(3))
