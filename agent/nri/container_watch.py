@@ -58,6 +58,7 @@ class NriContainerWatch:
         self._cgroups = cgroups
         self._client = Client(socket, NAME, plugin, changed=self._status_changed)
         self._is_started = False
+        self._was_connected = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._created: Callable[[NewContainer], None] = lambda _: None
         self._changed: Callable[[], None] = lambda: None
@@ -125,8 +126,9 @@ class NriContainerWatch:
     def _status_changed(self, status: Status) -> None:
         """Tell the event loop; called in the thread of the connection."""
         self._plugin.validates = status.validates
-        if not status.is_connected:
+        if self._was_connected and not status.is_connected:
             self._plugin.doubt_last_answer()
+        self._was_connected = status.is_connected
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._tell, status)
 
