@@ -1,0 +1,83 @@
+"""The threads of a virtual machine by what they do, as they are told apart from outside the guest. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class Role(StrEnum):
+    """What a thread does for its virtual machine."""
+
+    VCPU = "vcpu"  # runs the guest
+    EMULATOR = "emulator"  # the first thread of the process, and each that is none of the others
+    IOTHREAD = "iothread"
+    WORKER = "worker"  # blocks for the others: QEMU's thread pool, the kernel's of io_uring
+    VHOST = "vhost"  # the kernel's, of one device; from Linux 6.4 on a thread of the process
+    PIT = "kvm-pit"  # the kernel's timer
+    VIRTIOFSD = "virtiofsd"  # a process of its own, as are Kata's other file system daemons
+    SHIM = "shim"  # containerd-shim-kata-v2, a process of its own
+
+
+@dataclass(frozen=True, slots=True)
+class VMThread:
+    """One thread, by its id in the host's pid namespace."""
+
+    tid: int
+    role: Role
+    name: str = ""  # what the thread calls itself: anything at all, so it is no more than shown
+    index: int | None = None  # of a vCPU: it orders them, has gaps after hotplug, and is never a position
+
+
+@dataclass(frozen=True, slots=True)
+class VMM:
+    """The process that runs a virtual machine. A process of the same id that started at another time is not it."""
+
+    pid: int
+    started: int  # ticks since boot
+    kind: Literal["qemu", "cloud-hypervisor", "firecracker", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class VMThreads:
+    """All threads of a virtual machine, inside its process and outside, at one moment."""
+
+    vmm: VMM
+    threads: tuple[VMThread, ...]  # ascending by id
+    told_by: Literal["debugfs", "names", "probe", ""]  # how the vCPUs were told apart; "": they were not
+    reason: str = ""  # why they were not
+    own_count: int = 0  # threads of the process itself, to compare with a later count
+    notes: tuple[str, ...] = ()  # what was left out, and why
+
+    @property
+    def vcpus(self) -> tuple[int, ...]:
+        """Return the ids of the vCPUs in their order; none while they are not told apart."""
+        if not self.told_by:
+            return ()
+        found = (thread for thread in self.threads if thread.role is Role.VCPU)
+        return tuple(
+            thread.tid for thread in sorted(found, key=lambda thread: (thread.index or 0, thread.tid))
+        )
+
+    def of(self, role: Role) -> tuple[int, ...]:
+        """Return the ids of the threads of one role, ascending."""
+        return tuple(thread.tid for thread in self.threads if thread.role is role)
+
+
+@dataclass(frozen=True, slots=True)
+class GuestShape:
+    """What QEMU's command line says of a guest.
+
+    The number of sockets is not in it: `-smp` counts those that are plugged later. It is what the vCPUs that are
+    there make of cores and threads.
+    """
+
+    vcpus: int  # at the start of the guest
+    cores: int  # of one socket, all of its dies, clusters and modules together
+    threads: int  # of one core
+    most_vcpus: int  # with all that may be plugged later
+    strict: bool = False  # its memory is bound to NUMA nodes of the host
+    iothreads: tuple[str, ...] = ()  # their ids
+    iothread_pool: bool = False  # disks spread their queues over several iothreads
+    names_threads: bool = False  # debug-threads=on; QEMU 11 and newer name them always

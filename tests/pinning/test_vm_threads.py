@@ -1,0 +1,31 @@
+"""The threads of a virtual machine as a value."""
+
+from pinning.vm_threads import VMM, Role, VMThread, VMThreads
+
+QEMU = VMM(pid=100, started=7, kind="qemu")
+THREADS = (
+    VMThread(100, Role.EMULATOR, "qemu-system-x86"),
+    VMThread(101, Role.VCPU, "CPU 0/KVM", 0),
+    VMThread(103, Role.VCPU, "CPU 7/KVM", 7),  # plugged first
+    VMThread(104, Role.VCPU, "CPU 6/KVM", 6),
+    VMThread(105, Role.IOTHREAD, "IO iothread1"),
+)
+
+
+def test_vcpus_are_in_the_order_of_their_indexes() -> None:
+    """An index orders the vCPUs: after hotplug it is neither the order of the ids nor without gaps."""
+    assert VMThreads(QEMU, THREADS, "names").vcpus == (101, 104, 103)
+
+
+def test_vcpus_that_are_not_told_apart_are_none() -> None:
+    """Some vCPUs that were found are no vCPUs of a machine whose others were not."""
+    assert VMThreads(QEMU, THREADS, "", "vCPU 5 is not found").vcpus == ()
+
+
+def test_threads_are_found_by_role() -> None:
+    """The threads of a role come in the order of their ids."""
+    seen = VMThreads(QEMU, THREADS, "names")
+
+    assert seen.of(Role.VCPU) == (101, 103, 104)
+    assert seen.of(Role.EMULATOR) == (100,)
+    assert seen.of(Role.PIT) == ()
