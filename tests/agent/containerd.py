@@ -24,17 +24,19 @@ from unittest import SkipTest
 import grpc
 from cri_api.v1 import api_pb2
 
+from tests.agent.cri.containerd_config import config_text
 from tests.agent.image_archive import add_link, write_archive
 from tests.servers.build import cache_folder, find
 from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
 from tests.servers.daemon import Daemon, running
+from tests.vm.kata.install import install_shim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 PACKAGES = {"containerd": "containerd", "runc": "runc", "busybox-static": "busybox"}  # package: program
 IMAGE = "localhost/busybox:test"
-VERSIONS = ("1.6", "2.4")
+VERSIONS = ("1.6", "2.4")  # as the configuration knows them
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 FOREVER = ("/bin/sleep", "1000000")
 _SECONDS = 60.0  # a tenth of a second on an idle machine
@@ -133,11 +135,20 @@ class Containerd:
         )
         return call(request, timeout=_SECONDS, wait_for_ready=True)
 
-    def run_pod(self, name: str, uid: str, annotations: Mapping[str, str] = MappingProxyType({})) -> Pod:
-        """Start a sandbox with the host's network."""
+    def run_pod(
+        self,
+        name: str,
+        uid: str,
+        annotations: Mapping[str, str] = MappingProxyType({}),
+        *,
+        labels: Mapping[str, str] = MappingProxyType({}),
+        handler: str = "",
+    ) -> Pod:
+        """Start a sandbox with the host's network, by the default runtime or that of a handler."""
         config = api_pb2.PodSandboxConfig(
             metadata=api_pb2.PodSandboxMetadata(name=name, namespace="default", uid=uid),
             annotations=dict(annotations),
+            labels=dict(labels),
             log_directory=str(self.directory / "logs" / uid),
             linux=api_pb2.LinuxPodSandboxConfig(
                 cgroup_parent=f"{self.cgroup}/pod{uid}",
@@ -146,7 +157,7 @@ class Containerd:
                 ),
             ),
         )
-        request = api_pb2.RunPodSandboxRequest(config=config)
+        request = api_pb2.RunPodSandboxRequest(config=config, runtime_handler=handler)
         answer = self.call("RunPodSandbox", request, api_pb2.RunPodSandboxResponse)
         return Pod(self, answer.pod_sandbox_id, config)
 
@@ -211,16 +222,29 @@ class Pod:
     id: str
     config: api_pb2.PodSandboxConfig
 
-    def create(self, name: str, command: Sequence[str] = FOREVER, cpus: str = "") -> str:
+    def create(
+        self,
+        name: str,
+        command: Sequence[str] = FOREVER,
+        cpus: str = "",
+        *,
+        quota: int = 50000,
+        mounts: Sequence[api_pb2.Mount] = (),
+        devices: Sequence[str] = (),
+    ) -> str:
         """Create a container without starting it, and return its id."""
         config = api_pb2.ContainerConfig(
             metadata=api_pb2.ContainerMetadata(name=name),
             image=api_pb2.ImageSpec(image=IMAGE),
             command=command,
             log_path=f"{name}.log",
+            mounts=mounts,
+            devices=[
+                api_pb2.Device(host_path=path, container_path=path, permissions="rwm") for path in devices
+            ],
             linux=api_pb2.LinuxContainerConfig(
                 resources=api_pb2.LinuxContainerResources(
-                    cpuset_cpus=cpus, cpu_quota=50000, cpu_period=100000
+                    cpuset_cpus=cpus, cpu_quota=quota, cpu_period=100000
                 )
             ),
         )
@@ -256,8 +280,10 @@ def start_containerd(
     version: str, directory: Path, host: tuple[str, ...] = (), snapshotter: str = "native"
 ) -> Iterator[Containerd]:
     """Run a containerd with an image until the block ends; raise RuntimeMissing when there is none."""
-    containerd = Containerd(replace(find_programs(version), host=host), directory, snapshotter)
-    (directory / "config.toml").write_text(_config(containerd))
+    programs = find_programs(version)
+    folders = (*programs.folders, install_shim(directory / "shims"))
+    containerd = Containerd(replace(programs, folders=folders, host=host), directory, snapshotter)
+    (directory / "config.toml").write_text(config_text(programs.version, directory, IMAGE, snapshotter))
     try:
         containerd.start()
         _import_image(containerd)
@@ -333,57 +359,3 @@ def write_image(path: Path) -> None:
         for name in ("sh", "sleep", "taskset", "cat", "true"):
             add_link(files, f"bin/{name}", "busybox")
     write_archive(path, IMAGE, layer.getvalue(), {"Cmd": list(FOREVER), "Env": ["PATH=/bin"]})
-
-
-def _config(containerd: Containerd) -> str:
-    """Return the configuration of a containerd that touches nothing outside its directory."""
-    version, directory = containerd.programs.version, containerd.directory
-    number = 2 if version == VERSIONS[0] else 3
-    common = f"""version = {number}
-root = "{directory}/root"
-state = "{directory}/state"
-[grpc]
-address = "{directory}/containerd.sock"
-[ttrpc]
-address = "{directory}/containerd.sock.ttrpc"
-"""
-    return common + (_CONFIG_1 if version == VERSIONS[0] else _CONFIG_2).format(
-        directory=directory, image=IMAGE, snapshotter=containerd.snapshotter
-    )
-
-
-_CONFIG_1 = """
-[plugins."io.containerd.internal.v1.opt"]
-path = "{directory}/opt"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{image}"
-restrict_oom_score_adj = true
-disable_apparmor = true
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "{snapshotter}"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{directory}/cni"
-conf_dir = "{directory}/cni"
-"""
-_CONFIG_2 = """
-[plugins."io.containerd.internal.v1.opt"]
-path = "{directory}/opt"
-[plugins."io.containerd.cri.v1.runtime"]
-restrict_oom_score_adj = true
-disable_apparmor = true
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-snapshotter = "{snapshotter}"
-[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = ["{directory}/cni"]
-conf_dir = "{directory}/cni"
-[plugins."io.containerd.cri.v1.images"]
-snapshotter = "{snapshotter}"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "{image}"
-[plugins."io.containerd.nri.v1.nri"]
-disable = false
-socket_path = "{directory}/nri/nri.sock"
-plugin_path = "{directory}/nri/plugins"
-plugin_config_path = "{directory}/nri/conf.d"
-"""

@@ -1,0 +1,121 @@
+"""Machines for the tests of this folder: alone, and in pods of both runtimes. All of them need root."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.vm.guests import PACKAGES, Guest, libvirt_command
+from tests.vm.machines import Machine, sockets_folder
+from tests.vm.pods import MONITOR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.agent.containerd import Containerd
+    from tests.vm.nodes import ContainerdNode, Launchers, LocalNode
+
+_FIXTURES = {"qemu"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder that starts a machine."""
+    for item in items:
+        if item.path.parent.name == "vm" and not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("runtime")
+
+
+@pytest.fixture(scope="session")
+def qemu() -> None:
+    """Install QEMU, or tell why it cannot be."""
+    from tests.agent.containerd import install_packages
+
+    install_packages(PACKAGES)
+
+
+@pytest.fixture
+def start(qemu: None) -> Iterator[Callable[[Guest], Machine]]:
+    """Return what starts a machine without a pod, with every thread; all of them end with the test."""
+    with ExitStack() as stack:
+        yield lambda guest: _started(stack, guest)
+
+
+def _started(stack: ExitStack, guest: Guest) -> Machine:
+    folder = sockets_folder()
+    command = libvirt_command(guest, "alone", folder / MONITOR)
+    process = subprocess.Popen(
+        dies_with_parent(command),
+        env=plain_environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    machine = Machine("alone", folder, lambda: process.pid)
+    stack.callback(machine.clean)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    with machine.talk():
+        return machine
+
+
+@pytest.fixture
+def local_node(qemu: None, tmp_path: Path) -> Iterator[LocalNode]:
+    """Return a node of the local runtime, with an agent."""
+    from tests.vm.nodes import run_local_node
+
+    with run_local_node(tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+def node_config() -> dict[str, object]:
+    """Return the configuration of the agent, for a test to change before the node is made."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def newest_containerd(qemu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    """Return a running containerd of the newest version."""
+    from tests.agent.containerd import VERSIONS, start_containerd
+
+    with start_containerd(VERSIONS[-1], tmp_path_factory.mktemp("containerd-vm-")) as containerd:
+        yield containerd
+
+
+@pytest.fixture
+def sandboxes(
+    newest_containerd: Containerd, node_config: dict[str, object], tmp_path: Path
+) -> Iterator[ContainerdNode]:
+    """Return a node that starts machines as Kata does, with an agent."""
+    from tests.vm.nodes import run_containerd_node
+
+    with run_containerd_node(newest_containerd, tmp_path, node_config) as node:
+        yield node
+
+
+@pytest.fixture(params=["local", "containerd"])
+def launchers(
+    request: pytest.FixtureRequest, qemu: None, node_config: dict[str, object], tmp_path: Path
+) -> Iterator[Launchers]:
+    """Return a node that starts machines as KubeVirt does, with an agent, by either runtime."""
+    from tests.vm.nodes import run_local_node
+
+    if request.param == "containerd":
+        yield request.getfixturevalue("sandboxes")
+        return
+    with run_local_node(tmp_path, node_config) as node:
+        yield node
+
+
+@pytest.fixture
+def containerd_node(qemu: None, containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
+    """Return a node of real containers, with an agent."""
+    from tests.vm.nodes import run_containerd_node
+
+    with run_containerd_node(containerd, tmp_path) as node:
+        yield node

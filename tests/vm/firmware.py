@@ -1,0 +1,42 @@
+"""A firmware of 64 KiB on which every processor runs forever: a guest that is busy at once, without a kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SIZE: Final = 0x10000  # it ends where processors start: sixteen bytes below 4 GiB
+_ROOT: Final = 0xFFFF0000  # where it begins
+_FOREVER: Final = bytes.fromhex("eb fe")  # jmp $
+_OTHERS: Final = 0xF000  # where the other processors start: the page that the first one names
+_GDT, _GDT_REGISTER, _FLAT = 0x40, 0x58, 0x18
+_START: Final = (
+    bytes.fromhex("fa")  # cli
+    + bytes.fromhex("2e 66 0f 01 16")  # lgdt cs:[...]
+    + _GDT_REGISTER.to_bytes(2, "little")
+    + bytes.fromhex("0f 20 c0  0c 01  0f 22 c0")  # protected mode: bit 0 of cr0
+    + bytes.fromhex("66 ea")  # jmp 08:..., which is the next instruction
+    + (_ROOT + _FLAT).to_bytes(4, "little")
+    + bytes.fromhex("08 00")
+    + bytes.fromhex("66 b8 10 00  8e d8")  # ds: all of the memory
+    + bytes.fromhex("c7 05 00 03 e0 fe  ff 46 0c 00")  # to the local APIC: all others start in page 0xff
+    + _FOREVER
+)
+_SEGMENTS: Final = bytes(8) + bytes.fromhex("ff ff 00 00 00 9a cf 00  ff ff 00 00 00 92 cf 00")
+
+
+def write_firmware(path: Path) -> Path:
+    """Write it to a file, and return the file."""
+    rom = bytearray(_SIZE)
+    for place, part in (
+        (0, _START),
+        (_GDT, _SEGMENTS),
+        (_GDT_REGISTER, (len(_SEGMENTS) - 1).to_bytes(2, "little") + (_ROOT + _GDT).to_bytes(4, "little")),
+        (_OTHERS, _FOREVER),
+        (0xFFF0, bytes.fromhex("e9 0d 00")),  # the first instruction: jmp to the beginning
+    ):
+        rom[place : place + len(part)] = part
+    path.write_bytes(rom)
+    return path

@@ -1,0 +1,46 @@
+"""Look like another program in /proc: `looks_like.py NAME ARGUMENT...` does so, and sleeps until its parent ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+_SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
+_STAT_ARGUMENTS = 45  # in /proc/PID/stat after the name: where the arguments begin
+
+
+def prctl(*numbers: int | ctypes.c_char_p | ctypes.c_ulong) -> None:
+    """Call prctl."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(*numbers, *(0,) * (5 - len(numbers))) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def look_like(name: str, arguments: list[str]) -> None:
+    """Change this process' name, and its command line to one that is not longer; empty arguments fill the rest."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = (int(field) for field in fields[_STAT_ARGUMENTS : _STAT_ARGUMENTS + 2])
+    text = b"".join(argument.encode() + b"\0" for argument in arguments)
+    assert len(text) <= end - begin, f"{len(text)} bytes do not fit into {end - begin}"
+    with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+        memory.seek(begin)
+        memory.write(text.ljust(end - begin, b"\0"))
+    prctl(_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
+def main() -> None:
+    """Be somebody else, twice, until the parent ends."""
+    prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
+    look_like(sys.argv[1], sys.argv[2:])
+    if os.fork() == 0:
+        prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

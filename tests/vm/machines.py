@@ -1,0 +1,79 @@
+"""One virtual machine that runs in a pod: its QEMU, its monitor, its threads, and virt-handler's part of it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.kernel.cgroupfs import V2, Hierarchy
+from pinning.machine.cpuset import CPUSet
+from tests.node.waiting import until
+from tests.vm.pods import MONITOR
+from tests.vm.qmp import SECONDS, monitor
+from tests.vm.threads import Truth, allowed, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from tests.vm.qmp import Monitor
+
+
+def sockets_folder() -> Path:
+    """Make a folder whose path is short enough for a socket in it."""
+    return Path(tempfile.mkdtemp(prefix="vm-"))
+
+
+@dataclass
+class Machine:
+    """A virtual machine, found by its process; ids are those of this pid namespace."""
+
+    name: str
+    folder: Path  # of its sockets
+    find: Callable[[], int | None]
+    owns_folder: bool = True
+    _pid: int = field(default=0, init=False)
+
+    @property
+    def pid(self) -> int:
+        """The process of QEMU, as soon as there is one."""
+        if not self._pid:
+            self._pid = until(f"QEMU of {self.name}", self.find, SECONDS)
+        return self._pid
+
+    def talk(self) -> AbstractContextManager[Monitor]:
+        """Connect to its monitor."""
+        return monitor(self.folder / MONITOR)
+
+    def truth(self) -> Truth:
+        """Return its threads, once it is made."""
+        return tell(self.pid, self.folder / MONITOR)
+
+    def masks(self) -> dict[int, CPUSet]:
+        """Return where each thread may run."""
+        return {tid: allowed(tid) for tid in self.truth().all}
+
+    def clean(self) -> None:
+        """Remove its folder."""
+        if self.owns_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def keep_house(hierarchy: Hierarchy, container: Path, cpus: CPUSet, truth: Truth) -> Path:
+    """Do what virt-handler does for an isolated emulator: a child cgroup for every thread but the vCPUs."""
+    child = container / "housekeeping"
+    if hierarchy.version == V2:
+        (container / "cgroup.subtree_control").write_text("+cpuset")
+    child.mkdir()
+    if hierarchy.version == V2:
+        (child / "cgroup.type").write_text("threaded")
+    else:
+        (child / "cpuset.mems").write_text((container / "cpuset.mems").read_text())
+    (child / "cpuset.cpus").write_text(str(cpus))
+    for tid in (container / hierarchy.tasks).read_text().split():
+        if int(tid) not in truth.vcpus:
+            (child / hierarchy.tasks).write_text(tid)
+    return child

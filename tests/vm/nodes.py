@@ -1,0 +1,252 @@
+"""Nodes that run virtual machines: of the local runtime, and of containerd with a shim like Kata's."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cri_api.v1 import api_pb2
+
+from agent.kernel.cgroupfs import find_hierarchy
+from tests.agent.containerd import CGROUP_ROOT
+from tests.node.node import AgentProcess, Container
+from tests.node.waiting import until
+from tests.vm.kata.install import HANDLER
+from tests.vm.machines import Machine, sockets_folder
+from tests.vm.pods import EXCLUSIVE, HOST, SOCKETS, kata_annotations, kata_pod, launcher_command, launcher_pod
+from tests.vm.threads import PROC, qemus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.agent.containerd import Containerd, Pod
+    from tests.vm.guests import Guest
+    from tests.vm.told import Told
+
+COMPUTE = "compute"
+PERIOD = 100_000  # of the quota
+DEFAULT: Mapping[str, object] = MappingProxyType({})  # an agent's configuration
+
+
+@dataclass
+class Manifests:
+    """The folder in which an agent finds its pods."""
+
+    folder: Path
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Write a pod at one stroke."""
+        new = self.folder / ".new"
+        new.write_text(json.dumps(document))
+        new.replace(self.folder / f"{document['metadata']['name']}.json")
+
+    def remove(self, name: str) -> None:
+        """Take a pod away."""
+        (self.folder / f"{name}.json").unlink()
+
+
+class Launchers(Protocol):
+    """A node that starts machines as KubeVirt does."""
+
+    @property
+    def agent(self) -> Told:
+        """Its agent."""
+        ...
+
+    def launch(
+        self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
+    ) -> Machine:
+        """Start a machine whose container has so many CPUs: those of its vCPUs when none are given."""
+        ...
+
+    def compute(self, name: str) -> Container:
+        """Return the container of a machine."""
+        ...
+
+
+@dataclass
+class LocalNode:
+    """A node whose agent starts the processes of its pods itself."""
+
+    agent: AgentProcess
+    manifests: Manifests
+    machines: dict[str, Machine] = field(default_factory=dict)
+
+    def launch(
+        self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
+    ) -> Machine:
+        """Start a machine as KubeVirt does."""
+        folder = sockets_folder()
+        command = launcher_command(guest, name, str(folder))
+        self.manifests.write(launcher_pod(name, guest, command, annotations, cpus))
+        self.machines[name] = Machine(name, folder, lambda: _of_folder(folder))
+        return self.machines[name]
+
+    def compute(self, name: str) -> Container:
+        """Return the container of a machine."""
+        hierarchy = find_hierarchy(CGROUP_ROOT)
+        pid = self.machines[name].pid
+        lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
+        cgroup = next(line.split(":", 2)[2] for line in lines if "corepin-local" in line)
+        return Container(name, 0, hierarchy, hierarchy.folder(cgroup.removesuffix("/housekeeping")))
+
+    def remove(self, name: str) -> None:
+        """Take a machine away, and wait until it is gone."""
+        self.manifests.remove(name)
+        machine = self.machines.pop(name)
+        until(f"{name} is gone", lambda: _of_folder(machine.folder) is None)
+        machine.clean()
+
+
+def _of_folder(folder: Path) -> int | None:
+    """Return the QEMU whose command line names a folder."""
+    for pid in qemus(int(path.name) for path in PROC.glob("[0-9]*")):
+        with suppress(OSError):
+            if os.fsencode(folder) in (PROC / str(pid) / "cmdline").read_bytes():
+                return pid
+    return None
+
+
+@dataclass
+class ContainerdNode:
+    """A node of real containers, made over CRI as the kubelet makes them."""
+
+    containerd: Containerd
+    agent: Told
+    manifests: Manifests
+    machines: dict[str, Machine] = field(default_factory=dict)
+    sandboxes: dict[str, Pod] = field(default_factory=dict)
+    containers: dict[tuple[str, str], str] = field(default_factory=dict)  # ids by pod and name
+
+    def launch(
+        self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
+    ) -> Machine:
+        """Start a machine as KubeVirt does."""
+        folder = sockets_folder()
+        command = launcher_command(guest, name, SOCKETS)
+        document = launcher_pod(name, guest, command, annotations, cpus)
+        self.manifests.write(document)
+        labels = document["metadata"]["labels"]
+        self.sandboxes[name] = pod = self.containerd.run_pod(name, f"uid-{name}", annotations, labels=labels)
+        mounts = [api_pb2.Mount(host_path=path, container_path=path, readonly=True) for path in HOST]
+        mounts.append(api_pb2.Mount(host_path=str(folder), container_path=SOCKETS))
+        devices = ["/dev/vhost-vsock"] if guest.vsock else []
+        key = pod.create(
+            COMPUTE, command, quota=(cpus or guest.vcpus) * PERIOD, mounts=mounts, devices=devices
+        )
+        self.containers[name, COMPUTE] = pod.start(key)
+        container = self.compute(name)
+        self.machines[name] = Machine(name, folder, lambda: next(iter(qemus(container.pids)), None))
+        return self.machines[name]
+
+    def compute(self, name: str) -> Container:
+        """Return the container of a machine."""
+        hierarchy = find_hierarchy(CGROUP_ROOT)
+        key = self.containers[name, COMPUTE]
+        folder = hierarchy.folder(f"{self.containerd.cgroup}/poduid-{name}/{key}")
+        return Container(key, 0, hierarchy, folder)
+
+    def sandbox(
+        self,
+        name: str,
+        guest: Guest,
+        cpus: Mapping[str, int],
+        annotations: Mapping[str, str] = MappingProxyType({}),
+        words: Mapping[str, str] = MappingProxyType({}),
+    ) -> Machine:
+        """Start the sandbox of a pod as Kata does; its containers are started one by one."""
+        document = kata_pod(name, cpus, {**annotations, **kata_annotations(guest, words)}, HANDLER)
+        self.manifests.write(document)
+        pod = self.containerd.run_pod(
+            name, f"uid-{name}", document["metadata"]["annotations"], handler=HANDLER
+        )
+        self.sandboxes[name] = pod
+        folder = self.containerd.directory / "kata" / pod.id[:12]
+        self.machines[name] = Machine(name, folder, lambda: _pid_in(folder / "pid"), owns_folder=False)
+        return self.machines[name]
+
+    def start(self, name: str, container: str, cpuset: str = "", quota: int = 0) -> str:
+        """Start a container in a sandbox of Kata's, and return its id."""
+        pod = self.sandboxes[name]
+        self.containers[name, container] = pod.start(pod.create(container, cpus=cpuset, quota=quota))
+        return self.containers[name, container]
+
+    def stop(self, name: str, container: str) -> None:
+        """End a container, and remove it."""
+        key = self.containers.pop((name, container))
+        self.sandboxes[name].stop(key)
+        self.sandboxes[name].remove(key)
+
+    def update(self, name: str, container: str, cpus: str) -> None:
+        """Change the CPUs of a container over CRI as another client than the agent does."""
+        linux = api_pb2.LinuxContainerResources(cpuset_cpus=cpus)
+        key = self.containers[name, container]
+        request = api_pb2.UpdateContainerResourcesRequest(container_id=key, linux=linux)
+        self.containerd.call("UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse)
+
+    def remove(self, name: str) -> None:
+        """End a pod, and take it away."""
+        self.containerd.remove_pod(self.sandboxes.pop(name).id)
+        self.manifests.remove(name)
+        self.containers = {key: value for key, value in self.containers.items() if key[0] != name}
+        self.machines.pop(name).clean()
+
+
+def _pid_in(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None
+
+
+@contextmanager
+def run_local_node(directory: Path, config: Mapping[str, object] = DEFAULT) -> Iterator[LocalNode]:
+    """Run an agent with the local runtime until the block ends."""
+    manifests = _manifests(directory)
+    agent = _agent(directory, manifests, config, "--runtime", "local")
+    node = LocalNode(agent, manifests)
+    with agent.stack:
+        agent.start()
+        try:
+            yield node
+        finally:
+            for name in list(node.machines):
+                node.remove(name)
+
+
+@contextmanager
+def run_containerd_node(
+    containerd: Containerd, directory: Path, config: Mapping[str, object] = DEFAULT
+) -> Iterator[ContainerdNode]:
+    """Run an agent beside a containerd until the block ends."""
+    manifests = _manifests(directory)
+    agent = _agent(directory, manifests, config, "--runtime-endpoint", str(containerd.socket))
+    node = ContainerdNode(containerd, agent, manifests)
+    with agent.stack:
+        agent.start()
+        try:
+            yield node
+        finally:
+            for name in list(node.machines):
+                node.remove(name)
+
+
+def _manifests(directory: Path) -> Manifests:
+    folder = directory / "pods"
+    folder.mkdir()
+    return Manifests(folder)
+
+
+def _agent(directory: Path, manifests: Manifests, config: Mapping[str, object], *flags: str) -> AgentProcess:
+    file = directory / "config.json"
+    file.write_text(json.dumps(dict(config)))
+    common = (
+        *("--config", str(file)),
+        *("--node", "node-1", "--pods-dir", str(manifests.folder), "--nri", "off"),
+        *("--state-dir", str(directory / "state"), "--kubelet-state", str(directory / "none")),
+    )
+    return AgentProcess((*common, *flags), directory)

@@ -1,0 +1,72 @@
+"""Pods that hold a virtual machine, as KubeVirt's virt-controller and a user of Kata write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.contract import LAUNCHER_CONTAINER, VIRT_LAUNCHER
+from tests.vm.guests import Guest, kata_command, libvirt_command
+from tests.vm.kata.sandbox import QEMU, THIS_FOLDER, THIS_SANDBOX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOST: Final = ("/usr", "/lib", "/lib64")  # what QEMU needs of the host, to be mounted read-only
+SOCKETS: Final = "/var/run/vm"  # in the container: where the test finds the monitor
+MONITOR: Final = "monitor.sock"
+EXCLUSIVE: Final = MappingProxyType({"cpu-manager.corepin.io/pod": "exclusive"})
+# virt-launcher-monitor, virt-launcher, and what libvirt starts and gives to the first of them
+LAUNCHER: Final = ("/bin/sh", "-c", '/bin/sleep 1000000 & "$@" </dev/null & wait', "virt-launcher-monitor")
+
+
+def launcher_pod(
+    name: str, guest: Guest, command: list[str], annotations: Mapping[str, str], cpus: int = 0
+) -> dict[str, Any]:
+    """Return the pod of a VMI whose compute container has so many CPUs: those of its vCPUs when none are given."""
+    amounts = {"cpu": str(cpus or guest.vcpus), "memory": "256Mi"}
+    labels = {"kubevirt.io": VIRT_LAUNCHER, "vm.kubevirt.io/name": name}
+    compute = {
+        "name": LAUNCHER_CONTAINER,
+        "command": command,
+        "resources": {"limits": amounts, "requests": amounts},
+    }
+    return _pod(name, [compute], annotations, labels)
+
+
+def launcher_command(guest: Guest, name: str, sockets: str) -> list[str]:
+    """Return the command of a compute container whose QEMU has its monitor in a folder."""
+    return [*LAUNCHER, *libvirt_command(guest, name, Path(sockets) / MONITOR)]
+
+
+def kata_pod(
+    name: str, cpus: Mapping[str, int], annotations: Mapping[str, str], handler: str
+) -> dict[str, Any]:
+    """Return a pod of containers with so many CPUs each, 0: none are asked for."""
+    containers = [_container(container, count) for container, count in cpus.items()]
+    pod = _pod(name, containers, annotations, {})
+    pod["spec"]["runtimeClassName"] = handler
+    return pod
+
+
+def kata_annotations(guest: Guest, words: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Return what tells the shim which QEMU to start: it knows the sandbox and the folder."""
+    folder = Path(THIS_FOLDER)
+    extra = ["-qmp", f"unix:path={folder / 'qmp.sock'},server=on,wait=off"]  # the shim's own
+    command = kata_command(guest, THIS_SANDBOX, folder / MONITOR, folder / "pid")
+    return {QEMU: json.dumps([*command, *extra]), **words}
+
+
+def _container(name: str, cpus: int) -> dict[str, Any]:
+    amounts = {"cpu": str(cpus), "memory": "64Mi"} if cpus else {}
+    return {"name": name, "resources": {"limits": amounts, "requests": amounts}}
+
+
+def _pod(
+    name: str, containers: list[dict[str, Any]], annotations: Mapping[str, str], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    metadata |= {"annotations": dict(annotations), "labels": dict(labels)}  # type: ignore[dict-item]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
