@@ -115,6 +115,14 @@ class NUMAPolicy(StrEnum):
     SINGLE = "single"
 
 
+class IOThreadsPolicy(StrEnum):
+    """Which I/O threads a virtual machine has (KubeVirt's words)."""
+
+    SHARED = "shared"
+    AUTO = "auto"
+    SUPPLEMENTAL_POOL = "supplementalPool"  # with CPUs of their own
+
+
 class NUMAMemory(StrEnum):
     """Where the memory of a container may lie, from its birth."""
 

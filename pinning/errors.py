@@ -4,6 +4,7 @@ PinningError
   +- BadQuantity      a text is not a Kubernetes quantity
   +- BadCPUList       a text is not a kernel CPU list
   +- BadContract      a user's or operator's document breaks the contract
+  +- BadGuest         a virtual machine's shape or its policies contradict themselves
   +- UnknownCPU       a CPU that the machine does not have
   +- NotEnoughCPUs    the free CPUs cannot satisfy a claim
   +- IllegalTransition  a ledger transition that would break a rule
@@ -32,6 +33,10 @@ class BadCPUList(PinningError):
 
 class BadContract(PinningError):
     """A document breaks the contract; the message names key, value and remedy."""
+
+
+class BadGuest(PinningError):
+    """A virtual machine whose shape or policies contradict themselves; the message names value and remedy."""
 
 
 class UnknownCPU(PinningError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from pinning.contract import IOThreadsPolicy
 from pinning.errors import BadContract, Cause
 from pinning.kubevirt.defaults import ARM64
 from pinning.kubevirt.realtime import RealtimeMask
@@ -23,7 +24,6 @@ Rule = Callable[["VMIView"], Iterator[Cause]]
 
 MIN_MEMORY: Final = 10**6
 FEATURE_POLICIES: Final = ("force", "require", "optional", "disable", "forbid")
-IO_THREADS_POLICIES: Final = ("shared", "auto", "supplementalPool")
 ARCHITECTURES: Final = ("amd64", ARM64, "s390x")
 
 
@@ -241,15 +241,15 @@ def realtime_mask_is_readable(vmi: VMIView) -> Iterator[Cause]:
 def io_threads_policy_is_known(vmi: VMIView) -> Iterator[Cause]:
     """21: refuse an unknown policy of I/O threads; an empty one is unknown too."""
     policy = vmi.domain.get("ioThreadsPolicy")
-    if policy is not None and policy not in IO_THREADS_POLICIES:
-        message = f"ioThreadsPolicy is {shortened(policy)!r}: set one of {', '.join(IO_THREADS_POLICIES)}"
+    if policy is not None and policy not in list(IOThreadsPolicy):
+        message = f"ioThreadsPolicy is {shortened(policy)!r}: set one of {', '.join(IOThreadsPolicy)}"
         yield vmi.cause("ioThreadsPolicy", message)
 
 
 def io_threads_pool_has_a_count(vmi: VMIView) -> Iterator[Cause]:
     """22: refuse a pool of I/O threads without a number; the field is KubeVirt's word, not the API's."""
     count = find(vmi.domain, "ioThreads.supplementalPoolThreadCount")
-    if vmi.domain.get("ioThreadsPolicy") == "supplementalPool" and not count:
+    if vmi.domain.get("ioThreadsPolicy") == IOThreadsPolicy.SUPPLEMENTAL_POOL and not count:
         message = (
             "ioThreadsPolicy supplementalPool needs threads: set ioThreads.supplementalPoolThreadCount to 1"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pinning.contract import EVEN_PARITY
+from pinning.contract import EVEN_PARITY, IOThreadsPolicy
 from pinning.kubevirt.defaults import vcpu_count
 from pinning.kubevirt.realtime import RealtimeMask
 from pinning.kubevirt.view import POOL_COUNT
@@ -88,7 +88,7 @@ def _threads_without_smt(vmi: VMIView) -> Iterator[Cause]:
 
 
 def _pool_without_policy(vmi: VMIView) -> Iterator[Cause]:
-    if _pool(vmi) and vmi.domain.get("ioThreadsPolicy") != "supplementalPool":
+    if _pool(vmi) and vmi.domain.get("ioThreadsPolicy") != IOThreadsPolicy.SUPPLEMENTAL_POOL:
         message = (
             f"supplementalPoolThreadCount adds {_pool(vmi)} CPUs to the pod but creates no I/O threads: "
             "set ioThreadsPolicy to supplementalPool or remove it"

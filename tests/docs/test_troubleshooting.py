@@ -37,6 +37,7 @@ MACHINES = (
     "pinning/kubevirt/view.py",
     "pinning/kubevirt/warnings.py",
 )
+THREADS = ("pinning/allocation/vcpus.py",)
 NODES = (
     "pinning/planning/plan.py",
     "pinning/planning/assign.py",
@@ -49,12 +50,14 @@ NODES = (
 SECTIONS = {
     "Refusals and warnings about pods": PODS,
     "Refusals and warnings about virtual machines": MACHINES,
+    "Threads of virtual machines": THREADS,
     "Why a claim is not fulfilled": NODES,
 }
 # Texts of those modules that are made elsewhere, or that nobody is shown.
 ELSEWHERE = {
     "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),
+    "Threads of virtual machines": (),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }
 UNHEARD = {
@@ -65,7 +68,14 @@ NOT_SHOWN = {"dict[str, Any]", "a number of ", "another value"}
 
 def test_every_maker_of_messages_is_looked_at() -> None:
     """No module makes a cause or a refusal without being in the lists above."""
-    listed = {*UNHEARD, *PODS, *MACHINES, *NODES, *(module for more in ELSEWHERE.values() for module in more)}
+    listed = {
+        *UNHEARD,
+        *PODS,
+        *MACHINES,
+        *THREADS,
+        *NODES,
+        *(module for more in ELSEWHERE.values() for module in more),
+    }
     assert said.makers("Cause", "cause", "NotEnoughCPUs", "Refusal") - listed == set()
 
 

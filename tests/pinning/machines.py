@@ -27,6 +27,17 @@ def machine_of_cores(*cores: str) -> Topology:
     return assemble(facts, CPUSet(fact.cpu for fact in facts))
 
 
+def machine_of_nodes(*nodes: list[list[int]], offline: str = "") -> Topology:
+    """Return a machine of the CPUs of each core of each NUMA node."""
+    facts = [
+        CPUFacts(cpu, min(core), number, number)
+        for number, cores in enumerate(nodes)
+        for core in cores
+        for cpu in core
+    ]
+    return assemble(facts, CPUSet(fact.cpu for fact in facts) - CPUSet.parse(offline))
+
+
 def isolating(topology: Topology, text: str) -> Topology:
     """Return the machine with these CPUs isolated from the kernel's scheduler."""
     return Topology(topology.cores, topology.online, CPUSet.parse(text))
