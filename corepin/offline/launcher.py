@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from corepin.offline.guest import Guest
 from pinning.contract import CPUMANAGER_LABELS, KUBEVIRT_LABEL, LAUNCHER_CONTAINER, VIRT_LAUNCHER
 from pinning.errors import Cause
 from pinning.kubevirt.defaults import has_even_parity
 from pinning.kubevirt.review import defaulted, find_template
-from pinning.kubevirt.view import VMIView
+from pinning.kubevirt.view import VMIView, find
 from pinning.kubevirt.warnings import pod_cpus
 from webhook.config.settings import Settings
 from webhook.rules.vms import kubevirt_settings, review_vm
 
 if TYPE_CHECKING:
     from corepin.documents import Item
-    from pinning.kubevirt.review import Kind, KubeVirtSettings, Template
+    from pinning.kubevirt.review import Kind, Template
     from pinning.pods.types import Pod, PodSpec, ResourceRequirements
     from webhook.rules.vms import VirtObject
 
 MILLICORES: Final = 100  # of each vCPU without a CPU of its own: KubeVirt's default cpuAllocationRatio is 10
 
 
-def launcher(item: Item, kind: Kind, document: VirtObject) -> Pod:
-    """Return the launcher pod; raise CommandFailed for a machine that is refused, or whose CPUs stand elsewhere."""
+def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest | None]:
+    """Return the launcher pod, and the guest if it has dedicated CPUs; raise CommandFailed where none would come."""
     settings = Settings()
+    template, known = _template(item, kind, document, settings), kubevirt_settings(settings)
+    vmi = VMIView("", defaulted(template.spec, known), known)
+    even_parity = has_even_parity(vmi.spec, template.annotations, known)
+    labels = {KUBEVIRT_LABEL: VIRT_LAUNCHER}
+    pod: Pod = {
+        "metadata": {"annotations": template.metadata.get("annotations"), "labels": labels},
+        "spec": _spec(template, vmi, pod_cpus(vmi, even_parity=even_parity)),
+    }
+    guest = Guest.of(vmi, _disks(item, template), even_parity=even_parity) if vmi.is_dedicated else None
+    return pod, guest
+
+
+def _template(item: Item, kind: Kind, document: VirtObject, settings: Settings) -> Template:
+    """Return the VMI in an object; raise CommandFailed for one that is refused, or whose CPUs stand elsewhere."""
     template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
     causes = review_vm(kind, document, settings).causes
     if causes or isinstance(template, Cause):  # the second is one of the first
@@ -35,23 +50,23 @@ def launcher(item: Item, kind: Kind, document: VirtObject) -> Pod:
         raise item.document.failed(
             f"{item.title}: {problem}: give the VirtualMachineInstance, as `kubectl get vmi -o yaml` shows it"
         )
-    labels = {KUBEVIRT_LABEL: VIRT_LAUNCHER}
-    return {
-        "metadata": {"annotations": template.metadata.get("annotations"), "labels": labels},
-        "spec": _spec(template, kubevirt_settings(settings)),
-    }
+    return template
 
 
-def _spec(template: Template, settings: KubeVirtSettings) -> PodSpec:
-    view = VMIView("", defaulted(template.spec, settings), settings)
-    cpus = pod_cpus(view, even_parity=has_even_parity(view.spec, template.annotations, settings))
-    if view.is_dedicated:
+def _spec(template: Template, vmi: VMIView, cpus: int) -> PodSpec:
+    if vmi.is_dedicated:
         resources: ResourceRequirements = {"requests": {"cpu": cpus}, "limits": {"cpu": cpus}}
         selector = {CPUMANAGER_LABELS[-1]: "true"}
     else:
         given = (template.spec.get("domain") or {}).get("resources") or {}
         resources, selector = _as_given(given, cpus), {}
     return {"containers": [{"name": LAUNCHER_CONTAINER, "resources": resources}], "nodeSelector": selector}
+
+
+def _disks(item: Item, template: Template) -> list[dict[str, Any]]:
+    """Return the disks as they are written: the webhook judges nothing of them, so its types have none."""
+    disks = find(item.content, f"{template.path}spec.domain.devices.disks")
+    return [disk for disk in disks if isinstance(disk, dict)] if isinstance(disks, list) else []
 
 
 def _as_given(given: ResourceRequirements, cpus: int) -> ResourceRequirements:

@@ -183,7 +183,7 @@ def _json(node: Node, step: Step) -> str:
     line = {
         "pod": step.pod,
         "assignments": {
-            assignment.name: _assignment(node, assignment)
+            assignment.name: _assignment(node, step, assignment)
             for assignment in sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
         },
         "shared": str(node.sets.shared(step.ledger)),
@@ -195,9 +195,10 @@ def _json(node: Node, step: Step) -> str:
     return json.dumps(line, ensure_ascii=False)
 
 
-def _assignment(node: Node, assignment: Assignment) -> dict[str, Any]:
+def _assignment(node: Node, step: Step, assignment: Assignment) -> dict[str, Any]:
     nodes = node.topology.numa_nodes
     memory = {"memoryNodes": list(assignment.mems)} if assignment.mems else {}
+    guest = step.guest(assignment)
     return {
         "policy": str(assignment.policy),
         "smtPolicy": str(assignment.smt),
@@ -205,4 +206,5 @@ def _assignment(node: Node, assignment: Assignment) -> dict[str, Any]:
         "idle": str(assignment.idle),
         "numaNodes": [number for number in nodes if nodes[number] & assignment.cpus],
         **memory,
+        **({"vm": guest.threads(node.topology, assignment).as_json()} if guest else {}),
     }

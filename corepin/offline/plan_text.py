@@ -34,31 +34,47 @@ NUMA_WORDS = {
 
 def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
     """Return the node after its last event."""
-    sets, held = node.sets, sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
+    held = sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
+    machines = {
+        assignment.name: guest.threads(node.topology, assignment)
+        for assignment in held
+        if (guest := step.guest(assignment))
+    }
+    parts = {
+        "": [f"{assignment.name}: {_why(node.topology, assignment)}" for assignment in held],
+        "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines.items()],
+        "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
+        "warnings": [
+            *(f"{step.pod}: {warning}" for warning in step.warnings),
+            *_memory(node, held),
+            *(f"{name}: {warning}" for name, threads in machines.items() for warning in threads.warnings),
+        ],
+        "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
+    }
+    lines = [line for title, texts in parts.items() if texts for line in _section(title, texts, width)]
+    picture = draw(_picture(node, step, held), width, colour=colour).rstrip("\n")
+    return picture + "\n" + "".join(f"{line}\n" for line in lines)
+
+
+def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
+    sets = node.sets
     pool = sets.pools.set_aside & sets.universe
-    picture = Picture(
+    owners = (
+        Owner(
+            plain(assignment.name),
+            assignment.cpus,
+            assignment.idle,
+            shares=assignment.policy is CPUPolicy.SHARE,
+        )
+        for assignment in held
+    )
+    return Picture(
         node.topology,
-        tuple(
-            Owner(
-                plain(assignment.name),
-                assignment.cpus,
-                assignment.idle,
-                shares=assignment.policy is CPUPolicy.SHARE,
-            )
-            for assignment in held
-        ),
+        tuple(owners),
         reserved=sets.reserved,
         shared=sets.shared(step.ledger),
         pools=(("shared (set aside)", pool),) if pool else (),
     )
-    parts = {
-        "": [f"{assignment.name}: {_why(node.topology, assignment)}" for assignment in held],
-        "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
-        "warnings": [*(f"{step.pod}: {warning}" for warning in step.warnings), *_memory(node, held)],
-        "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
-    }
-    lines = [line for title, texts in parts.items() if texts for line in _section(title, texts, width)]
-    return draw(picture, width, colour=colour).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in lines)
 
 
 def _section(title: str, texts: list[str], width: int) -> Iterator[str]:
@@ -114,8 +130,8 @@ def _sidecar_cost(step: Step) -> Iterator[str]:
         (f"{assignment.namespace}/{assignment.pod}", assignment.owner.container) for assignment in step.ledger
     }
     with_owners = {pod for pod, _ in owners}
-    for key in sorted(with_owners & step.pods.keys(), key=reading_order):
-        for member in members(step.pods[key]):
+    for key in sorted(with_owners & step.documents.keys(), key=reading_order):
+        for member in members(step.documents[key].pod):
             cpu = millicores(member.requests.get("cpu", 0))
             if cpu and (key, member.name) not in owners and not member.is_gate:
                 yield f"{key}/{member.name} requests {cpu}m CPU beside the pinned containers, and runs in the shared set"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from corepin.documents import Item
+    from corepin.offline.guest import Guest
 
 Shape = TypeVar("Shape")
 WORKLOADS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
@@ -37,6 +38,7 @@ class Planned:
     names: tuple[str, ...]  # of the pods
     pod: Pod
     why_none: str = ""  # where there are none
+    guest: Guest | None = None  # of launchers whose machine has dedicated CPUs
 
     @property
     def owner(self) -> tuple[str, ...]:
@@ -70,8 +72,10 @@ def planned(item: Item, number: int) -> Planned | None:
     stem = f"virt-launcher-{name}" if kind in KINDS else name
     count, why_none = how_many(item)
     names = [f"{stem}-{index}" for index in range(count)] if is_counted(item.kind) else [stem] * count
-    pod = launcher(item, KINDS[kind], _shaped(item, (), VirtObject)) if kind in KINDS else _of_template(item)
-    return Planned(item, name, tuple(names), pod, why_none)
+    if kind not in KINDS:
+        return Planned(item, name, tuple(names), _of_template(item), why_none)
+    pod, guest = launcher(item, KINDS[kind], _shaped(item, (), VirtObject))
+    return Planned(item, name, tuple(names), pod, why_none, guest)
 
 
 def _name(item: Item, number: int) -> str:

@@ -13,12 +13,13 @@ from pinning.planning.plan import plan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from corepin.offline.guest import Guest
     from corepin.offline.planned import Planned
     from pinning.machine.topology import Topology
+    from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.refusal import Refusal
-    from pinning.pods.types import Pod
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,15 @@ class Step:
     """The node after one event."""
 
     pod: str  # namespace/name of the event's pod
-    pods: Mapping[str, Pod]  # every pod of the node by namespace/name
+    documents: Mapping[str, Planned]  # which brought the pods of the node, by the pod's namespace/name
     warnings: tuple[str, ...]  # of the event's pod
     ledger: Ledger
     refusals: tuple[Refusal, ...]
+
+    def guest(self, assignment: Assignment) -> Guest | None:
+        """Return the guest that runs on an assignment's CPUs, if a virtual machine holds them."""
+        document = self.documents.get(f"{assignment.namespace}/{assignment.pod}")
+        return document.guest if document else None
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,15 @@ class Node:
                 planned = plan(Observed(self.topology, self.topology.online, pods_here), ledger, self.config)
                 ledger = planned.ledger
                 warnings = tuple(f"{warning.field}: {warning.message}" for warning in event_pod.warnings)
-                pods = {name: pod for name, (_, pod) in node.here.items()}
-                yield Step(key, pods, warnings, ledger, planned.refusals)
+                documents_here = {name: brought_by for name, (_, brought_by) in node.here.items()}
+                yield Step(key, documents_here, warnings, ledger, planned.refusals)
 
 
 @dataclass
 class _Pods:
-    """The pods of the node by namespace/name, and who brought which."""
+    """The pods of the node by namespace/name, each with its document, and who brought which."""
 
-    here: dict[str, tuple[SeenPod, Pod]] = field(default_factory=dict)
+    here: dict[str, tuple[SeenPod, Planned]] = field(default_factory=dict)
     brought: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def events(self, document: Planned, number: int) -> Iterator[tuple[str, SeenPod]]:
@@ -80,7 +86,7 @@ class _Pods:
         self.brought[document.owner] = () if document.is_going else keys
         for index, key in enumerate(() if document.is_going else keys):
             seen = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
-            self.here[key] = (seen, document.pod)
+            self.here[key] = (seen, document)
             yield key, seen
 
     def _key(self, document: Planned, name: str, own: frozenset[str]) -> str:
@@ -91,7 +97,7 @@ class _Pods:
         return key
 
 
-def _seen(read: SeenPod, key: str, created: str, before: tuple[SeenPod, Pod] | None) -> SeenPod:
+def _seen(read: SeenPod, key: str, created: str, before: tuple[SeenPod, Planned] | None) -> SeenPod:
     """Return a pod by its key; without uid or time of creation it is known by its name, as old as its first event."""
     uid, age = (before[0].uid, before[0].created) if before else (key, created)
     namespace, _, name = key.partition("/")
