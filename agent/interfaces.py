@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.node_state import NodeState
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner, State
     from pinning.planning.starts import StartTable
+    from pinning.planning.vm_masks import VMMasks, VMSeen
     from pinning.pods.types import Pod
+    from pinning.vm_threads import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,23 @@ class RuntimeContainer:
     cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: not known
     in_vm: bool = False  # runs inside a VM sandbox (Kata): its cpuset is changed by the runtime alone
     started: float = 0.0  # in seconds since the epoch, as the runtime says; 0: not yet, or not known
+    sandbox: str = ""  # the id of the virtual machine that it runs in
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSandbox:
+    """The virtual machine that runs the containers of one pod (Kata), as the runtime knows it."""
+
+    id: str
+    pod_uid: str  # as the runtime knows it
+    namespace: str
+    pod: str
+    handler: str  # of the pod's runtime class
+    pid: int = 0  # of what runs the machine, in the host's pid namespace; 0: not known
+    cgroup: str | None = (
+        None  # where the runtime wanted it; what runs machines may have changed its last part
+    )
+    has_quota: bool = False  # a container of it has a quota of CPU time
 
 
 class Runtime(Protocol):
@@ -220,6 +239,69 @@ class StartState(NamedTuple):
     has_begun: bool  # it runs its command, or may
 
 
+class VMPlace(NamedTuple):
+    """Where a virtual machine is to be looked for."""
+
+    key: str  # the id of KubeVirt's compute container, or of Kata's sandbox
+    pid: int  # the first process of the container, or the sandbox's VMM, in the host's pid namespace
+    cgroup: str | None  # of the container, or of the sandbox where it is known
+    is_sandbox: bool
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """Where its threads may be: Kata renames its cgroup, and has another for what is no vCPU."""
+        own = (self.cgroup,) if self.cgroup else ()
+        if not self.is_sandbox:
+            return own
+        renamed = (f"{cgroup.rpartition('/')[0]}/kata_{self.key}" for cgroup in own)
+        return (*own, *renamed, f"/kata_overhead/{self.key}")
+
+
+class VMCPUs(NamedTuple):
+    """Where the threads of a virtual machine may run, as read from the kernel."""
+
+    cpus: CPUSet  # all of them together
+    vcpus: CPUSet = EMPTY  # those that run the guest; empty where they cannot be told from the others
+
+
+class VMPinned(NamedTuple):
+    """What the kernel made of the masks of a virtual machine."""
+
+    seen: VMSeen  # as read back
+    refused: frozenset[Role] = frozenset()  # of threads that it does not let run where they are to
+
+
+class VirtualMachines(Protocol):
+    """The threads of virtual machines. None of these raises: a machine that ends is one that is not there."""
+
+    def kind(self, place: VMPlace) -> str:
+        """Return what runs the machine, e.g. "qemu"; empty while nothing does."""
+        ...
+
+    def count(self, place: VMPlace) -> int:
+        """Return how many threads it has now, cheaply; 0 when it is not there."""
+        ...
+
+    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
+        """Return its threads and where each may run; None when it is not there (yet).
+
+        `fully` looks again for those outside of its process, which takes longer.
+        """
+        ...
+
+    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        """Put every thread where it is to run, those too that come meanwhile; None when it is not there any more."""
+        ...
+
+    def tasks(self, place: VMPlace) -> frozenset[int]:
+        """Return the ids of its threads as they were last seen."""
+        ...
+
+    def keep(self, places: Collection[VMPlace]) -> None:
+        """Forget all other machines."""
+        ...
+
+
 class PodSource(Protocol):
     """Where the pods of this node come from."""
 
@@ -238,6 +320,24 @@ class PodSource(Protocol):
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
         """Ask anew for one pod of this node by its name; return None when the node has none, and raise AgentError."""
+        ...
+
+
+class HeldCPUs(NamedTuple):
+    """Where a container runs on a node on which another program allocates CPUs."""
+
+    cpus: CPUSet
+    is_exclusive: bool | None  # its own by that program's word; None: it says nothing, and these confine it
+
+
+class ObservedCPUs(Protocol):
+    """Which CPUs another program gave to containers, for the passes that only observe."""
+
+    async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
+        """Return what live containers have; those of which nobody says anything are left out. Never raises.
+
+        Each is given with its cgroup's effective cpuset, empty of what has none on the host.
+        """
         ...
 
 
@@ -290,3 +390,5 @@ class Interfaces:
     pods: PodSource
     machine: Machine
     container_watch: ContainerWatch | None = None  # None: no container is made but by the agent
+    observed_cpus: ObservedCPUs | None = None  # None: no kubelet allocates CPUs here
+    vms: VirtualMachines | None = None  # None: threads of virtual machines are left alone

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
 
+from agent.checkpoint import StateDir, Unusable
 from agent.config import USER_AGENT
 from agent.errors import AgentError, Refused, Unavailable
 from agent.interfaces import Interfaces
@@ -22,15 +23,14 @@ from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
-from agent.reconcile.checkpoint import StateDir, Unusable
 from agent.reconcile.reconciler import Settings
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
+    from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
     from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, PodSource, Runtime
-    from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
     from apiserver.access import Access
     from apiserver.client import Api

@@ -12,7 +12,7 @@ from pinning.machine.cpuset import union
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.node_state import ContainerState, NodeState
+    from agent.node_state import ContainerState, NodeState, VMState
     from pinning.machine.cpuset import CPUSet
 
 PLAN: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -50,6 +50,11 @@ class Metrics:
         self._refusals = self._gauge("refusals", "Claims that are not fulfilled, by reason.", "reason")
         self._containers = self._gauge(
             "containers", "Containers by what is wrong with them; proven means nothing.", "state"
+        )
+        self._vms = self._gauge(
+            "vms",
+            "Virtual machines that hold CPUs, by how their vCPUs run on these: one_to_one or together.",
+            "vcpus",
         )
         self._synchronised = self._gauge("synchronised", "1 while pods and containers are listed in full.")
         self._observes = self._gauge("observes", "1 while another program allocates the CPUs of this node.")
@@ -109,6 +114,7 @@ class Metrics:
         _show(
             self._containers, Tally(word for container in _containers(state) for word in _states(container))
         )
+        _show(self._vms, Tally(_pinning(pod.vm) for pod in state.pods if pod.vm and pod.vm.cpus))
         self._containers.labels("failing").set(len(state.failures))
         self._containers.labels("fought").set(len(state.conflicts))
         self._synchronised.set(state.is_synchronised)
@@ -149,6 +155,10 @@ def _sets(state: NodeState) -> dict[str, CPUSet]:
 def _containers(state: NodeState) -> Iterator[ContainerState]:
     for pod in state.pods:
         yield from pod.containers
+
+
+def _pinning(vm: VMState) -> str:
+    return "one_to_one" if vm.is_one_to_one else "together"
 
 
 def _states(container: ContainerState) -> Iterator[str]:

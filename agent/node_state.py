@@ -62,6 +62,23 @@ class MemoryState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class VMState:
+    """The virtual machine of a pod: where the kernel was seen to let its threads run."""
+
+    kind: str  # e.g. "qemu"
+    cpus: CPUSet  # what its container, or those of its sandbox together, hold; empty: none
+    vcpus: tuple[CPUSet, ...]  # of each vCPU, in their order; empty: they cannot be told apart
+    emulator: CPUSet
+    iothreads: tuple[CPUSet, ...] = ()
+    vhost: CPUSet = EMPTY  # of all of them together; empty: it has none
+    is_one_to_one: bool = False  # each vCPU has a CPU of its own
+    reason: str = ""  # why they have not
+    note: str = ""  # what its user has to know besides
+    refused: tuple[str, ...] = ()  # what threads do that the kernel does not let run where they are to
+    when: str = ""  # RFC 3339 in UTC: when it was first read so
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerState:
     """One container that holds CPUs, was refused CPUs, or runs in the shared set of a pod that has such."""
 
@@ -103,6 +120,7 @@ class PodState:
     containers: tuple[ContainerState, ...] = ()
     refusal: Refusal | None = None  # of the pod as a whole: what it asks for cannot be read
     is_known: bool = True  # the API shows it; else it only still runs, or holds CPUs
+    vm: VMState | None = None  # None: it has no virtual machine, or none that runs
 
     @property
     def is_reported(self) -> bool:
@@ -110,6 +128,7 @@ class PodState:
         return (
             self.refusal is not None
             or self.is_gated
+            or (self.vm is not None and bool(self.vm.cpus))
             or any(container.is_reported for container in self.containers)
         )
 

@@ -130,6 +130,13 @@ class NUMAMemory(StrEnum):
     BIND = "bind"  # on the NUMA node of its CPUs, with `single`
 
 
+class VMThreadsPolicy(StrEnum):
+    """Where the threads of a Kata sandbox run that are no vCPUs, while a container of it holds CPUs."""
+
+    UNION = "union"  # beside the vCPUs, on the CPUs of its containers
+    SHARED = "shared"  # in the shared set, the shim among them
+
+
 class QoSClass(StrEnum):
     """Quality of service as the API server computes it."""
 

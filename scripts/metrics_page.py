@@ -46,6 +46,7 @@ LABELS: Final = {
     "endpoint": "`mutate` or `validate`",
     "outcome": "`allowed`, `patched`, `denied`, `rejected` (could not be read), `failed` (a bug)",
     "reason": "of a review: the reason of the first cause, `malformed`, `too_large`, `content_type`, `busy` (too many large bodies at once) or `bug`, or empty; of a refusal: see troubleshooting",
+    "vcpus": "`one_to_one` (each vCPU has a CPU of its own) or `together` (the pod's status says why)",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
     "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), or `found` (it was so)",

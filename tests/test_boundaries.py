@@ -48,6 +48,7 @@ ROOMS = {
     "agent.clock": (),
     "agent.errors": (),
     "agent.vm_handlers": (),
+    "agent.checkpoint": ("agent.errors", "pinning"),
     "agent.config": ("pinning",),
     "agent.interfaces": ("agent.node_state", "pinning"),
     "agent.kept_pod": ("pinning",),
@@ -74,17 +75,20 @@ ROOMS = {
         *("apiserver.backoff", "kubeyaml", "pinning"),
     ),
     "agent.serve": ("agent.node_state", "pinning"),
+    "agent.vm": (
+        *("agent.errors", "agent.interfaces", "agent.kernel.cgroupfs", "agent.kernel.procfs", "pinning"),
+    ),
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet.policy", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.kubelet.policy", "apiserver.backoff", "pinning"),
+        *("agent.checkpoint", "agent.kubelet.policy", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.errors", "agent.kept_pod", "agent.kubelet.policy", "apiserver", "pinning"),
     ),
     "agent.process": (
-        *("agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
+        *("agent.checkpoint", "agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
     "agent.main": ("agent", "apiserver", "pinning"),
@@ -189,7 +193,8 @@ def test_main_alone_knows_every_implementation() -> None:
             "agent.main",
             "agent.cri",
             "agent.local",
-        },  # names of cgroups; the demo's own cgroups
+            "agent.vm",
+        },  # names of cgroups; the demo's own cgroups; how files of cgroups and processes are read
         "agent.local": {"agent.main"},
         "agent.pod_watch": {"agent.main"},
         "agent.report": {"agent.main", "agent.process"},  # the publisher, which knows no reporter

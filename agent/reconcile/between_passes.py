@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces, NewContainer
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
+    from agent.reconcile.vms import VMKeeper
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
 
@@ -23,13 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class WatchedCgroups:
-    """Says to the kernel which cgroups the agent wants to hear of: those of the containers that it knows."""
+    """Says to the kernel which cgroups the agent wants to hear of: those of the containers and sandboxes that it knows."""
 
-    def __init__(self, interfaces: Interfaces, observer: Observer) -> None:
+    def __init__(self, interfaces: Interfaces, observer: Observer, vms: VMKeeper) -> None:
         self._cgroups = interfaces.cgroups
         self._cpusets = interfaces.cgroups.watch
         self._containers = interfaces.container_watch
         self._observer = observer
+        self._vms = vms
         self._followed: frozenset[str] = frozenset()  # cgroups of what runs
 
     def hold(self) -> None:
@@ -69,7 +71,8 @@ class WatchedCgroups:
 
     def _running(self) -> frozenset[str]:
         records = self._observer.records.values()
-        return frozenset(record.cgroup for record in records if record.cgroup and record.is_running)
+        running = {record.cgroup for record in records if record.cgroup and record.is_running}
+        return frozenset(running | self._vms.sandbox_cgroups())
 
 
 def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> None:
@@ -89,6 +92,7 @@ class BetweenPasses:
         self,
         interfaces: Interfaces,
         observer: Observer,
+        vms: VMKeeper,
         clock: Clock,
         foreign_writes: ForeignWriteLog,
         cpus_of: Callable[[Owner], CPUSet | None],
@@ -97,6 +101,7 @@ class BetweenPasses:
         self.prestart = PreStartPinner(interfaces.cgroups, clock, cpus_of, self._container_written)
         self._cpusets = interfaces.cgroups.cpusets
         self._observer = observer
+        self._vms = vms
         self._foreign_writes = foreign_writes
         self._request_pass = request_pass
 
@@ -115,6 +120,7 @@ class BetweenPasses:
 
     def foreign_write(self, cgroup: str) -> None:
         """Take note of a write by somebody else; in a conflict it only makes the conflict longer."""
+        self._vms.cgroup_written(cgroup)
         records = self._observer.records.values()
         record = next((record for record in records if record.cgroup == cgroup), None)
         if record and self._foreign_writes.is_conflict(record.owner):

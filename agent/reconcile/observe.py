@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.interfaces import HeldCPUs
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from agent.interfaces import Interfaces, RuntimeContainer
     from pinning.machine.topology import Topology
+    from pinning.planning.observed import Owner
     from pinning.pods.types import Pod
 
 AT_ONCE: Final = 64  # containers read before others get their turn: about 2 ms
@@ -68,6 +70,14 @@ class Observer:
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)
         return observed
+
+    async def held_cpus(self) -> Mapping[Owner, HeldCPUs]:
+        """Return which CPUs containers have where another program allocates them."""
+        running = [record for record in self.records.values() if record.is_running]
+        source = self._interfaces.observed_cpus
+        if source is None:
+            return {record.owner: HeldCPUs(record.applied, None) for record in running if record.applied}
+        return await source.read([(record.seen, record.applied) for record in running])
 
     def _look_up_unknown(self, observed: Observed) -> None:
         """Let the pods of live containers be asked for by name where they were not shown."""

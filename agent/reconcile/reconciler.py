@@ -10,26 +10,27 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from agent.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy, read_memory_policy
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
-from agent.reconcile.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.exposure import Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.observe import Observer
 from agent.reconcile.quota_policy import times_throttled, unset_quotas
-from agent.reconcile.recover import recover
 from agent.reconcile.result import node_state_of, pass_result
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
+from agent.reconcile.vms import VMKeeper, observed_targets, planned_targets
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import Quota
 from pinning.planning.observed import State
 from pinning.planning.plan import Plan
 from pinning.planning.plan import plan as plan_node
+from pinning.planning.recover import recover
 from pinning.planning.starts import start_table
 
 if TYPE_CHECKING:
@@ -99,9 +100,10 @@ class Reconciler:
         self._ledger: Ledger | None = None
         self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
-        self._watched = WatchedCgroups(interfaces, self.observer)
+        self.vms = VMKeeper(interfaces.vms, clock, request_pass)
+        self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
         self.between_passes = BetweenPasses(
-            interfaces, self.observer, clock, self._foreign_writes, self._cpus_of_new, request_pass
+            interfaces, self.observer, self.vms, clock, self._foreign_writes, self._cpus_of_new, request_pass
         )
         self.runtime_sync = RuntimeSync(interfaces.runtime, self.between_passes.runtime_wrote)
         self._applier = Applier(interfaces, self.runtime_sync, clock, metrics)
@@ -120,9 +122,11 @@ class Reconciler:
         self.metrics.passes.inc()
         self.runtime_sync.hold()
         self._watched.hold()
+        self.vms.hold()
         try:
             return await self._run_pass()
         finally:
+            self.vms.release()
             self._watched.release()
             self.runtime_sync.release()
 
@@ -138,14 +142,16 @@ class Reconciler:
             self.observer.leave_new()
         plan = self._plan(observed, config)
         await self._save(plan.ledger, observed)
-        self._foreign_writes.count(self.observer.rewritten)
+        if not config.observe:  # else whoever allocates writes them
+            self._foreign_writes.count(self.observer.rewritten)
         await self._act(plan, observed, writes=not config.observe)
         self._look_back(observed.known_uids)
         await self.checkpoint.settle()
         if not config.observe:
             self._unset_quotas(plan.ledger, observed, config)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
-        result = pass_result(observed, plan, self.observer.records, self._foreign_writes)
+        await self._pin_vms(plan, observed, config)
+        result = pass_result(observed, plan, self.observer.records, self._foreign_writes, self.vms.states())
         names = self._settings.node, self._interfaces.runtime.name
         return node_state_of(result, *names, kubelet, self._watched.start_way, observes=config.observe)
 
@@ -213,6 +219,18 @@ class Reconciler:
                 self._exposure.close(record)
         self.runtime_sync.assure(self.observer.records.values())
 
+    async def _pin_vms(self, plan: Plan, observed: Observed, config: NodeConfig) -> None:
+        """Put the threads of virtual machines on what these hold, by the plan or by whoever allocates instead of it."""
+        records, pods = self.observer.records, observed.by_age
+        written = {action.container_id for action in plan.actions}
+        self.vms.containers_written(written | {record.seen.id for record in self.observer.rewritten})
+        if config.observe:
+            held = await self.observer.held_cpus()
+            targets = observed_targets(records.values(), pods, self.vms.sandboxes, held)
+        else:
+            targets = planned_targets(records.values(), pods, plan)
+        await self.vms.follow(targets, observed.topology)
+
     def _unset_quotas(self, ledger: Ledger, observed: Observed, config: NodeConfig) -> None:
         quotas = self._interfaces.cgroups.quotas
         if quotas and config.quota is Quota.UNSET:
@@ -239,7 +257,8 @@ class Reconciler:
         if cgroups.quotas:
             self.metrics.show_throttled(times_throttled(records, self._ledger or Ledger(), cgroups.quotas))
         planned = [record for record in records if record.wanted]
-        return await prove_tasks(planned, cgroups.tasks, is_wanted_elsewhere)
+        sweep = await prove_tasks(planned, cgroups.tasks, self.vms.tasks, is_wanted_elsewhere)
+        return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 
     async def reset(self) -> None:
         """Give every container all CPUs back and forget everything (uninstall)."""

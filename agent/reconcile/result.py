@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
-    from agent.node_state import Conflict, Proof, StartWay
+    from agent.node_state import Conflict, Proof, StartWay, VMState
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from pinning.machine.cpuset import CPUSet
@@ -36,6 +36,7 @@ class PassResult:
     failures: tuple[str, ...] = ()
     # The NUMA nodes that running containers get memory from, where that was read.
     memory: Mapping[Owner, CPUSet] = field(default_factory=dict)
+    vms: Mapping[str, VMState] = field(default_factory=dict)  # by pod
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -78,6 +79,7 @@ def pass_result(
     plan: Plan,
     records: Mapping[str, ContainerRecord],
     foreign_writes: ForeignWriteLog,
+    vms: Mapping[str, VMState],
 ) -> PassResult:
     """Return what a pass came to."""
     names = {record.owner: record.name for record in records.values()}
@@ -92,6 +94,7 @@ def pass_result(
         memory={
             record.owner: record.memory for record in records.values() if record.memory and record.is_running
         },
+        vms=vms,
     )
 
 
@@ -132,13 +135,14 @@ def _pods(result: PassResult) -> tuple[PodState, ...]:
 def _known_pod(pod: SeenPod, result: PassResult) -> PodState:
     containers = tuple(_container(Owner(pod.uid, name), result) for name in pod.start_order)
     of_pod = result.refused.get(Owner(pod.uid, ""))
-    return PodState(pod.uid, pod.namespace, pod.name, containers, of_pod)
+    return PodState(pod.uid, pod.namespace, pod.name, containers, of_pod, vm=result.vms.get(pod.uid))
 
 
 def _unknown_pod(uid: str, result: PassResult) -> PodState:
     held = result.plan.ledger.pods[uid]
     containers = tuple(_container(assignment.owner, result) for assignment in held)
-    return PodState(uid, held[0].namespace, held[0].pod, containers, is_known=False)
+    named = held[0].namespace, held[0].pod
+    return PodState(uid, *named, containers, is_known=False, vm=result.vms.get(uid))
 
 
 def _container(owner: Owner, result: PassResult) -> ContainerState:

@@ -9,8 +9,8 @@ from pinning.planning.actions import Action, Kind
 from pinning.planning.observed import State
 
 if TYPE_CHECKING:
+    from agent.checkpoint import Checkpoint
     from agent.reconcile.apply import Applier
-    from agent.reconcile.checkpoint import Checkpoint
     from agent.reconcile.observe import Observer
     from agent.reconcile.runtime_sync import RuntimeSync
     from pinning.planning.observed import Observed

@@ -27,15 +27,20 @@ class Sweep(NamedTuple):
 
 
 async def prove_tasks(
-    records: Iterable[ContainerRecord], tasks: Tasks, is_wanted_elsewhere: Callable[[], bool]
+    records: Iterable[ContainerRecord],
+    tasks: Tasks,
+    vm_tasks: Callable[[str], frozenset[int]],
+    is_wanted_elsewhere: Callable[[], bool],
 ) -> Sweep:
     """Compare the tasks of each container with the CPUs it shall run on, until something else is to be done.
 
-    A first process that started narrower is widened, once: what it does to itself later is its own choice.
+    A first process that started narrower is widened, once: what it does to itself later is its own choice. The
+    threads of a container's virtual machine (`vm_tasks`) are on fewer CPUs because this agent, or libvirt, put them
+    there.
     """
     is_news = False
     for number, record in enumerate(records, 1):
-        is_news |= _prove(record, tasks)
+        is_news |= _prove(record, tasks, vm_tasks(record.seen.id))
         if number % AT_ONCE == 0:
             await asyncio.sleep(0)
             if is_wanted_elsewhere():
@@ -43,16 +48,17 @@ async def prove_tasks(
     return Sweep(is_whole=True, is_news=is_news)
 
 
-def _prove(record: ContainerRecord, tasks: Tasks) -> bool:
+def _prove(record: ContainerRecord, tasks: Tasks, vm_tasks: frozenset[int]) -> bool:
     if record.proof is None or record.cgroup is None or not record.is_running:
         return False
     try:
-        if record.is_new and record.seen.pid and record.proof.cpus <= record.wanted:
+        is_first_placed = record.seen.pid in vm_tasks
+        if record.is_new and record.seen.pid and not is_first_placed and record.proof.cpus <= record.wanted:
             _widen(record, record.cgroup, tasks)
         stray = tasks.stray_tasks(record.cgroup, record.wanted)
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
-    return record.compared(len(stray.outside), len(stray.narrowed))
+    return record.compared(len(stray.outside), len(set(stray.narrowed) - vm_tasks))
 
 
 def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:

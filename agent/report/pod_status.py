@@ -26,13 +26,14 @@ from apiserver.client import METADATA, METADATA_LIST
 from apiserver.errors import APIError, Failed, Gone, Refused
 from apiserver.pages import decode, pages
 from pinning.contract import STATUS_CPUS
+from pinning.machine.cpuset import union
 from pinning.pods.identity import by_runtime_uid, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.interfaces import PodSource
-    from agent.node_state import ContainerState, NodeState, PodState, Proof
+    from agent.node_state import ContainerState, NodeState, PodState, Proof, VMState
     from apiserver.client import Api
     from pinning.planning.refusal import Refusal
     from pinning.pods.types import Pod
@@ -69,12 +70,14 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
         for container in pod.containers
         if container.is_reported
     }
+    if pod.vm and pod.vm.cpus:
+        status["vm"] = _vm(pod.vm, _members(_read(before), "vm"))
     return msgspec.json.encode(status).decode()
 
 
 def _is_waiting(pod: PodState) -> bool:
     """Say whether none of its containers runs yet, none was refused anything, and none waits to be told."""
-    return not (pod.refusal or pod.is_gated) and not any(
+    return not (pod.refusal or pod.is_gated or pod.vm) and not any(
         container.proof or container.refusal for container in pod.containers
     )
 
@@ -114,6 +117,26 @@ def _applied(proof: Proof, old: Mapping[str, Any]) -> Mapping[str, Any]:
     if proof.window_seconds is not None:
         applied.setdefault("windowSeconds", proof.window_seconds)
     return applied
+
+
+def _vm(vm: VMState, old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return where a machine's threads run, and since when; what follows the shared set is left out."""
+    status: dict[str, Any] = {
+        "kind": vm.kind,
+        "vcpus": [str(cpus) for cpus in vm.vcpus],
+        "oneToOne": vm.is_one_to_one,
+    }
+    own = {
+        "emulator": str(vm.emulator) if vm.emulator <= vm.cpus else "",
+        "iothreads": [str(cpus) for cpus in vm.iothreads] if union(vm.iothreads) <= vm.cpus else [],
+        "vhost": str(vm.vhost) if vm.vhost <= vm.cpus else "",
+        "reason": vm.reason,
+        "note": vm.note,
+        "refused": list(vm.refused),
+    }
+    status |= {name: value for name, value in own.items() if value}
+    is_same = {**old, "time": ""} == {**status, "time": ""}
+    return old if is_same else {**status, "time": vm.when}
 
 
 def _refusal(refusal: Refusal, old: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:

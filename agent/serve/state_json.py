@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pinning.planning.ledger_json import ledger_to_dict
 
 if TYPE_CHECKING:
-    from agent.node_state import ContainerState, MemoryState, NodeState, PodState, Proof
+    from agent.node_state import ContainerState, MemoryState, NodeState, PodState, Proof, VMState
     from pinning.planning.refusal import Refusal
 
 VERSION = 1
@@ -73,6 +73,7 @@ def _pod(pod: PodState) -> dict[str, Any]:
         "known": pod.is_known,
         "refusal": pod.refusal and _refusal(pod.refusal),
         "containers": [_container(container) for container in pod.containers],
+        "vm": pod.vm and _vm(pod.vm),
     }
 
 
@@ -90,6 +91,22 @@ def _container(container: ContainerState) -> dict[str, Any]:
         "refusal": container.refusal and _refusal(container.refusal),
         "intruders": list(container.intruders),
         "memory": container.memory and _memory(container.memory),
+    }
+
+
+def _vm(vm: VMState) -> dict[str, Any]:
+    return {
+        "kind": vm.kind,
+        "cpus": str(vm.cpus),
+        "vcpus": [str(cpus) for cpus in vm.vcpus],
+        "emulator": str(vm.emulator),
+        "iothreads": [str(cpus) for cpus in vm.iothreads],
+        "vhost": str(vm.vhost),
+        "oneToOne": vm.is_one_to_one,
+        "reason": vm.reason,
+        "note": vm.note,
+        "refused": list(vm.refused),
+        "when": vm.when,
     }
 
 

@@ -10,11 +10,11 @@ from corepin.drawing.picture import Owner, Picture, reading_order
 from corepin.errors import CommandFailed
 from pinning.contract import CPUPolicy
 from pinning.errors import PinningError
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,7 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
         title=f"node {state['node']}, {state['runtime']}",
         picture=_picture(state["topology"], state["sets"], dict(held)),
         start="" if state["observes"] else _STARTS[state["startPath"]],
-        containers=tuple(
-            _container(f"{pod}/{container['name']}", container)
-            for pod, container in containers
-            if container["proof"] or container["policy"] or container["refusal"]
-        ),
+        containers=tuple(_lines(state["pods"])),
         troubles=tuple(_troubles(state)),
     )
 
@@ -108,6 +104,39 @@ def _picture(topology: Mapping[str, Any], sets: Mapping[str, str], owners: Mappi
         shared=CPUSet.parse(sets["shared"]),
         pools=(("shared (set aside)", set_aside),) if set_aside else (),
     )
+
+
+def _lines(pods: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for pod in pods:
+        name = f"{pod['namespace']}/{pod['name']}"
+        for container in pod["containers"]:
+            if container["proof"] or container["policy"] or container["refusal"]:
+                yield _container(f"{name}/{container['name']}", container)
+        if pod["vm"]:
+            yield f"{name}: virtual machine ({pod['vm']['kind']}), {', '.join(_machine(pod['vm']))}"
+
+
+def _machine(vm: Mapping[str, Any]) -> Iterator[str]:
+    """Say where the threads of a virtual machine run, as the kernel says."""
+    vcpus = vm["vcpus"]
+    if vm["oneToOne"]:
+        first, *more = (f"{number} on CPU {cpus}" for number, cpus in enumerate(vcpus))
+        yield f"vCPU {first}"
+        yield from more
+    elif vcpus:
+        cpus = union(map(CPUSet.parse, vcpus))
+        yield f"{len(vcpus)} vCPU{'s' * (len(vcpus) != 1)} on CPUs {cpus}"
+    yield f"emulator on {vm['emulator']}"
+    if vm["iothreads"]:
+        yield f"iothreads on {' and '.join(dict.fromkeys(vm['iothreads']))}"
+    if vm["vhost"]:
+        yield f"vhost on {vm['vhost']}"
+    if vm["refused"]:
+        yield f"the kernel moves no {' and no '.join(vm['refused'])}"
+    if vm["reason"]:
+        yield f"not one to one ({vm['reason']})"
+    if vm["note"]:
+        yield vm["note"]
 
 
 def _container(name: str, container: Mapping[str, Any]) -> str:

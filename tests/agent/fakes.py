@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from agent.checkpoint import StateDir
 from agent.clock import Clock
 from agent.errors import AgentError, Gone, Unavailable
 from agent.interfaces import Cgroups, Interfaces, RuntimeContainer, StartState, StrayTasks
 from agent.main import load
 from agent.process import Agent, Parts
-from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
+from tests.agent.vm.fake_vms import FakeVMs
 from tests.pinning.machines import FLAT
 from tests.pinning.world import Wish, pod_document
 
@@ -267,6 +268,7 @@ class FakeNode:
         self.runtime = FakeRuntime(self)
         self.cgroups = FakeCgroups(self)
         self.container_watch: ContainerWatch | None = None  # for the next agent
+        self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
         self.time = Time()
@@ -303,15 +305,16 @@ class FakeNode:
     def parts(self, *reporters: Any) -> Parts:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups)
-        interfaces = Interfaces(self.runtime, cgroups, self.pods, self.machine, self.container_watch)
+        edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
+        interfaces = Interfaces(*edges, vms=self.vms)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 
-    def add(self, uid: str, *wishes: Wish) -> None:
-        """Create a pod in the API, or replace it by another object."""
+    def add(self, uid: str, *wishes: Wish, vm: bool = False) -> None:
+        """Create a pod in the API, or replace it by another object; `vm`: KubeVirt's launcher."""
         before = self.documents.get(uid)
         self._count += 1
-        document = pod_document(uid, list(wishes), created=self._count)
+        document = pod_document(uid, list(wishes), created=self._count, vm=vm)
         if before:
             document["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"]
         self.documents[uid] = document

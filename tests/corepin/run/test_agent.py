@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.checkpoint import StateDir
 from agent.config import AgentConfig, ApiFlags
-from agent.reconcile.checkpoint import StateDir
 from corepin import cli
 from corepin.flags import variable
 from corepin.run.agent import _config

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reconcile.recover import recover
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
+from pinning.planning.recover import recover
 from tests.pinning.machines import FLAT
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World

@@ -1,0 +1,370 @@
+"""Keeps the threads of virtual machines where they belong: after the writes of a pass, and whenever there are others.
+
+A cgroup holds threads on a set of CPUs and no one of them on one CPU; kernels before 6.2 also forget, whenever a cpuset
+is written, where its threads were. So each machine is looked at again and again: its thread count every few seconds,
+every thread with each sweep, and at once after somebody wrote its cgroup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.interfaces import VMCPUs, VMPinned, VMPlace
+from agent.node_state import VMState
+from pinning.contract import LAUNCHER_CONTAINER
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.vm_masks import Launcher, launcher_masks, sandbox_masks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from agent.clock import Clock
+    from agent.interfaces import HeldCPUs, RuntimeSandbox, VirtualMachines
+    from agent.reconcile.container_record import ContainerRecord
+    from pinning.contract import SMTPolicy
+    from pinning.machine.topology import Topology
+    from pinning.planning.observed import Owner, SeenPod
+    from pinning.planning.plan import Plan
+    from pinning.planning.vm_masks import VMMasks, VMSeen
+    from pinning.pods.claims import Claim
+
+POLL_SECONDS: Final = 5.0  # between two looks at the thread counts
+SWEEP_SECONDS: Final = 29.0  # at least between two looks at every thread; others sweep after every change
+SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
+AT_ONCE: Final = 8  # machines before others get their turn
+WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
+
+UNSAID: Final = "the kubelet does not say which CPUs are exclusive: let corepin reach its podresources socket"
+
+logger = logging.getLogger(__name__)
+
+
+class VMTarget(NamedTuple):
+    """What one machine is to run on."""
+
+    pod_uid: str
+    cpus: CPUSet  # that its container, or those of its sandbox together, hold; empty: none
+    others: CPUSet = EMPTY  # of a sandbox: for all threads that are no vCPUs, and without CPUs for these too
+    smt: SMTPolicy | None = None  # None: KubeVirt's own choice
+    doubt: str = ""  # why nobody knows whether the CPUs are its own
+
+
+NO_TARGET: Final = VMTarget("", EMPTY)
+
+
+@dataclass(slots=True)
+class VMRecord:
+    """What is remembered of one machine while it is there."""
+
+    place: VMPlace
+    target: VMTarget = NO_TARGET
+    is_due: bool = True  # it is to be looked at, whatever its thread count says
+    is_waiting: bool = False  # for whoever starts it to pin it
+    count: int = 0  # of its threads when it was last looked at
+    vcpus: int | None = None  # the number of them then
+    since: float = 0.0  # when that number changed, on the monotonic clock
+    masks: VMMasks | None = None  # what it was put on last
+    state: VMState | None = None  # None: it is not there
+
+    def has_count(self, seen: VMSeen, now: float) -> None:
+        """Take note of the number of vCPUs: of a machine that is older than its record it did not change just now."""
+        if self.vcpus is None:
+            self.since = now - seen.seconds
+        elif self.vcpus != len(seen.vcpus):
+            self.since = now
+        self.vcpus = len(seen.vcpus)
+
+    def was_read(self, state: VMState | None) -> bool:
+        """Take over what was read back; say whether it is news. The time is that of the first such reading."""
+        before, self.state = self.state, state
+        if before and state and replace(state, when=before.when) == before:
+            self.state = before
+        return self.state != before
+
+
+class VMKeeper:
+    """Pins the threads of the node's virtual machines. Without anything behind it there are none."""
+
+    def __init__(self, vms: VirtualMachines | None, clock: Clock, request_pass: Callable[[], None]) -> None:
+        self._vms = vms
+        self._clock = clock
+        self._request_pass = request_pass
+        self._records: dict[str, VMRecord] = {}
+        self.sandboxes: Mapping[str, RuntimeSandbox] = {}  # of the node, by id
+        self._topology: Topology | None = None
+        self._is_held = False
+        self._next_sweep = 0.0
+
+    def hold(self) -> None:
+        """Look at nothing for now: a pass does, and its targets are newer."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._is_held = False
+
+    def listed(self, sandboxes: Iterable[RuntimeSandbox]) -> None:
+        """Know the sandboxes of the node from now on."""
+        self.sandboxes = {sandbox.id: sandbox for sandbox in sandboxes}
+
+    async def follow(self, targets: Mapping[VMPlace, VMTarget], topology: Topology) -> None:
+        """Pin these machines and no others from now on; look at those that need it."""
+        self._topology = topology
+        self._records = {place.key: self._record(place, target) for place, target in targets.items()}
+        if self._vms:
+            self._vms.keep({*targets, *map(place_of, self.sandboxes.values())})
+        for number, record in enumerate(self._records.values(), 1):
+            if self._is_wanted(record):
+                self._look(record)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def allowed(self, sandbox_id: str) -> VMCPUs | None:
+        """Return where the threads of a sandbox may run now; None when its machine is not found."""
+        seen = self._read(sandbox_id)
+        return _cpus_of(seen) if seen else None
+
+    def confine(self, sandbox_id: str, own: CPUSet, others: CPUSet) -> VMCPUs | None:
+        """Put the threads of a sandbox elsewhere at once; return where they may run then, as read back."""
+        sandbox = self.sandboxes.get(sandbox_id)
+        if sandbox is None:
+            return None
+        record = self._records.setdefault(sandbox_id, VMRecord(place_of(sandbox)))
+        record.target = VMTarget(sandbox.pod_uid, own, others)
+        seen = self._look(record)
+        return _cpus_of(seen) if seen else None
+
+    def is_fixed(self, sandbox_id: str) -> bool:
+        """Say whether the number of vCPUs of a sandbox cannot change."""
+        seen = self._read(sandbox_id)
+        return seen is not None and seen.is_fixed
+
+    def sandbox_cgroups(self) -> frozenset[str]:
+        """Return where the threads of sandboxes are, as far as that is known."""
+        places = map(place_of, self.sandboxes.values())
+        return frozenset(cgroup for place in places for cgroup in place.cgroups)
+
+    def _read(self, sandbox_id: str) -> VMSeen | None:
+        sandbox = self.sandboxes.get(sandbox_id)
+        return self._vms.read(place_of(sandbox)) if self._vms and sandbox else None
+
+    def tasks(self, key: str) -> frozenset[int]:
+        """Return the threads that are pinned here, and are nobody's drift."""
+        record = self._records.get(key)
+        return self._vms.tasks(record.place) if self._vms and record else frozenset()
+
+    def states(self) -> Mapping[str, VMState]:
+        """Return what was read back of each machine, by pod."""
+        return {record.target.pod_uid: record.state for record in self._records.values() if record.state}
+
+    def containers_written(self, keys: Collection[str]) -> None:
+        """Look at the machines of these containers with this pass: their cpusets were written."""
+        for key in self._records.keys() & keys:
+            self._records[key].is_due = True
+
+    def cgroup_written(self, cgroup: str) -> None:
+        """Look at the machine of a cgroup with the next pass: somebody wrote its cpuset."""
+        for record in self._records.values():
+            record.is_due |= cgroup in record.place.cgroups
+
+    async def run(self) -> None:
+        """Look at machines with more or fewer threads than before, until cancelled."""
+        while self._vms:
+            await asyncio.sleep(self.pause())
+            try:
+                is_news = await self.poll()
+            except Exception:  # the loop's edge: a bug in one look must not end the agent
+                logger.exception("vm look crashed")
+            else:
+                if is_news:
+                    self._request_pass()
+
+    def pause(self) -> float:
+        """Return the seconds until the next poll."""
+        waits = any(record.is_due or record.is_waiting for record in self._records.values())
+        return SOON_SECONDS if waits else POLL_SECONDS
+
+    async def poll(self) -> bool:
+        """Look at machines with other thread counts, at those that wait, and for those not seen yet; say if that is news."""
+        return await self._look_at(self._is_wanted)
+
+    async def sweep(self) -> bool:
+        """Look at every thread of every machine, now and then; say whether that is news."""
+        now = self._clock.monotonic()
+        if now < self._next_sweep:
+            return False
+        self._next_sweep = now + SWEEP_SECONDS
+        return await self._look_at(lambda _: True, fully=True)
+
+    async def _look_at(self, is_wanted: Callable[[VMRecord], bool], *, fully: bool = False) -> bool:
+        is_news = False
+        for number, record in enumerate(list(self._records.values()), 1):
+            if self._is_held:
+                break
+            if record.place.key in self._records and is_wanted(record):
+                before = record.state
+                self._look(record, fully=fully)
+                is_news |= record.state != before
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return is_news
+
+    def _record(self, place: VMPlace, target: VMTarget) -> VMRecord:
+        record = self._records.get(place.key) or VMRecord(place)
+        record.is_due |= (place, target) != (record.place, record.target)
+        record.place, record.target = place, target
+        return record
+
+    def _is_wanted(self, record: VMRecord) -> bool:
+        if record.is_due or record.is_waiting or record.state is None:
+            return True
+        return self._vms is not None and self._vms.count(record.place) != record.count
+
+    def _look(self, record: VMRecord, *, fully: bool = False) -> VMSeen | None:
+        """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
+        seen = self._vms.read(record.place, fully=fully) if self._vms else None
+        record.is_due = False
+        pinned = self._pin(record, seen) if seen else None
+        if self._vms is None or pinned is None:
+            record.count, record.vcpus, record.masks, record.is_waiting = 0, None, None, False
+            record.was_read(None)
+            return None
+        record.count = self._vms.count(record.place)
+        state = self._state(record, pinned)
+        if record.was_read(state):
+            _log(record, state)
+        return pinned.seen
+
+    def _pin(self, record: VMRecord, seen: VMSeen) -> VMPinned | None:
+        record.has_count(seen, self._clock.monotonic())
+        masks = self._masks(record, seen)
+        record.masks, record.is_waiting = masks or record.masks, masks is None
+        if masks is None or self._vms is None:
+            return VMPinned(seen)
+        pinned = self._vms.pin(record.place, masks)
+        if pinned and len(pinned.seen.vcpus) != len(masks.vcpus):  # others came meanwhile
+            record.is_due = True
+        return pinned
+
+    def _masks(self, record: VMRecord, seen: VMSeen) -> VMMasks | None:
+        target = record.target
+        if record.place.is_sandbox:
+            return sandbox_masks(seen, target.cpus, target.others, target.doubt)
+        if self._topology is None:
+            return None
+        unchanged = self._clock.monotonic() - record.since
+        launcher = Launcher(self._topology, target.cpus, target.smt, record.masks, unchanged)
+        return launcher_masks(seen, launcher)
+
+    def _state(self, record: VMRecord, pinned: VMPinned) -> VMState:
+        seen, masks = pinned.seen, None if record.is_waiting else record.masks
+        is_one_to_one = masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus
+        return VMState(
+            kind=self._vms.kind(record.place) if self._vms else "",
+            cpus=record.target.cpus,
+            vcpus=seen.vcpus,
+            emulator=seen.main,
+            iothreads=tuple(thread.cpus for thread in seen.iothreads),
+            vhost=seen.vhost,
+            is_one_to_one=is_one_to_one,
+            reason=_reason(masks, is_one_to_one=is_one_to_one),
+            note="; ".join(filter(None, (masks.note if masks else "", *seen.notes))),
+            refused=tuple(sorted(pinned.refused)),
+            when=self._clock.text(),
+        )
+
+
+def place_of(sandbox: RuntimeSandbox) -> VMPlace:
+    """Return where the machine of a sandbox is to be looked for."""
+    return VMPlace(sandbox.id, sandbox.pid, sandbox.cgroup, is_sandbox=True)
+
+
+def _cpus_of(seen: VMSeen) -> VMCPUs:
+    return VMCPUs(seen.allowed, union(seen.vcpus))
+
+
+def _reason(masks: VMMasks | None, *, is_one_to_one: bool) -> str:
+    if masks is None:
+        return WAITS
+    if masks.is_one_to_one and not is_one_to_one:
+        return "the kernel does not let its vCPUs run where they are to: its cgroup has other CPUs"
+    return masks.reason
+
+
+def _log(record: VMRecord, state: VMState) -> None:
+    facts = {
+        "vm": record.place.key,
+        "vcpus": [str(cpus) for cpus in state.vcpus],
+        "emulator": str(state.emulator),
+        "reason": state.reason,
+        "refused": list(state.refused),
+    }
+    logger.info("vm threads read back", extra={"facts": facts})
+
+
+def planned_targets(
+    records: Iterable[ContainerRecord],
+    pods: Iterable[SeenPod],
+    plan: Plan,
+) -> dict[VMPlace, VMTarget]:
+    """Return where each machine is to run by the plan; launchers that hold nothing are left alone."""
+    targets = {}
+    for place, record, _ in _launchers(records, pods):
+        held = plan.ledger.of(record.owner)
+        if held and held.is_exclusive:
+            targets[place] = VMTarget(record.owner.pod_uid, held.cpus, smt=held.smt)
+    return targets
+
+
+def observed_targets(
+    records: Collection[ContainerRecord],
+    pods: Iterable[SeenPod],
+    sandboxes: Mapping[str, RuntimeSandbox],
+    held: Mapping[Owner, HeldCPUs],
+) -> dict[VMPlace, VMTarget]:
+    """Return where each machine is to run where another program allocates CPUs."""
+    targets = {}
+    for place, record, pod in _launchers(records, pods):
+        found, claim = held.get(record.owner), _claim_of(pod, record.owner)
+        if found and (found.is_exclusive or _is_claimed(claim, found)):
+            targets[place] = VMTarget(record.owner.pod_uid, found.cpus, smt=claim.smt if claim else None)
+    for key, sandbox in sandboxes.items():
+        inside = (record.owner for record in records if record.seen.sandbox == key and record.is_running)
+        if found_inside := [held[owner] for owner in inside if owner in held]:
+            targets[place_of(sandbox)] = _observed_sandbox(sandbox.pod_uid, found_inside)
+    return targets
+
+
+def _launchers(
+    records: Iterable[ContainerRecord], pods: Iterable[SeenPod]
+) -> Iterator[tuple[VMPlace, ContainerRecord, SeenPod]]:
+    """Yield the containers that run in KubeVirt's launchers beside their machines, each with its pod."""
+    launchers = {pod.uid: pod for pod in pods if pod.is_vm}
+    for record in records:
+        pod = launchers.get(record.owner.pod_uid)
+        is_compute = record.owner.container == LAUNCHER_CONTAINER and record.is_running
+        if pod and is_compute and not record.seen.in_vm:
+            yield VMPlace(record.seen.id, record.seen.pid, record.cgroup, is_sandbox=False), record, pod
+
+
+def _claim_of(pod: SeenPod, owner: Owner) -> Claim | None:
+    return next((claim for claim in pod.claims if claim.container == owner.container), None)
+
+
+def _is_claimed(claim: Claim | None, found: HeldCPUs) -> bool:
+    """Say whether a cpuset is what a container asked for, where nobody says whose it is."""
+    return found.is_exclusive is None and claim is not None and len(found.cpus) == claim.count
+
+
+def _observed_sandbox(pod_uid: str, found: list[HeldCPUs]) -> VMTarget:
+    """Return the CPUs of a sandbox's containers together; those that own some count alone."""
+    own = union(held.cpus for held in found if held.is_exclusive)
+    unsaid = union(held.cpus for held in found if held.is_exclusive is None)
+    if own and not unsaid:
+        return VMTarget(pod_uid, own, own)
+    if unsaid:
+        return VMTarget(pod_uid, own | unsaid, own | unsaid, doubt=UNSAID)
+    return VMTarget(pod_uid, EMPTY, union(held.cpus for held in found))

@@ -1,0 +1,121 @@
+"""Virtual machines small enough to see through: threads with masks, in a cgroup that cuts them (interface `VirtualMachines`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.interfaces import VMPinned
+from pinning.machine.cpuset import CPUSet, union
+from pinning.planning.vm_masks import IOThread, VMSeen
+from pinning.vm_threads import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from agent.interfaces import VMPlace
+    from pinning.planning.vm_masks import VMMasks
+
+
+@dataclass
+class FakeVM:
+    """One machine; thread ids are numbers in the order of `threads`."""
+
+    vcpus: list[CPUSet]
+    others: dict[Role, list[CPUSet]] = field(default_factory=dict)
+    first_task: int = 1000
+    seconds: float = 100.0
+    has_run: bool = True
+    reason: str = ""
+    refuses: set[Role] = field(default_factory=set)
+    shape: tuple[int, int] = (1, 1)
+
+    @property
+    def main(self) -> CPUSet:
+        """Where the first thread may run."""
+        return self.others[Role.EMULATOR][0]
+
+    @property
+    def count(self) -> int:
+        """The number of its threads."""
+        return len(self.vcpus) + sum(map(len, self.others.values()))
+
+    def all_cpus(self) -> Counter[str]:
+        """Return how many threads may run on which CPUs."""
+        masks = [*self.vcpus, *(cpus for listed in self.others.values() for cpus in listed)]
+        return Counter(map(str, masks))
+
+
+def machine(vcpus: int, cpus: CPUSet, **more: int) -> FakeVM:
+    """Return a machine whose threads may all run on `cpus`: vCPUs, a first thread, and as many others as named."""
+    others = {Role.EMULATOR: [cpus]} | {Role(role): [cpus] * count for role, count in more.items()}
+    return FakeVM([cpus] * vcpus, others)
+
+
+@dataclass
+class FakeVMs:
+    """The machines of a node by the id of their container or sandbox."""
+
+    cpusets: dict[str, CPUSet]  # of the node's cgroups
+    machines: dict[str, FakeVM] = field(default_factory=dict)
+    reads: Counter[str] = field(default_factory=Counter)
+    kept: frozenset[str] = frozenset()
+
+    def kind(self, place: VMPlace) -> str:
+        """Return the kind of every machine here."""
+        return "qemu"
+
+    def count(self, place: VMPlace) -> int:
+        """Return how many threads there are."""
+        vm = self.machines.get(place.key)
+        return vm.count if vm else 0
+
+    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
+        """Return the masks as they are."""
+        self.reads[place.key] += 1
+        vm = self.machines.get(place.key)
+        return self._seen(vm) if vm else None
+
+    def _seen(self, vm: FakeVM) -> VMSeen:
+        everything = [*vm.vcpus, *(cpus for listed in vm.others.values() for cpus in listed)]
+        cores, threads = vm.shape
+        return VMSeen(
+            vcpus=() if vm.reason else tuple(vm.vcpus),
+            main=vm.main,
+            allowed=union(everything),
+            iothreads=tuple(map(IOThread, vm.others.get(Role.IOTHREAD, ()))),
+            cores=cores,
+            threads=threads,
+            seconds=vm.seconds,
+            has_run=vm.has_run,
+            reason=vm.reason,
+            vhost=union(vm.others.get(Role.VHOST, ())),
+        )
+
+    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        """Move the threads as far as their cgroup lets them."""
+        vm = self.machines.get(place.key)
+        if vm is None:
+            return None
+        refused = set()
+        vcpus = vm.vcpus if len(masks.vcpus) == len(vm.vcpus) else []
+        for role, listed in [(Role.VCPU, vcpus), *vm.others.items()]:
+            for rank, before in enumerate(listed):
+                wanted = masks.of(role, rank)
+                listed[rank] = self._moved(place, before, wanted, is_bound=role in vm.refuses)
+                refused |= {role} if listed[rank] != wanted else set()
+        return VMPinned(self._seen(vm), frozenset(refused))
+
+    def _moved(self, place: VMPlace, before: CPUSet, wanted: CPUSet, *, is_bound: bool) -> CPUSet:
+        usable = self.cpusets.get(place.cgroup or "", wanted)
+        return before if is_bound else (wanted & usable) or before
+
+    def tasks(self, place: VMPlace) -> frozenset[int]:
+        """Return numbers for the threads."""
+        vm = self.machines.get(place.key)
+        return frozenset(range(vm.first_task, vm.first_task + vm.count)) if vm else frozenset()
+
+    def keep(self, places: Collection[VMPlace]) -> None:
+        """Take note of whom the agent cares for."""
+        self.kept = frozenset(place.key for place in places)
