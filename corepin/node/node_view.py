@@ -132,7 +132,7 @@ def _machine(vm: Mapping[str, Any]) -> Iterator[str]:
     if vm["vhost"]:
         yield f"vhost on {vm['vhost']}"
     if vm["refused"]:
-        yield f"the kernel moves no {' and no '.join(vm['refused'])}"
+        yield f"the kernel keeps {' and '.join(vm['refused'])} elsewhere"
     if vm["reason"]:
         yield f"not one to one ({vm['reason']})"
     if vm["note"]:

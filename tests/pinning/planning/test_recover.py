@@ -74,6 +74,35 @@ def test_reserved_cpus_are_never_adopted() -> None:
     assert recovered(world) == Ledger()
 
 
+def on(world: World, uid: str, cpus: str) -> None:
+    """Put the containers of a pod on CPUs, whoever did that."""
+    for key, seen in world.containers.items():
+        if seen.owner.pod_uid == uid:
+            world.containers[key] = replace(seen, cpus=CPUSet.parse(cpus))
+
+
+def test_other_number_of_cpus_is_adopted_where_nobody_else_runs_there() -> None:
+    """A container that has more than it asks for keeps them if all others keep off, and others there are."""
+    world = world_of(("a", TWO))
+    on(world, "a", "1-2,5")
+    assert recovered(world) == Ledger()
+
+    world.add("b", [Wish()])
+    world.start("b", "c0")
+    on(world, "b", "0,3-4,6-7")
+    assert [str(assignment.cpus) for assignment in recovered(world)] == ["1-2,5"]
+
+
+def test_cpus_of_two_containers_of_a_pod_are_the_first_ones() -> None:
+    """What both seem to hold only one of them can have."""
+    world = World(FLAT)
+    world.add("a", [TWO, TWO])
+    for name in ("c0", "c1"):
+        world.start("a", name)
+    on(world, "a", "1,5")
+    assert [assignment.owner.container for assignment in recovered(world)] == ["c0"]
+
+
 @given(topology=topologies(max_cores_per_cache=3), wishes=st.lists(WISHES, max_size=5))
 def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None:  # type: ignore[no-untyped-def]
     """Whatever runs, what is recovered breaks no rule, and the plan accepts it."""
