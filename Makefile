@@ -11,7 +11,7 @@ IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
 PURE := pinning/*,webhook/rules/*,corepin/drawing/*
 
-BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/webhook.py))
+BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py))
 
 .PHONY: help setup demo test unit e2e-smt soak check image bench metrics chart proto
 
@@ -45,7 +45,7 @@ check: setup ## formatting, lint, types
 image: ## build the container image with docker, podman or buildah (IMAGE=corepin:dev)
 	@scripts/image '$(IMAGE)'
 
-bench: ## measure allocation, planning, the webhook and NRI, each beside a baseline
+bench: ## measure allocation, planning, threads of VMs, the webhook and NRI, each beside a baseline
 	@scripts/setup wrk
 	@for module in $(BENCHES); do echo "== $$module"; $(BIN)/python -m "$$module"; done
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+Kind = Literal["qemu", "cloud-hypervisor", "firecracker", "other"]  # of a VMM; of others no vCPU is known
+ToldBy = Literal["debugfs", "names", "probe", ""]  # how the vCPUs were told apart; "": they were not
+
 
 class Role(StrEnum):
     """What a thread does for its virtual machine."""
@@ -26,8 +29,10 @@ class VMThread:
 
     tid: int
     role: Role
-    name: str = ""  # what the thread calls itself: anything at all, so it is no more than shown
-    index: int | None = None  # of a vCPU: it orders them, has gaps after hotplug, and is never a position
+    name: str = ""  # what the thread calls itself
+    # Of a vCPU: QEMU's number of it by its name, else KVM's, which is the APIC id on x86. It orders the vCPUs, has
+    # gaps after hotplug, and is never a position.
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class VMM:
 
     pid: int
     started: int  # ticks since boot
-    kind: Literal["qemu", "cloud-hypervisor", "firecracker", "other"]
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class VMThreads:
 
     vmm: VMM
     threads: tuple[VMThread, ...]  # ascending by id
-    told_by: Literal["debugfs", "names", "probe", ""]  # how the vCPUs were told apart; "": they were not
+    told_by: ToldBy
     reason: str = ""  # why they were not
     own_count: int = 0  # threads of the process itself, to compare with a later count
     notes: tuple[str, ...] = ()  # what was left out, and why

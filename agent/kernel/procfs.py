@@ -7,6 +7,7 @@ from typing import Final
 
 # The fields of proc_pid_stat(5), counted from the state, which follows the last ")".
 STATE: Final = 0
+PARENT: Final = 1
 FLAGS: Final = 6
 TIMES: Final = slice(11, 13)  # in user and in kernel mode
 STARTED: Final = 19
@@ -36,5 +37,10 @@ def stat_fields(task: int) -> list[str]:
 
 def read_stat(folder: Path) -> tuple[str, list[str]]:
     """Return the name of a process or thread, and what its `stat` says from the state on; raise OSError if it ended."""
-    named, _, rest = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    return parse_stat((folder / "stat").read_text(encoding="utf-8", errors="replace"))
+
+
+def parse_stat(text: str) -> tuple[str, list[str]]:
+    """Return the name in a `stat`, which may have anything in it, and what follows it."""
+    named, _, rest = text.rpartition(")")
     return named.partition("(")[2], rest.split()

@@ -1,0 +1,128 @@
+"""Which process is the VMM of a pod: of KubeVirt's compute container, of a Kata sandbox.
+
+What a process calls itself proves nothing by itself: a VMM is looked for in the cgroups of its pod, or among the
+processes that are in no container. Its start time is kept with it.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError, Gone
+from agent.kernel.cgroupfs import PROCS, read_text, subfolders
+from agent.vm.names import kind_of
+from agent.vm.node import MOST_COMMAND_BYTES
+from agent.vm.process import opened
+from agent.vm.qemu_args import read_args, read_shape
+from pinning.vm_threads import VMM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from agent.kernel.cgroupfs import Hierarchy
+    from agent.vm.node import Command, Node, Roots
+    from pinning.vm_threads import GuestShape
+
+_SANDBOX: Final = "sandbox-"  # Kata names a guest of QEMU so, and then the sandbox's id
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A Kata sandbox, as its runtime knows it."""
+
+    id: str
+    pid: int = 0  # of its VMM, as the runtime says; 0: not said
+    cgroups: tuple[str, ...] = ()  # where its processes may be: its own, and Kata's for overhead
+
+
+def find_container_vmm(node: Node, cgroup: str) -> VMM | None:
+    """Return the QEMU that runs the guest of KubeVirt's compute container; None while there is none.
+
+    libvirt starts others for a moment to learn what QEMU can do: their guests have no name.
+    """
+    commands = _commands(node, ids_in(node.roots.hierarchy, [cgroup], PROCS))
+    guests = [command for command in commands if kind_of(command.program) == "qemu" and _guest_name(command)]
+    return min(_vmms(node, guests), key=lambda vmm: (vmm.started, vmm.pid), default=None)
+
+
+def find_sandbox_vmm(node: Node, sandbox: Sandbox) -> VMM | None:
+    """Return the VMM of a Kata sandbox; None when none is found, or several are.
+
+    The runtime's word is taken if the process names the sandbox or is in its cgroup: the id may be somebody else's by now.
+    """
+    inside = ids_in(node.roots.hierarchy, sandbox.cgroups, PROCS)
+    said = _commands(node, [sandbox.pid] if sandbox.pid else [])
+    if said and (said[0].pid in inside or names_sandbox(said[0].words, sandbox.id)):
+        return next(iter(_vmms(node, said)), None)
+    found = [command for command in _commands(node, inside) if kind_of(command.program) != "other"]
+    if not found:
+        found = [command for command in node.commands if _is_vmm_of(node, command, sandbox.id)]
+    vmms = _vmms(node, found)
+    return vmms[0] if len(vmms) == 1 else None
+
+
+def names_sandbox(words: Iterable[str], sandbox_id: str) -> bool:
+    """Say whether a command line has a sandbox's id as a word, as a part of a path, or as the name of a guest."""
+    return any(
+        part.removeprefix(_SANDBOX) == sandbox_id for word in words for part in re.split(r"[/=,]", word)
+    )
+
+
+def is_outside_containers(node: Node, pid: int) -> bool:
+    """Say whether a process is in no pid namespace but the node's, as all of Kata's are and most containers' are not."""
+    with suppress(AgentError), opened(node.roots.proc, pid) as process:
+        return len(process.ids()) == 1
+    return False
+
+
+def read_guest_shape(roots: Roots, vmm: VMM) -> GuestShape | None:
+    """Return what QEMU's command line says of the guest; None for another VMM; raise Gone, Refused."""
+    if vmm.kind != "qemu":
+        return None
+    with opened(roots.proc, vmm.pid) as process:
+        if process.started() != vmm.started:
+            raise Gone(f"process {vmm.pid} is another one now")
+        return read_shape(read_args(process.command_line(MOST_COMMAND_BYTES)))
+
+
+def _is_vmm_of(node: Node, command: Command, sandbox_id: str) -> bool:
+    return (
+        kind_of(command.program) != "other"
+        and names_sandbox(command.words, sandbox_id)
+        and is_outside_containers(node, command.pid)
+    )
+
+
+def _guest_name(command: Command) -> str:
+    return read_args(command.words).name.get("guest", "")
+
+
+def ids_in(hierarchy: Hierarchy | None, cgroups: Iterable[str], file: str) -> list[int]:
+    """Return what is listed in a file of some cgroups and those below, ascending; those that are gone list nothing."""
+    if hierarchy is None:
+        return []
+    return sorted({number for cgroup in cgroups for number in _ids_below(hierarchy.folder(cgroup), file)})
+
+
+def _ids_below(folder: Path, file: str) -> Iterator[int]:
+    with suppress(AgentError):  # gone; or threaded (cgroup v2): then the one above lists its processes
+        yield from map(int, read_text(f"{folder}/{file}").split())
+    for child in subfolders(folder):
+        yield from _ids_below(child, file)
+
+
+def _commands(node: Node, pids: Iterable[int]) -> list[Command]:
+    read = (node.command(pid, MOST_COMMAND_BYTES) for pid in pids)
+    return [command for command in read if command.words]
+
+
+def _vmms(node: Node, commands: Iterable[Command]) -> list[VMM]:
+    found = []
+    for command in commands:
+        with suppress(AgentError), opened(node.roots.proc, command.pid) as process:
+            found.append(VMM(command.pid, process.started(), kind_of(command.program)))
+    return found

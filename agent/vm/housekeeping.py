@@ -1,0 +1,32 @@
+"""The cgroup that KubeVirt keeps a guest's other threads in, where their CPUs are isolated (isolateEmulatorThread)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import Gone
+from agent.kernel.cgroupfs import read_cpus, read_text
+
+if TYPE_CHECKING:
+    from agent.kernel.cgroupfs import Hierarchy
+    from pinning.machine.cpuset import CPUSet
+
+_NAME: Final = "housekeeping"  # below the cgroup of the compute container; threaded on cgroup v2
+
+
+class Housekeeping(NamedTuple):
+    """What is in it now."""
+
+    cpus: CPUSet
+    tasks: frozenset[int]
+
+
+def read_housekeeping(hierarchy: Hierarchy, cgroup: str) -> Housekeeping | None:
+    """Return the housekeeping cgroup of a compute container with this cgroup; None without one; raise Refused."""
+    folder = hierarchy.folder(cgroup) / _NAME
+    try:
+        cpus = read_cpus(folder / hierarchy.effective[0])
+        tasks = frozenset(int(task) for task in read_text(folder / hierarchy.tasks).split())
+    except Gone:
+        return None
+    return Housekeeping(cpus, tasks)

@@ -1,0 +1,120 @@
+"""What all virtual machines of a node share, read once in a look at it, when it is first asked for."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.kernel.procfs import PARENT, STARTED, parse_stat
+from agent.vm.names import companion_role, kind_of
+from agent.vm.process import processes, read_piece, read_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.kernel.cgroupfs import Hierarchy
+
+KTHREADD: Final = 2  # the kernel's first thread, parent of all its others
+MOST_COMMAND_BYTES: Final = 8 * 2**20  # above what the kernel takes: 6 MB
+_FIRST_BYTES: Final = 16_384  # of a command line: Kata says at its beginning for what sandbox it is
+_MOST_MACHINES: Final = 65_536
+_KERNEL_THREADS: Final = ("vhost-", "kvm-pit/")
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the kernel shows what is read here."""
+
+    proc: Path = Path("/proc")
+    kvm: Path = Path("/sys/kernel/debug/kvm")
+    hierarchy: Hierarchy | None = None  # of cgroups; None: no task list of a cgroup is read
+
+
+class KernelThread(NamedTuple):
+    """A thread of the kernel that serves a virtual machine."""
+
+    tid: int
+    name: str
+    started: int  # ticks since boot
+
+
+class Command(NamedTuple):
+    """A process with the beginning of its command line."""
+
+    pid: int
+    words: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """Return the last part of its first word."""
+        return self.words[0].rpartition("/")[2] if self.words else ""
+
+
+class Node:
+    """One look at a node: make a new one for the next look."""
+
+    def __init__(self, roots: Roots) -> None:
+        self.roots = roots
+
+    def machines_of(self, tasks: frozenset[int]) -> list[Path]:
+        """Return KVM's debugfs folders, PID-DESCRIPTOR, of the machines that one of the threads made."""
+        return [folder for number, folder in self._machines if number in tasks]
+
+    @cached_property
+    def _machines(self) -> list[tuple[int, Path]]:
+        try:
+            with os.scandir(self.roots.kvm) as entries:
+                names = [entry.name for entry in islice(entries, _MOST_MACHINES)]
+        except OSError:  # not mounted, not permitted, no KVM: then names and the probe are left
+            return []
+        split = ((name.partition("-")[0], name) for name in sorted(names))
+        return [(int(number), self.roots.kvm / name) for number, name in split if number.isdecimal()]
+
+    @cached_property
+    def kernel_threads(self) -> tuple[KernelThread, ...]:
+        """Return the kernel's own threads for vhost and the timer of KVM, ascending."""
+        return tuple(self._kernel_threads())
+
+    def _kernel_threads(self) -> Iterator[KernelThread]:
+        for task in self._children_of_kthreadd():
+            if thread := self.kernel_thread(task):
+                yield thread
+
+    def kernel_thread(self, task: int) -> KernelThread | None:
+        """Return a thread if it is one of the kernel's for vhost or the timer; None for another, and when it ended."""
+        folder = f"{self.roots.proc}/{task}"
+        try:
+            if not read_piece(f"{folder}/comm").startswith(_KERNEL_THREADS):
+                return None
+            name, fields = parse_stat(read_piece(f"{folder}/stat"))
+        except OSError:
+            return None
+        return KernelThread(task, name, int(fields[STARTED])) if int(fields[PARENT]) == KTHREADD else None
+
+    def _children_of_kthreadd(self) -> list[int]:
+        """Return kthreadd's children; on a kernel that does not list them, every process may be one."""
+        path = self.roots.proc / f"{KTHREADD}/task/{KTHREADD}/children"
+        try:
+            return sorted(int(pid) for pid in path.read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return processes(self.roots.proc)
+
+    @cached_property
+    def commands(self) -> tuple[Command, ...]:
+        """Return every VMM, and every program that Kata runs beside one, ascending."""
+        return tuple(
+            command
+            for command in map(self.command, processes(self.roots.proc))
+            if kind_of(command.program) != "other" or companion_role(command.program)
+        )
+
+    def command(self, pid: int, limit: int = _FIRST_BYTES) -> Command:
+        """Return a process, or the process of a thread, with so much of its command line; no words when it ended."""
+        with suppress(OSError):
+            return Command(pid, tuple(read_words(f"{self.roots.proc}/{pid}/cmdline", limit)))
+        return Command(pid, ())

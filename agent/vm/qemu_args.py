@@ -1,0 +1,173 @@
+"""The shape of a guest by QEMU's command line. Pure.
+
+Options are read as QEMU reads them (QemuOpts, keyval, JSON): "-smp 2,cores=2", "--smp cpus=2", a comma in a value is
+written twice. What is in a file (-readconfig) is not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.vm_threads import GuestShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+MOST_VCPUS: Final = 65_536  # more than KVM has; a larger number is no number of vCPUs
+_MOST_JSON: Final = 2**20  # bytes of one option
+_SOCKET_PARTS: Final = ("dies", "clusters", "modules")  # they divide a socket; its cores are in them
+_MACHINE_PARTS: Final = ("drawers", "books", "sockets")
+_NUMBERS: Final[tuple[str, ...]] = ("cpus", "maxcpus", "cores", "threads", *_MACHINE_PARTS, *_SOCKET_PARTS)
+_FIRST: Final = {
+    "smp": "cpus",
+    "name": "guest",
+    "machine": "type",
+    "M": "type",
+}  # what a value without a key is of
+_TAKEN: Final = frozenset(
+    {"object", "device", "append", *_FIRST}
+)  # -append: its word may look like an option
+_VERSION: Final = re.compile(
+    r"(?:pc|pc-q35|pc-i440fx|virt|s390-ccw-virtio|pseries)-([0-9]{1,2})\.([0-9]{1,2})"
+)
+_PREFERS_CORES: Final = (6, 2)  # machines of earlier versions made the CPUs that nobody placed sockets
+_BACKEND: Final = "memory-backend-"
+_ON: Final = frozenset({"on", "yes", "true", "y", True})
+
+
+@dataclass(frozen=True, slots=True)
+class QEMUArgs:
+    """The options that say something of the guest's CPUs, its memory and its iothreads; later ones of a key win."""
+
+    name: Mapping[str, str]
+    machine: Mapping[str, str]
+    smp: Mapping[str, str]
+    objects: tuple[Mapping[str, Any], ...]
+    devices: tuple[Mapping[str, Any], ...]
+
+
+def read_args(arguments: Sequence[str]) -> QEMUArgs:
+    """Read a command line, its first word the program."""
+    merged: dict[str, dict[str, str]] = {"name": {}, "machine": {}, "smp": {}}
+    listed: dict[str, list[Mapping[str, Any]]] = {"object": [], "device": []}
+    for option, value in _options(arguments):
+        if option in listed:
+            listed[option].append(_read_json(value) if value.startswith("{") else dict(_pairs(value, "type")))
+        elif option in _FIRST:
+            merged["machine" if option == "M" else option].update(_pairs(value, _FIRST[option]))
+    return QEMUArgs(
+        merged["name"], merged["machine"], merged["smp"], tuple(listed["object"]), tuple(listed["device"])
+    )
+
+
+def read_shape(args: QEMUArgs) -> GuestShape | None:
+    """Return the shape; None when its numbers are no shape."""
+    numbers = _numbers(args)
+    topology = None if numbers is None else _complete(numbers, prefers_sockets=_prefers_sockets(args.machine))
+    if topology is None:
+        return None
+    return GuestShape(
+        vcpus=topology["cpus"],
+        cores=topology["cores"] * prod(topology[part] for part in _SOCKET_PARTS),
+        threads=topology["threads"],
+        most_vcpus=topology["maxcpus"],
+        strict=any(_is_bound(backend) for backend in args.objects),
+        iothreads=tuple(_ids(args.objects, "iothread")),
+        iothread_pool=any(_has_pool(device) for device in args.devices),
+        names_threads=args.name.get("debug-threads") in _ON,
+    )
+
+
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option of these, and the guest's own words, with the word that follows it."""
+    words = iter(arguments[1:])
+    for word in words:
+        option = word.removeprefix("-").removeprefix("-")
+        if word.startswith("-") and option in _TAKEN:
+            yield option, next(words, "")
+
+
+def _pairs(text: str, first: str) -> Iterator[tuple[str, str]]:
+    """Yield keys and values of "VALUE,key=value,flag": the first may lack its key, another without value is on."""
+    for position, part in enumerate(re.findall(r"(?:[^,]+|,,)+", text)):
+        key, equals, value = part.replace(",,", ",").partition("=")
+        if equals:
+            yield key, value
+        else:
+            yield (key, "on") if position else (first, key)
+
+
+def _read_json(text: str) -> Mapping[str, Any]:
+    """Return an option in JSON; one that is too long, or none, says nothing."""
+    if len(text) > _MOST_JSON:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _numbers(args: QEMUArgs) -> dict[str, int] | None:
+    """Return what was given of the topology, from -smp or from -machine smp.cpus=...; None when it is no number."""
+    given = {
+        key.removeprefix("smp."): value for key, value in args.machine.items() if key.startswith("smp.")
+    } | dict(args.smp)
+    numbers = {key: _number(given[key]) for key in _NUMBERS if key in given}
+    found = {key: number for key, number in numbers.items() if number is not None}
+    return found if len(found) == len(numbers) else None
+
+
+def _number(text: str) -> int | None:
+    """Read a positive number, decimal or hexadecimal; None for another text."""
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,7}", text):
+        return None
+    number = int(text, 0)
+    return number if 0 < number <= MOST_VCPUS else None
+
+
+def _prefers_sockets(machine: Mapping[str, str]) -> bool:
+    found = _VERSION.fullmatch(machine.get("type", ""))
+    return found is not None and (int(found[1]), int(found[2])) < _PREFERS_CORES
+
+
+def _complete(given: Mapping[str, int], *, prefers_sockets: bool) -> dict[str, int] | None:
+    """Return the topology with what was left out, as QEMU does it (machine_parse_smp_config); None for none.
+
+    CPUs that no part was given for become cores of one socket, in machines before 6.2 sockets of one core.
+    """
+    every = dict.fromkeys((*_MACHINE_PARTS, *_SOCKET_PARTS, "cores", "threads"), 1) | dict(given)
+    most = given.get("maxcpus", given.get("cpus", 0))
+    missing = [part for part in ("sockets", "cores", "threads") if part not in given]
+    if most and missing:
+        rest = [part for part in _filled_first(prefers_sockets=prefers_sockets) if part in missing]
+        others = prod(number for part, number in every.items() if part not in ("cpus", "maxcpus"))
+        every[rest[0]] = most // others
+    total = prod(number for part, number in every.items() if part not in ("cpus", "maxcpus"))
+    every["maxcpus"] = most or total
+    every["cpus"] = given.get("cpus", every["maxcpus"])
+    return every if total == every["maxcpus"] >= every["cpus"] else None
+
+
+def _filled_first(*, prefers_sockets: bool) -> tuple[str, ...]:
+    return ("sockets", "cores", "threads") if prefers_sockets else ("cores", "sockets", "threads")
+
+
+def _is_bound(backend: Mapping[str, Any]) -> bool:
+    """Say whether a memory backend is bound to NUMA nodes of the host."""
+    kind = str(backend.get("qom-type", backend.get("type", "")))
+    return kind.startswith(_BACKEND) and any(key.partition(".")[0] == "host-nodes" for key in backend)
+
+
+def _ids(objects: Sequence[Mapping[str, Any]], kind: str) -> Iterator[str]:
+    for one in objects:
+        if kind in (one.get("qom-type"), one.get("type")) and isinstance(one.get("id"), str):
+            yield one["id"]
+
+
+def _has_pool(device: Mapping[str, Any]) -> bool:
+    return any(key.partition(".")[0] == "iothread-vq-mapping" for key in device)

@@ -1,0 +1,83 @@
+"""Read the threads of a virtual machine, inside its process and outside, until no new one comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.errors import Gone
+from agent.vm.names import role_of
+from agent.vm.outside import companion_threads, pit_threads, still_outside, vhost_threads
+from agent.vm.process import MOST_THREADS, opened, thread_count
+from agent.vm.vcpus import tell_vcpus
+from pinning.vm_threads import Role, VMThread, VMThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from agent.vm.node import Node, Roots
+    from pinning.vm_threads import VMM
+
+
+def count_threads(roots: Roots, vmm: VMM) -> int:
+    """Return how many threads the process has now, to compare with `own_count`; raise Gone, Refused.
+
+    It costs one call. A thread that came when another one went is not seen.
+    """
+    return thread_count(roots.proc, vmm.pid)
+
+
+def read_threads(
+    node: Node, vmm: VMM, cgroups: Sequence[str] = (), *, sandbox_id: str = "", known: VMThreads | None = None
+) -> VMThreads:
+    """Return the threads of a virtual machine whose container, or sandbox, has these cgroups; raise Gone, Refused.
+
+    With what is known from an earlier look, only new threads of its process are read, and none outside.
+    """
+    with opened(node.roots.proc, vmm.pid) as process:
+        if process.started() != vmm.started:
+            raise Gone(f"process {vmm.pid} is another one now")
+        if (count := process.count()) > MOST_THREADS:
+            return VMThreads(vmm, (), "", f"its {count} threads are too many to look at", count)
+        names = process.names(_settled(known))
+        told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), _probed(known))
+        inner_pid = process.ids()[-1]
+    own = [_own_thread(vmm, tid, name, told.indexes) for tid, name in names.items()]
+    if known:
+        outside, notes = list(still_outside(node, known, frozenset(names), sandbox_id)), known.notes
+    else:
+        outside, notes = _read_outside(node, vmm, inner_pid, frozenset(names), cgroups, sandbox_id)
+    threads = tuple(sorted((*own, *outside), key=lambda thread: thread.tid))
+    return VMThreads(vmm, threads, told.by, told.reason, len(own), notes)
+
+
+def _settled(known: VMThreads | None) -> dict[int, str]:
+    """Return the names that are known for good: a thread gets its name after it began, so one without a role may."""
+    threads = known.threads if known else ()
+    return {thread.tid: thread.name for thread in threads if thread.role is not Role.EMULATOR}
+
+
+def _probed(known: VMThreads | None) -> dict[int, int]:
+    """Return the vCPUs that the probe found at an earlier look, maybe not all."""
+    if known is None or known.told_by in ("debugfs", "names"):
+        return {}
+    return {thread.tid: thread.index for thread in known.threads if thread.index is not None}
+
+
+def _own_thread(vmm: VMM, tid: int, name: str, indexes: Mapping[int, int]) -> VMThread:
+    if tid in indexes:
+        return VMThread(tid, Role.VCPU, name, indexes[tid])
+    return VMThread(tid, Role.EMULATOR if tid == vmm.pid else role_of(vmm.kind, name), name)
+
+
+def _read_outside(
+    node: Node, vmm: VMM, inner_pid: int, own: frozenset[int], cgroups: Iterable[str], sandbox_id: str
+) -> tuple[list[VMThread], tuple[str, ...]]:
+    """Return the threads outside, and what was left because it may be another machine's."""
+    found = list(vhost_threads(node, own, cgroups))
+    if sandbox_id:
+        found += companion_threads(node, sandbox_id)
+    pits = pit_threads(node, vmm, inner_pid)
+    if len(pits) > 1:
+        told = ", ".join(str(thread.tid) for thread in pits)
+        return found, (f"threads {told} are all called {pits[0].name}: left as they are",)
+    return found + pits, ()

@@ -1,0 +1,129 @@
+"""Which threads of a VMM are its vCPUs: what KVM says in debugfs, their names, or what they are seen to do, in that order."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.vm.names import Told, tell_by_names
+from agent.vm.process import read_piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from agent.vm.process import Process
+    from pinning.vm_threads import Kind, ToldBy
+
+_VCPU: Final = "vcpu"
+_RUN: Final = "0xae80"  # KVM_RUN, the request of ioctl(2) that runs a vCPU
+_VCPU_FILE: Final = "anon_inode:kvm-vcpu:"
+_USER_WORKER: Final = 0x4000  # PF_USER_WORKER: the kernel's own thread, which shows its maker's system call
+_LOOKS: Final = 3  # a vCPU is not in KVM_RUN at every moment
+_UNKNOWN: Final = "the program is none whose vCPUs are known: QEMU, cloud-hypervisor, Firecracker"
+_PERMISSION: Final = "the system calls of its threads may not be read (component vm-probe)"
+
+
+class Answer(NamedTuple):
+    """The vCPUs, and by what they were told apart; or, with "", as many as were found and why not all."""
+
+    by: ToldBy
+    indexes: Mapping[int, int]  # thread: index
+    reason: str = ""
+
+
+def tell_vcpus(
+    process: Process, kind: Kind, names: Mapping[int, str], folders: Iterable[Path], before: Mapping[int, int]
+) -> Answer:
+    """Ask the sources in turn. `before` is what the probe found at an earlier time."""
+    if kind == "other":
+        return Answer("", {}, _UNKNOWN)
+    debugfs = tell_by_debugfs(folders, names.keys())
+    if not debugfs.why_not:
+        return Answer("debugfs", debugfs.indexes)
+    named = tell_by_names(kind, {task: name for task, name in names.items() if task != process.pid})
+    if not named.why_not:
+        return Answer("names", named.indexes)
+    probed = tell_by_probe(process, [task for task in names if task != process.pid], before)
+    if not probed.why_not:
+        return Answer("probe", probed.indexes)
+    return Answer("", probed.indexes, f"{debugfs.why_not}; {named.why_not}; {probed.why_not}")
+
+
+def tell_by_debugfs(folders: Iterable[Path], tasks: Iterable[int]) -> Told:
+    """Return the vCPUs by KVM's folders of the process: vcpuN/pid has the thread that ran vCPU N last.
+
+    A vCPU that was unplugged keeps its folder, with a thread that is gone.
+    """
+    machines = [_runners(folder) for folder in folders]
+    if not machines:
+        return Told({}, "KVM's debugfs shows no machine of it")
+    if len(machines) > 1:
+        return Told({}, "KVM's debugfs shows several machines of it")
+    runners = machines[0]
+    if not runners:
+        return Told({}, "KVM's debugfs does not say which threads run its vCPUs")
+    if 0 in runners.values():
+        return Told({}, f"{list(runners.values()).count(0)} of {len(runners)} vCPUs have not run yet")
+    present = frozenset(tasks)
+    running = [(task, index) for index, task in runners.items() if task in present]
+    if len(dict(running)) < len(running):
+        return Told({}, "one thread runs several vCPUs")
+    return Told(dict(running), "" if running else "KVM's debugfs names no thread of it")
+
+
+def _runners(folder: Path) -> dict[int, int]:
+    """Return the thread of each vCPU, 0 of one that did not run yet; nothing where the kernel does not say."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(_VCPU)]
+        return {int(name.removeprefix(_VCPU)): int(read_piece(f"{folder}/{name}/pid")) for name in names}
+    except (OSError, ValueError):  # the machine ended, or this kernel has no such file
+        return {}
+
+
+def tell_by_probe(process: Process, tasks: Iterable[int], before: Mapping[int, int]) -> Told:
+    """Return the vCPUs as the threads that are seen in KVM_RUN, by the descriptor that they run.
+
+    A busy vCPU may not be seen for long, so what was found at an earlier time counts.
+    """
+    try:
+        files = {
+            number: int(target.removeprefix(_VCPU_FILE))
+            for number, target in process.open_files().items()
+            if target.startswith(_VCPU_FILE)
+        }
+        if not files:
+            return Told({}, "it has no vCPU of KVM open")
+        found = _seen_running(process, tasks, files, before)
+    except PermissionError:
+        return Told({}, _PERMISSION)
+    indexes = set(files.values())
+    if sorted(found.values()) == sorted(indexes):
+        return Told(found)
+    return Told(found, f"of {len(indexes)} vCPUs {len(found)} were seen to run")
+
+
+def _seen_running(
+    process: Process, tasks: Iterable[int], files: Mapping[int, int], before: Mapping[int, int]
+) -> dict[int, int]:
+    tasks = list(tasks)
+    found = {task: before[task] for task in tasks if task in before}
+    for _ in range(_LOOKS):
+        for task in tasks:
+            if task not in found and (index := _vcpu_run_by(process, task, files)) is not None:
+                found[task] = index
+        if len(found) >= len(files):
+            break
+    return found
+
+
+def _vcpu_run_by(process: Process, task: int, files: Mapping[int, int]) -> int | None:
+    """Return the index of the vCPU that a thread runs just now; None when it runs none, or ended."""
+    try:
+        call = process.system_call(task)
+        if len(call) < len(("number", "descriptor", "request")) or call[2] != _RUN:
+            return None
+        return None if process.flags(task) & _USER_WORKER else files.get(int(call[1], 16))
+    except (FileNotFoundError, ProcessLookupError):
+        return None

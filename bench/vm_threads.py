@@ -1,0 +1,176 @@
+"""`python -m bench.vm_threads`: CPU time to find the threads of 50 virtual machines, 5,000 of them, on a busy node.
+
+The node is a tree of folders in the shape of /proc, KVM's debugfs and the cgroups, so that what is measured is the
+agent's own work and not that of one kernel. The baselines read the names of the same threads, and ask for the same
+counts, with the fewest calls there are. Each counts with the best of its repeats, which take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm
+from agent.vm.threads import count_threads, read_threads
+from tests.agent.vm.fake_host import FakeHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.vm.node import Node
+    from pinning.vm_threads import VMM, VMThreads
+
+MACHINES: Final = 50
+VCPUS: Final = 16
+THREADS: Final = 100  # of each
+OTHERS: Final = 1_000  # processes beside them
+KERNEL_THREADS: Final = 500
+REPEATS: Final = 9
+SWEEP_SECONDS, RESCAN_SECONDS = 30, 5  # how often the agent does each
+IDLE_LIMIT: Final = 0.005  # of a core
+MOST_TIMES: Final = {"sweep": 4.0, "rescan": 4.0}  # the baseline
+
+
+class Guest(NamedTuple):
+    """One virtual machine: every second one is KubeVirt's, the others are Kata's."""
+
+    pid: int
+    cgroup: str
+    sandbox: str
+
+    def find(self, look: Node) -> VMM:
+        """Look for its VMM as the agent does at each sweep."""
+        vmm = (
+            find_sandbox_vmm(look, Sandbox(self.sandbox, self.pid, (self.cgroup,)))
+            if self.sandbox
+            else find_container_vmm(look, self.cgroup)
+        )
+        if vmm is None:
+            raise LookupError(f"{self} is not found")
+        return vmm
+
+
+def names(pid: int) -> Mapping[int, str]:
+    """Return the threads of a QEMU beside its first."""
+    kinds = [f"CPU {index}/KVM" for index in range(VCPUS)] + ["IO iothread1", "IO iothread2", "call_rcu"]
+    kinds += [f"vhost-{pid}"] * 8
+    kinds += ["worker"] * (THREADS - 1 - len(kinds))
+    return {pid + 1 + position: name for position, name in enumerate(kinds)}
+
+
+def build(host: FakeHost) -> list[Guest]:
+    """Fill a node."""
+    for number in range(KERNEL_THREADS):
+        host.kernel_thread(10 + number, f"kworker/{number}:1")
+    for number in range(OTHERS):
+        host.process(1_000 + number, ["/usr/bin/server", "--listen=0.0.0.0:80"], name="server")
+    return [build_guest(host, number) for number in range(MACHINES)]
+
+
+def build_guest(host: FakeHost, number: int) -> Guest:
+    """Add one of the virtual machines; every fourth has its vCPUs in debugfs too."""
+    pid, cgroup = 10_000 + number * 200, f"/kubepods/pod{number}/c"
+    sandbox = f"{number:064}" if number % 2 else ""
+    threads = names(pid)
+    guest = f"sandbox-{sandbox}" if sandbox else f"guest=default_vm{number}"
+    devices = [word for _ in range(40) for word in ("-device", '{"driver":"virtio-blk-pci","bus":"pci.1"}')]
+    host.process(
+        pid,
+        ["/usr/bin/qemu-kvm", "-name", f"{guest},debug-threads=on", "-smp", "16", *devices],
+        threads=threads,
+    )
+    host.cgroup(cgroup, [pid], [pid, *threads])
+    if number % 4 == 0:
+        host.machine(f"{pid}-20", {index: pid + 1 + index for index in range(VCPUS)})
+    if sandbox:
+        host.process(pid + 150, ["containerd-shim-kata-v2", "-id", sandbox], name="containerd-shim")
+        host.process(pid + 151, ["virtiofsd", f"--shared-dir=/run/{sandbox}/shared"], name="virtiofsd")
+    return Guest(pid, cgroup, sandbox)
+
+
+def sweep(host: FakeHost, guests: list[Guest]) -> list[VMThreads]:
+    """Find every thread anew."""
+    look = host.look
+    return [
+        read_threads(look, guest.find(look), [guest.cgroup], sandbox_id=guest.sandbox) for guest in guests
+    ]
+
+
+def rescan(host: FakeHost, found: list[VMThreads]) -> int:
+    """Return how many machines have another number of threads now."""
+    return sum(count_threads(host.roots, seen.vmm) != seen.own_count for seen in found)
+
+
+def bare_sweep(proc: Path, guests: list[Guest]) -> int:
+    """Read the names of the same threads and nothing else; return how many."""
+    count = 0
+    for guest in guests:
+        folder = f"{proc}/{guest.pid}/task"
+        for task in os.listdir(folder):  # noqa: PTH208 a Path costs more than the call
+            file = os.open(f"{folder}/{task}/comm", os.O_RDONLY)
+            count += bool(os.read(file, 64))
+            os.close(file)
+    return count
+
+
+def bare_rescan(proc: Path, guests: list[Guest]) -> int:
+    """Ask for the same counts and nothing else."""
+    return sum(os.stat(f"{proc}/{guest.pid}/task").st_nlink for guest in guests)  # noqa: PTH116
+
+
+def measure(host: FakeHost, guests: list[Guest]) -> dict[str, float]:
+    """Return the CPU seconds of each, best of the repeats."""
+    found = sweep(host, guests)
+    if sum(seen.own_count for seen in found) != MACHINES * THREADS or any(
+        len(seen.vcpus) != VCPUS for seen in found
+    ):
+        raise LookupError("the threads that were made are not those that were found")
+    proc = host.roots.proc
+    cases: dict[str, Callable[[], object]] = {
+        "sweep": lambda: sweep(host, guests),
+        "bare sweep": lambda: bare_sweep(proc, guests),
+        "rescan": lambda: rescan(host, found),
+        "bare rescan": lambda: bare_rescan(proc, guests),
+    }
+    best = dict.fromkeys(cases, float("inf"))
+    for _ in range(REPEATS):
+        for name, case in cases.items():
+            began = process_time()
+            case()
+            best[name] = min(best[name], process_time() - began)
+    return best
+
+
+def main() -> int:
+    """Print the table; return 0 when nothing costs more than it may."""
+    argparse.ArgumentParser(
+        prog="python -m bench.vm_threads", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    ).parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        host = FakeHost(Path(name, "host"))
+        best = measure(host, build(host))
+    print(f"{MACHINES} machines with {THREADS} threads each, beside {OTHERS} processes: CPU time")
+    holds = True
+    for case, most in MOST_TIMES.items():
+        times = best[case] / best[f"bare {case}"]
+        holds &= times <= most
+        print(
+            f"{'holds ' if times <= most else 'MISSED'}  {case:<8}{best[case] * 1e3:>9.2f} ms, {times:.2f} x "
+            f"the baseline's {best[f'bare {case}'] * 1e3:.2f} ms, limit {most:.1f} x"
+        )
+    idle = best["sweep"] / SWEEP_SECONDS + best["rescan"] / RESCAN_SECONDS
+    holds &= idle <= IDLE_LIMIT
+    print(
+        f"{'holds ' if idle <= IDLE_LIMIT else 'MISSED'}  a sweep each {SWEEP_SECONDS} s and a rescan each "
+        f"{RESCAN_SECONDS} s: {idle:.2%} of a core, limit {IDLE_LIMIT:.1%}"
+    )
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

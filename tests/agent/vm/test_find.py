@@ -1,0 +1,136 @@
+"""Which process is the VMM of a pod, and what its command line says."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.errors import Gone
+from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
+from agent.vm.names import kind_of
+from pinning.vm_threads import VMM, Kind
+from tests.agent.vm.fake_host import FakeHost
+
+COMPUTE = "/kubepods/pod1/compute"
+QEMU = "/usr/libexec/qemu-kvm"
+GUEST = [
+    QEMU,
+    "-name",
+    "guest=default_vm1,debug-threads=on",
+    "-S",
+    "-smp",
+    "2,maxcpus=8,sockets=4,cores=2,threads=1",
+]
+ID = "0123abcd"
+KATA = ["/opt/kata/bin/qemu-system-x86_64", "-name", f"sandbox-{ID},debug-threads=on", "-uuid", "5f"]
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ("qemu-system-x86_64", "qemu"),
+        ("qemu-system-x86_64-snp-experimental", "qemu"),
+        ("qemu-kvm", "qemu"),
+        ("qemu-img", "other"),
+        ("cloud-hypervisor", "cloud-hypervisor"),
+        ("firecracker", "firecracker"),
+        ("containerd-shim-kata-v2", "other"),
+        ("", "other"),
+    ],
+)
+def test_vmms_are_known_by_their_programs(program: str, kind: Kind) -> None:
+    """Three VMMs are known; QEMU has several names."""
+    assert kind_of(program) == kind
+
+
+@pytest.mark.parametrize("below", ["", "/housekeeping"])
+def test_kubevirts_guest_is_found_in_the_container(host: FakeHost, below: str) -> None:
+    """It is the QEMU that has a guest with a name, not one that libvirt asks for its abilities, nor another pod's."""
+    host.process(40, ["/usr/bin/virt-launcher", "--qemu-timeout", "240s"])
+    host.process(
+        41, [QEMU, "-S", "-no-user-config", "-nodefaults", "-nographic", "-machine", "none,accel=kvm:tcg"]
+    )
+    host.process(42, GUEST, started=777)
+    host.process(43, GUEST)
+    host.process(44)  # a zombie has no command line
+    host.cgroup(COMPUTE, [40, 41, 44, 4242])
+    host.cgroup(f"{COMPUTE}{below}", [42])
+
+    assert find_container_vmm(host.look, COMPUTE) == VMM(42, 777, "qemu")
+    assert find_container_vmm(host.look, "/kubepods/pod2/compute") is None
+
+
+def test_container_without_a_guest_has_no_vmm(host: FakeHost) -> None:
+    """virt-launcher runs for a while before it starts QEMU."""
+    host.process(40, ["/usr/bin/virt-launcher"])
+    host.cgroup(COMPUTE, [40])
+
+    assert find_container_vmm(host.look, COMPUTE) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (KATA, "qemu"),
+        (
+            ["/opt/kata/bin/cloud-hypervisor", "--api-socket", f"/run/vc/vm/{ID}/clh-api.sock"],
+            "cloud-hypervisor",
+        ),
+        (["firecracker", "--id", ID, "--start-time-us", "1"], "firecracker"),
+        (["/opt/kata/bin/containerd-shim-kata-v2", "-id", ID], "other"),  # dragonball runs in its shim
+    ],
+)
+def test_runtimes_word_is_taken_for_a_process_of_the_sandbox(
+    host: FakeHost, command: list[str], kind: Kind
+) -> None:
+    """Each VMM is told its sandbox in its own way."""
+    host.process(975, command, started=600)
+
+    assert find_sandbox_vmm(host.look, Sandbox(ID, pid=975)) == VMM(975, 600, kind)
+
+
+def test_number_that_is_another_process_now_is_not_taken(host: FakeHost) -> None:
+    """The runtime's number may be old: then the sandbox's cgroups are searched, then all processes outside containers."""
+    host.process(975, ["/usr/bin/sleep"])
+    sandbox = Sandbox(ID, pid=975, cgroups=("/kubepods/pod1/kata_0123abcd", "/kata_overhead/0123abcd"))
+    assert find_sandbox_vmm(host.look, sandbox) is None
+
+    host.process(980, KATA)
+    host.process(981, KATA, ids=(981, 1))  # a container with the same command line
+    assert find_sandbox_vmm(host.look, sandbox) == VMM(980, 500, "qemu")
+
+    host.process(990, ["/usr/bin/qemu-system-x86_64", "-S"])
+    host.process(991, ["/usr/libexec/virtiofsd"])
+    host.cgroup("/kata_overhead/0123abcd", [990, 991])
+    assert find_sandbox_vmm(host.look, sandbox) == VMM(990, 500, "qemu")
+
+
+def test_process_in_the_sandboxs_cgroup_is_its_own(host: FakeHost) -> None:
+    """A VMM that does not name its sandbox is known by its cgroup."""
+    host.process(975, ["/usr/bin/qemu-system-x86_64", "-S"])
+    host.cgroup("/kubepods/pod1/ab", [975])
+
+    assert find_sandbox_vmm(host.look, Sandbox(ID, 975, ("/kubepods/pod1/ab",))) == VMM(975, 500, "qemu")
+    assert find_sandbox_vmm(host.look, Sandbox(ID, 975)) is None
+
+
+def test_several_vmms_of_a_sandbox_are_none(host: FakeHost) -> None:
+    """Where two processes outside containers say they are a sandbox's VMM, neither is believed."""
+    host.process(980, KATA)
+    host.process(981, KATA)
+
+    assert find_sandbox_vmm(host.look, Sandbox(ID)) is None
+
+
+def test_shape_is_read_from_the_command_line(host: FakeHost) -> None:
+    """It is that of the process that was found, and of QEMU alone."""
+    host.process(42, GUEST)
+
+    shape = read_guest_shape(host.roots, VMM(42, 500, "qemu"))
+
+    assert shape is not None
+    assert (shape.vcpus, shape.cores, shape.threads, shape.most_vcpus) == (2, 2, 1, 8)
+    assert read_guest_shape(host.roots, VMM(42, 500, "firecracker")) is None
+    with pytest.raises(Gone):
+        read_guest_shape(host.roots, VMM(42, 499, "qemu"))
+    with pytest.raises(Gone):
+        read_guest_shape(host.roots, VMM(43, 500, "qemu"))

@@ -1,0 +1,28 @@
+"""KubeVirt's housekeeping cgroup, in folders of both versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.vm.housekeeping import Housekeeping, read_housekeeping
+from pinning.machine.cpuset import CPUSet
+from tests.agent.vm.fake_host import FakeHost
+
+COMPUTE = "/kubepods/pod1/compute"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_housekeeping_has_cpus_and_tasks(tmp_path: Path, version: int) -> None:
+    """The emulator's CPUs are those of the cgroup below the container's; a VM without isolation has none."""
+    host = FakeHost(tmp_path / "host", version)
+    assert host.roots.hierarchy
+    host.cgroup(COMPUTE, [304], [308, 309])
+    assert read_housekeeping(host.roots.hierarchy, COMPUTE) is None
+
+    host.cgroup(f"{COMPUTE}/housekeeping", tasks=[304, 306], cpus="4")
+
+    assert read_housekeeping(host.roots.hierarchy, COMPUTE) == Housekeeping(
+        CPUSet([4]), frozenset({304, 306})
+    )

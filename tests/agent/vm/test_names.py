@@ -1,0 +1,63 @@
+"""What the names of threads say, with names as they were seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.vm.names import role_of, tell_by_names
+from pinning.vm_threads import Kind, Role
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "role"),
+    [
+        ("qemu", "qemu-system-x86", Role.EMULATOR),
+        ("qemu", "call_rcu", Role.EMULATOR),
+        ("qemu", "IO mon_iothread", Role.EMULATOR),
+        ("qemu", "vnc_worker", Role.EMULATOR),
+        ("qemu", "kvm-nx-lpage-re", Role.EMULATOR),
+        ("qemu", "IO iothread1", Role.IOTHREAD),
+        ("qemu", "worker", Role.WORKER),
+        ("qemu", "iou-wrk-2150", Role.WORKER),
+        ("qemu", "iou-sqp-2150", Role.WORKER),
+        ("qemu", "vhost-2150", Role.VHOST),
+        ("cloud-hypervisor", "_disk0_q1", Role.IOTHREAD),
+        ("cloud-hypervisor", "_net1_qp0", Role.IOTHREAD),
+        ("cloud-hypervisor", "http-server", Role.EMULATOR),
+        ("firecracker", "fc_api", Role.EMULATOR),
+        ("other", "IO iothread1", Role.EMULATOR),
+        ("qemu", "worker\nIO x", Role.EMULATOR),
+    ],
+)
+def test_name_tells_what_a_thread_does(kind: Kind, name: str, role: Role) -> None:
+    """A name that is not known, and one with more in it, is the emulator's."""
+    assert role_of(kind, name) is role
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "indexes"),
+    [
+        ("qemu", {11: "CPU 0/KVM", 12: "CPU 1/KVM", 13: "call_rcu"}, {11: 0, 12: 1}),
+        ("qemu", {11: "CPU 0/TCG", 30: "CPU 7/TCG", 31: "CPU 6/TCG"}, {11: 0, 30: 7, 31: 6}),
+        ("qemu", {11: "CPU 0/MSHV"}, {11: 0}),
+        ("cloud-hypervisor", {11: "vcpu0", 12: "vcpu10", 13: "vmm"}, {11: 0, 12: 10}),
+        ("firecracker", {11: "fc_vcpu 0", 12: "fc_vcpu 1", 13: "fc_api"}, {11: 0, 12: 1}),
+    ],
+)
+def test_names_tell_vcpus_apart(kind: Kind, names: dict[int, str], indexes: dict[int, int]) -> None:
+    """Each VMM names its vCPUs in its own way, with their indexes."""
+    assert tell_by_names(kind, names) == (indexes, "")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({11: "qemu-system-x86", 12: "qemu-system-x86"}, "no thread is called a vCPU"),
+        ({11: "ALL CPUs/TCG"}, "one thread runs all vCPUs in turn"),
+        ({11: "CPU 0/KVM", 12: "CPU 0/KVM", 13: "CPU 1/KVM"}, "several threads are called vCPU 0"),
+        ({11: "CPU -1/KVM", 12: "CPU 1/KVM?", 13: "CPU 99999999/KVM"}, "no thread is called a vCPU"),
+    ],
+)
+def test_names_that_tell_nothing_say_why(names: dict[int, str], why: str) -> None:
+    """No vCPU is told rather than a part of them."""
+    assert tell_by_names("qemu", names) == ({}, why)

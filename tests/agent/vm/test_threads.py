@@ -1,0 +1,200 @@
+"""All threads of a virtual machine: in its process, the kernel's outside, and those of Kata's other processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Gone
+from agent.vm.node import Node, Roots
+from agent.vm.process import MOST_THREADS, opened
+from agent.vm.threads import count_threads, read_threads
+from pinning.vm_threads import VMM, Role
+from tests.agent.vm.fake_host import FakeHost
+
+QEMU = VMM(304, 500, "qemu")
+THREADS = {305: "call_rcu", 306: "IO iothread0", 308: "CPU 0/KVM", 309: "CPU 1/KVM", 310: "worker"}
+SANDBOX = "0123abcd"
+POD = "/kubepods/pod1"
+
+
+def test_vhost_threads_inside_are_found(host: FakeHost) -> None:
+    """From Linux 6.4 on vhost's threads are QEMU's own."""
+    host.process(304, threads={**THREADS, 311: "vhost-304"})
+
+    assert read_threads(host.look, QEMU).of(Role.VHOST) == (311,)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_vhost_threads_outside_are_found(tmp_path: Path, version: int) -> None:
+    """Before 6.4 they are the kernel's, by the number of a thread of QEMU or in its cgroup; another VM's are not."""
+    host = FakeHost(tmp_path / "host", version)
+    host.process(304, threads=THREADS)
+    for task, name in ((400, "vhost-304"), (401, "vhost-308"), (402, "vhost-9999"), (403, "vhost-8888")):
+        host.kernel_thread(task, name)
+    host.process(500, name="vhost-304")  # calls itself so
+    host.cgroup(POD, [304, 500], [304, *THREADS, 500, 403])
+    host.cgroup(f"{POD}/housekeeping", [], [400])
+
+    found = read_threads(host.look, QEMU, (POD, "/gone"))
+
+    assert found.of(Role.VHOST) == (400, 401, 403)
+    assert found.own_count == 6
+
+
+def test_kernel_threads_are_found_without_a_list_of_them(host: FakeHost) -> None:
+    """A kernel that does not list the children of kthreadd has them among all processes."""
+    host.process(304, threads=THREADS)
+    host.kernel_thread(400, "vhost-304")
+    host.kernel_thread(401, "kworker/0:1")
+    host.hide_children()
+
+    assert read_threads(host.look, QEMU).of(Role.VHOST) == (400,)
+
+
+def test_timer_is_found_by_the_number_inside(host: FakeHost) -> None:
+    """kvm-pit has the number that QEMU has in its own pid namespace; one that is older is another machine's."""
+    host.process(304, ids=(304, 77), threads=THREADS)
+    host.kernel_thread(390, "kvm-pit/77", started=499)
+    host.kernel_thread(400, "kvm-pit/77")
+    host.kernel_thread(401, "kvm-pit/304")
+
+    found = read_threads(host.look, QEMU)
+
+    assert (found.of(Role.PIT), found.notes) == ((400,), ())
+
+
+def test_several_timers_are_left(host: FakeHost) -> None:
+    """QEMUs of several pods have the same number inside: a timer that may be another's is not touched."""
+    host.process(304, ids=(304, 77), threads=THREADS)
+    host.kernel_thread(400, "kvm-pit/77")
+    host.kernel_thread(401, "kvm-pit/77")
+
+    found = read_threads(host.look, QEMU)
+
+    assert found.of(Role.PIT) == ()
+    assert found.notes == ("threads 400, 401 are all called kvm-pit/77: left as they are",)
+
+
+def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
+    """They name the sandbox, and are in no container; virtiofsd's child is in a namespace of its own."""
+    shared = f"--shared-dir=/run/kata-containers/shared/sandboxes/{SANDBOX}/shared"
+    host.process(304, threads=THREADS)
+    host.process(
+        600,
+        ["/opt/kata/bin/containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", SANDBOX],
+        threads={601: "tokio-runtime-w"},
+    )
+    host.process(610, ["/opt/kata/libexec/virtiofsd", "--fd=3", shared])
+    host.process(611, ["/opt/kata/libexec/virtiofsd", "--fd=3", shared], parent=610, ids=(611, 1))
+    host.process(620, ["virtiofsd", shared], ids=(620, 8))  # in some container
+    host.process(630, ["/usr/bin/containerd-shim-runc-v2", "-id", SANDBOX])
+    host.process(640, ["/opt/kata/bin/containerd-shim-kata-v2", "-id", f"{SANDBOX}ef"])
+
+    found = read_threads(host.look, QEMU, sandbox_id=SANDBOX)
+
+    assert (found.of(Role.SHIM), found.of(Role.VIRTIOFSD)) == ((600, 601), (610, 611))
+    assert read_threads(host.look, QEMU).of(Role.SHIM) == ()
+
+
+def test_only_new_threads_are_read_again(host: FakeHost) -> None:
+    """With what is known, a thread whose role is known is not read, and one without a role is: its name comes late."""
+    host.process(304, threads={**THREADS, 311: "qemu-system-x86"})
+    first = read_threads(host.look, QEMU)
+    (host.roots.proc / "304/task/306/comm").write_text("not read\n")
+    (host.roots.proc / "304/task/311/comm").write_text("CPU 7/KVM\n")
+    host.thread(304, 312, "CPU 2/KVM")
+    host.end(304, 310)
+
+    second = read_threads(host.look, QEMU, known=first)
+
+    assert second.of(Role.IOTHREAD) == (306,)
+    assert second.vcpus == (308, 309, 312, 311)
+    assert second.of(Role.WORKER) == ()
+    assert (first.own_count, second.own_count) == (7, 7)
+
+
+def test_known_threads_outside_are_kept_while_they_are_there(host: FakeHost) -> None:
+    """A rescan looks for none, and drops those that ended, or whose number is another thread's."""
+    host.process(304, threads=THREADS)
+    for task, name in ((400, "vhost-304"), (401, "vhost-304"), (402, "vhost-304"), (403, "kvm-pit/304")):
+        host.kernel_thread(task, name)
+    command = ["containerd-shim-kata-v2", "-id", SANDBOX]
+    host.process(600, command)
+    host.process(601, command)
+    first = read_threads(host.look, QEMU, sandbox_id=SANDBOX)
+    host.end(401)
+    host.end(402)
+    host.process(402, ["sleep"], name="vhost-304")
+    host.end(601)
+    host.kernel_thread(404, "vhost-304")
+
+    second = read_threads(host.look, QEMU, sandbox_id=SANDBOX, known=first)
+
+    assert first.of(Role.VHOST) == (400, 401, 402)
+    assert second.of(Role.VHOST) == (400,)
+    assert (second.of(Role.PIT), second.of(Role.SHIM)) == ((403,), (600,))
+    assert read_threads(host.look, QEMU).of(Role.VHOST) == (400, 404)
+
+
+def test_another_process_of_the_same_number_is_not_read(host: FakeHost) -> None:
+    """A VMM that ended is gone, also when its number is in use again."""
+    host.process(304, started=501, threads=THREADS)
+    with pytest.raises(Gone):
+        read_threads(host.look, QEMU)
+
+    host.end(304)
+    with pytest.raises(Gone):
+        read_threads(host.look, QEMU)
+    with pytest.raises(Gone):
+        count_threads(host.roots, QEMU)
+
+
+def test_too_many_threads_are_not_read(host: FakeHost) -> None:
+    """A process that makes threads without end costs one look at their number."""
+    host.process(304, threads=dict.fromkeys(range(1000, 1003), "worker"))
+    task = host.roots.proc / "304/task"
+    for number in range(MOST_THREADS):
+        (task / str(2000 + number)).mkdir()
+
+    found = read_threads(host.look, QEMU)
+
+    assert (found.threads, found.own_count) == ((), MOST_THREADS + 4)
+    assert found.reason == f"its {MOST_THREADS + 4} threads are too many to look at"
+    with opened(host.roots.proc, 304) as process:
+        assert len(process.tasks()) == MOST_THREADS
+
+
+@contextmanager
+def process_with_threads(count: int) -> Iterator[int]:
+    """Run a process with so many threads more, until the block ends."""
+    program = (
+        "import threading, sys\n"
+        "for _ in range(int(sys.argv[1])): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()
+
+
+def test_real_process_is_read(tmp_path: Path) -> None:
+    """The kernel's own /proc is read the same way, and counts threads in the links of their folder."""
+    roots = Roots(kvm=tmp_path)
+    with process_with_threads(20) as pid:
+        with opened(roots.proc, pid) as process:
+            vmm = VMM(pid, process.started(), "qemu")
+        found = read_threads(Node(roots), vmm)
+
+        assert len(found.threads) == found.own_count == count_threads(roots, vmm) == 21
+        assert found.of(Role.EMULATOR)[0] == pid
+    with pytest.raises(Gone):
+        read_threads(Node(roots), vmm)
