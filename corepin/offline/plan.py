@@ -26,7 +26,7 @@ _LISTED = 3  # of many documents
 DESCRIPTION = "Show which CPUs pods would get on a machine, and why, or why not."
 EPILOG = """\
 Workloads bring as many pods as their replicas say (a DaemonSet one, a Job those that run at once), virtual machines
-their launcher; other kinds are passed over. What a controller among the documents owns is counted with it: give the
+their launcher, of which it is told which vCPU runs where; other kinds are passed over. What a controller among the documents owns is counted with it: give the
 output of `kubectl get deploy,rs,pods -o yaml` as it is. Documents are taken as events in their order: one of the same
 kind, namespace and name again is an update, one with metadata.deletionTimestamp is gone. With -o json one line is
 printed after each pod that comes, changes or goes; the text shows the machine after the last one. The file for

@@ -155,7 +155,10 @@ class _VM:
             beside = beside or f" beside {count} vCPUs"
 
     def _fitted(self) -> tuple[list[int], list[int]]:
-        """Return the CPUs of the vCPUs, and what is left; under an SMT policy with cores left for the others."""
+        """Return the CPUs of the vCPUs, and what is left; under an SMT policy with cores left for the others.
+
+        With `strict` and cores of more than two threads, which KubeVirt has not, not every way is tried.
+        """
         nodes = self._nodes()
         vcpus, spare = _fit(nodes, self.guest, strict=self.strict)
         if len(vcpus) < self.guest.vcpus:

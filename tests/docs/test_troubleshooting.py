@@ -36,6 +36,7 @@ MACHINES = (
     "pinning/kubevirt/rules.py",
     "pinning/kubevirt/view.py",
     "pinning/kubevirt/warnings.py",
+    "webhook/rules/vms.py",
 )
 THREADS = ("pinning/allocation/vcpus.py",)
 NODES = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 import msgspec
 
 from pinning.brief import few
-from pinning.contract import GATE_SIDECAR
+from pinning.contract import GATE_SIDECAR, LAUNCHER_CONTAINER, CPUPolicy, SMTPolicy
 from pinning.errors import Cause
 from pinning.kubevirt.review import (
     Kind,
@@ -21,6 +21,7 @@ from pinning.kubevirt.review import (
     vmi_update_causes,
 )
 from pinning.kubevirt.types import VirtSpec
+from pinning.kubevirt.view import find, shortened
 from pinning.pods.annotations import read_policy_annotations
 from pinning.pods.types import ObjectMeta
 from webhook.rules.machine_parts import changes
@@ -30,6 +31,8 @@ from webhook.rules.raw_json import NULL
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from pinning.kubevirt.review import Template
+    from pinning.pods.annotations import PolicyAnnotations
     from webhook.config.settings import Settings
 
 KINDS: Final = {
@@ -70,8 +73,9 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
     if isinstance(template, Cause):
         return Verdict(review.causes)
     policies = read_policy_annotations(template.annotations, None)
+    ours = chain(policies.causes, _threads_apart(template, policies))
     return Verdict(
-        few(chain(review.causes, _under(template.path, policies.causes))),
+        few(chain(review.causes, _under(template.path, ours))),
         few(chain(review.warnings, _under(template.path, policies.warnings))),
     )
 
@@ -130,7 +134,22 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
         return
     gate = GATE_SIDECAR in settings.gates
     yield from vmi_causes(kind, template, kubevirt_settings(settings), sidecar_gate=gate)
-    yield from _under(template.path, read_policy_annotations(template.annotations, None).causes)
+    policies = read_policy_annotations(template.annotations, None)
+    yield from _under(template.path, chain(policies.causes, _threads_apart(template, policies)))
+
+
+def _threads_apart(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
+    """Refuse siblings in a guest whose vCPUs shall have a core each."""
+    smt, cpu = policies.smt.of(LAUNCHER_CONTAINER), policies.cpu.of(LAUNCHER_CONTAINER)
+    if not smt or smt.value is not SMTPolicy.ISOLATE or (cpu and cpu.value is not CPUPolicy.EXCLUSIVE):
+        return
+    threads = find(template.spec, "domain.cpu.threads")
+    if find(template.spec, "domain.cpu.dedicatedCpuPlacement") and isinstance(threads, int) and threads > 1:
+        message = (
+            f"cpu.threads is {shortened(threads)}, and smt-policy isolate gives each vCPU a core of its own: "
+            "set threads to 1, or choose smt-policy require"
+        )
+        yield Cause("spec.domain.cpu.threads", message)
 
 
 def _under(path: str, found: Iterable[Cause]) -> Iterator[Cause]:

@@ -26,17 +26,21 @@ def vmi(cpu: str = "cores: 3", more: str = "", metadata: str = "", *, dedicated:
     return virtual("VirtualMachineInstance", spec=f"domain: {{{domain}, cpu: {{{cpu}}}}}", metadata=metadata)
 
 
-def machines(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> dict[str, Any]:
+def machines(
+    capsys: pytest.CaptureFixture[str], directory: Path, *documents: str, flags: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return what is told of the threads of each virtual machine after the last document."""
     source = written(directory, *documents)
-    assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json"]) == 0
+    assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json", *flags]) == 0
     *_, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     return {name.split("/")[1]: held["vm"] for name, held in last["assignments"].items() if "vm" in held}
 
 
-def text(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> str:
+def text(
+    capsys: pytest.CaptureFixture[str], directory: Path, *documents: str, flags: tuple[str, ...] = ()
+) -> str:
     """Return the text without its line ends."""
-    assert main(["plan", "-f", written(directory, *documents), "--topology", machine(directory)]) == 0
+    assert main(["plan", "-f", written(directory, *documents), "--topology", machine(directory), *flags]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -126,15 +130,17 @@ def test_iothreads_are_counted_as_kubevirt_does(
 
 
 @pytest.mark.parametrize(
-    ("document", "reason"),
+    ("document", "policy", "reason"),
     [
         pytest.param(
             vmi("cores: 3, isolateEmulatorThread: true", POOL % 1, PARITY),
+            "prefer",
             "wanted 2 CPUs for the emulator, found 1 beside 3 vCPUs",
             id="parity-of-an-odd-pool",
         ),
         pytest.param(
-            vmi("cores: 1, threads: 2", metadata="annotations: {smt-policy.corepin.io/pod: isolate}"),
+            vmi("cores: 1, threads: 2"),
+            "isolate",
             "the guest has 2 threads per core, and smt-policy isolate gives every vCPU a core of its own: set threads "
             "to 1, or choose smt-policy require",
             id="threads-under-isolate",
@@ -142,11 +148,17 @@ def test_iothreads_are_counted_as_kubevirt_does(
     ],
 )
 def test_no_machine_is_half_placed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, policy: str, reason: str
 ) -> None:
     """Where not every thread has its place none is told, but why."""
-    assert list(machines(capsys, tmp_path, document).values()) == [{"isOneToOne": False, "reason": reason}]
-    assert f"/compute: its vCPUs cannot be pinned one by one: {reason}" in text(capsys, tmp_path, document)
+    (tmp_path / "node.yaml").write_text(f"smtPolicy: {policy}\n")
+    flags = ("--config", str(tmp_path / "node.yaml"))
+
+    found = machines(capsys, tmp_path, document, flags=flags)
+    assert list(found.values()) == [{"isOneToOne": False, "reason": reason}]
+    assert f"/compute: its vCPUs cannot be pinned one by one: {reason}" in text(
+        capsys, tmp_path, document, flags=flags
+    )
 
 
 def test_strict_guests_do_not_cross_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

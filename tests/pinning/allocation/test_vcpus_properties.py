@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pinning.allocation import GuestTopology, VCPUPlacement, place_vcpus
 from pinning.contract import IOThreadsPolicy, SMTPolicy
 from pinning.errors import BadGuest, NotEnoughCPUs
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet, union
 from tests.pinning.machines import machine_of_nodes
 from tests.strategies import cpu_sets, topologies
 
@@ -68,12 +68,21 @@ class VM:
         return min(self.guest.all_cores, sum(len(part) // self.guest.threads for part in self.parts))
 
     @property
-    def fits(self) -> bool:
-        """Say whether everything has a place."""
+    def fits_vcpus(self) -> bool:
+        """Say whether every vCPU has a place."""
         nodes = self.topology.numa_nodes.values()
         per_node = sum(len(cpus & self.usable) // self.guest.threads for cpus in nodes)
-        needed = self.guest.vcpus + self.pool + self.emulators
-        return len(self.usable) >= needed and (not self.strict or per_node >= self.guest.all_cores)
+        return len(self.usable) >= self.guest.vcpus and (not self.strict or per_node >= self.guest.all_cores)
+
+    @property
+    def fits(self) -> bool:
+        """Say whether everything has a place."""
+        return self.fits_vcpus and len(self.usable) >= self.guest.vcpus + self.pool + self.emulators
+
+    @property
+    def is_kubevirts(self) -> bool:
+        """Say whether guest and machine are of a kind that KubeVirt knows: no core has more than two threads."""
+        return self.guest.threads <= 2 >= max(map(len, self.parts))
 
     def placed(self) -> VCPUPlacement:
         """Place it."""
@@ -99,8 +108,8 @@ class VM:
         for number in range(len(self.parts) + 1):
             for free in combinations(self.parts, number):
                 left = [part for part in self.parts if part not in free]
-                whole = sum(len(part) // self.guest.threads for part in left)
-                if sum(map(len, left)) >= self.guest.vcpus and whole >= self.whole:
+                near = replace(self, cpus=union(left))
+                if near.fits_vcpus and near.whole >= self.whole:
                     most = max(most, sum(map(len, free)))
         return most
 
@@ -190,7 +199,8 @@ def test_the_rest_keeps_off_cores_of_vcpus(vm: VM) -> None:
     wanted = max(1, vm.pool + vm.emulators)
     rest = placement.emulator | placement.iothreads
 
-    assert vm.strict or min(wanted, vm.kept_off(placement)) == min(wanted, vm.most_kept_off())
+    if not vm.strict or vm.is_kubevirts:
+        assert min(wanted, vm.kept_off(placement)) == min(wanted, vm.most_kept_off())
     assert bool(placement.warnings) == bool(rest & vm.topology.siblings_of(CPUSet(placement.vcpus)))
     assert vm.kept_off(placement) < wanted or not placement.warnings
 

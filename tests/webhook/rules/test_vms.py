@@ -1,0 +1,62 @@
+"""What the SMT policy of a virtual machine says to the shape of its guest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.kubevirt.review import Kind
+from webhook.config.settings import Settings
+from webhook.rules.vms import VirtObject, review_changed_vm, review_vm
+
+FIELD = "spec.domain.cpu.threads"
+
+
+def vmi(threads: Any = 2, *, dedicated: bool = True, **annotations: str) -> VirtObject:
+    """Return a VirtualMachineInstance; keys of annotations stand for those of its policies."""
+    keys = {"smt": "smt-policy.corepin.io/pod", "mine": "smt-policy.corepin.io/container.compute"}
+    keys |= {"cpu": "cpu-manager.corepin.io/pod"}
+    cpu = {"cores": 2, "threads": threads, "dedicatedCpuPlacement": dedicated}
+    return {
+        "metadata": {"annotations": {keys[key]: value for key, value in annotations.items()}},
+        "spec": {"domain": {"memory": {"guest": "1Gi"}, "cpu": cpu}},  # type: ignore[typeddict-item]
+    }
+
+
+def fields(document: VirtObject) -> list[str]:
+    """Return the fields of the causes."""
+    return [cause.field for cause in review_vm(Kind.VMI, document, Settings()).causes]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param(vmi(smt="isolate"), [FIELD], id="pod"),
+        pytest.param(vmi(smt="require", mine="isolate"), [FIELD], id="container"),
+        pytest.param(vmi(smt="isolate", cpu="exclusive"), [FIELD], id="exclusive"),
+        pytest.param(vmi(smt="isolate", mine="prefer"), [], id="not-this-container"),
+        pytest.param(vmi(smt="require"), [], id="require"),
+        pytest.param(vmi(smt="isolate", cpu="share"), [], id="policy-does-not-act"),
+        pytest.param(vmi(1, smt="isolate"), [], id="one-thread"),
+        pytest.param(vmi(None, smt="isolate"), [], id="no-threads-stated"),
+        pytest.param(vmi(smt="isolate", dedicated=False), [], id="not-dedicated"),
+        pytest.param(vmi(), [], id="no-policy"),
+    ],
+)
+def test_isolated_guests_have_no_siblings(document: VirtObject, expected: list[str]) -> None:
+    """Where each vCPU has a core of its own, no core of the guest has two threads."""
+    assert fields(document) == expected
+
+
+def test_templates_and_updates() -> None:
+    """The field is that of the template, and who was admitted so before may be changed elsewhere."""
+    inner = vmi(smt="isolate")
+    machine: VirtObject = {
+        "metadata": {},
+        "spec": {"template": {"metadata": inner["metadata"], "spec": inner["spec"]}},
+    }
+    (cause,) = review_vm(Kind.VM, machine, Settings()).causes
+
+    assert cause.field == f"spec.template.{FIELD}"
+    assert review_changed_vm(Kind.VM, machine, machine, Settings()).causes == ()
