@@ -55,5 +55,5 @@ metrics: setup ## write docs/metrics.md from the programs
 chart: setup ## write the generated files of the Helm chart from manifests/
 	@$(BIN)/python -m scripts.chart
 
-proto: setup ## write the Python code of NRI's messages from agent/nri/wire/*.proto
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto
+proto: setup ## write the Python code of NRI's and the kubelet's messages from their *.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto agent/kubelet/*.proto

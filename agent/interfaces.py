@@ -39,6 +39,11 @@ class RuntimeContainer:
     started: float = 0.0  # in seconds since the epoch, as the runtime says; 0: not yet, or not known
     sandbox: str = ""  # the id of the virtual machine that it runs in
 
+    @property
+    def full_name(self) -> str:
+        """What people call it: namespace/pod/container."""
+        return f"{self.namespace}/{self.pod}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSandbox:

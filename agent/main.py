@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
-    from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, PodSource, Runtime
+    from agent.interfaces import (
+        Cgroups,
+        ContainerWatch,
+        Cpusets,
+        Machine,
+        ObservedCPUs,
+        PodSource,
+        Runtime,
+    )
     from agent.report.publisher import Reporter
     from apiserver.access import Access
     from apiserver.client import Api
@@ -64,7 +72,8 @@ async def build(config: AgentConfig) -> Agent:
         _warn_without_pod_root(machine, config)
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
-    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch)
+    observed = _observed_cpus(config, runtime)
+    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed)
     metrics = Metrics()
     chosen = reporters(config, api, interfaces.pods, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
@@ -141,6 +150,18 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     plugin = Plugin(is_vm_handler)
     cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)
     return NriContainerWatch(config.nri, plugin, cgroups)
+
+
+def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs | None:
+    """Return who says which CPUs the kubelet gave out; None where no kubelet starts the containers."""
+    if config.runtime != "cri" or config.kubelet_state is None:
+        return None
+    from agent.cri.runtime import CRI
+    from agent.kubelet.pod_resources import PodResources, socket_beside
+    from agent.observed_cpus import KubeletAssignments
+
+    kubelet = PodResources(socket_beside(config.kubelet_state))
+    return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else None
 
 
 async def _cri(config: AgentConfig) -> CRI:

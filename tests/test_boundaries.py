@@ -49,6 +49,7 @@ ROOMS = {
     "agent.errors": (),
     "agent.vm_handlers": (),
     "agent.checkpoint": ("agent.errors", "pinning"),
+    "agent.grpc_calls": ("agent.errors",),
     "agent.config": ("pinning",),
     "agent.interfaces": ("agent.node_state", "pinning"),
     "agent.kept_pod": ("pinning",),
@@ -58,6 +59,7 @@ ROOMS = {
     "agent.kernel": ("agent.errors", "agent.interfaces", "pinning"),
     "agent.cri": (
         "agent.errors",
+        "agent.grpc_calls",
         "agent.interfaces",
         "agent.kernel.cgroup_names",
         "agent.vm_handlers",
@@ -69,7 +71,8 @@ ROOMS = {
     "agent.nri.guard": ("agent.nri.wire", "agent.vm_handlers", "pinning"),
     "agent.nri.guard_process": ("agent.nri.guard", "agent.nri.wire"),
     "agent.nri.container_watch": ("agent.interfaces", "agent.nri.plugin", "agent.nri.wire", "pinning"),
-    "agent.kubelet": ("agent.config", "agent.errors", "apiserver", "pinning"),
+    "agent.kubelet": ("agent.config", "agent.errors", "agent.grpc_calls", "apiserver", "pinning"),
+    "agent.observed_cpus": ("agent.interfaces", "pinning"),
     "agent.local": (
         *("agent.errors", "agent.interfaces", "agent.kernel"),
         *("apiserver.backoff", "kubeyaml", "pinning"),
@@ -78,7 +81,7 @@ ROOMS = {
     "agent.vm": (
         *("agent.errors", "agent.interfaces", "agent.kernel.cgroupfs", "agent.kernel.procfs", "pinning"),
     ),
-    "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet.policy", "pinning"),
+    "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.checkpoint", "agent.kubelet.policy", "apiserver.backoff", "pinning"),

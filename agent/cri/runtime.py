@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.v1 import api_pb2
 
-from agent.cri.calls import Calls
 from agent.cri.container_info import ContainerInfo, describe, read_info, state_of
+from agent.cri.records import recorded_cpus
 from agent.errors import AgentError, Gone, Refused
+from agent.grpc_calls import Calls
 from agent.vm_handlers import is_vm_handler
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from agent.interfaces import RuntimeContainer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SERVICE: Final = "runtime.v1.RuntimeService"
 NANOSECONDS: Final = 1e9
 _UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
 _STATUSES_AT_ONCE: Final = 4
@@ -40,7 +42,7 @@ class CRI:
 
     def __init__(self, socket: Path, *, timeout_seconds: float = 10.0, poll_seconds: float = 1.0) -> None:
         self.name = f"container runtime at {socket}"
-        self._calls = Calls(socket, timeout_seconds)
+        self._calls = Calls(socket, SERVICE, timeout_seconds)
         self._poll_seconds = poll_seconds
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
         self._statuses = asyncio.Semaphore(_STATUSES_AT_ONCE)
@@ -139,6 +141,10 @@ class CRI:
             await self._calls.ask(
                 "UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse
             )
+
+    async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
+        """Return the cpusets that the runtime has in its records; what it cannot say is left out."""
+        return await recorded_cpus(self._calls, container_ids)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""

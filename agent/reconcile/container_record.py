@@ -51,7 +51,7 @@ class ContainerRecord:
     @property
     def name(self) -> str:
         """What people call the container: namespace/pod/container."""
-        return f"{self.seen.namespace}/{self.seen.pod}/{self.seen.name}"
+        return self.seen.full_name
 
     @property
     def cgroup(self) -> str | None:

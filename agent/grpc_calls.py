@@ -1,10 +1,11 @@
-"""Calls to the container runtime over its unix socket (CRI v1, gRPC), with its errors translated into the agent's."""
+"""Calls to a gRPC service behind a unix socket (CRI, the kubelet), with its errors translated into the agent's."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from agent.errors import AgentError, Gone, Refused, Unavailable
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Answer = TypeVar("Answer", bound="Message")
-_SERVICE: Final = "/runtime.v1.RuntimeService/"
-_MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit
+_MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as server
 _LATER: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
@@ -35,8 +35,9 @@ _OPTIONS: Final = (
 class Calls:
     """A connection that is made at the first call and made again by itself; belongs to one event loop."""
 
-    def __init__(self, socket: Path, timeout_seconds: float) -> None:
+    def __init__(self, socket: Path, service: str, timeout_seconds: float) -> None:
         self.socket = socket
+        self._service = service
         self._timeout_seconds = timeout_seconds
         self._opened: Any = None  # grpc comes without types
 
@@ -49,20 +50,20 @@ class Calls:
     async def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Call a method and return its answer; raise Unavailable, Gone or Refused."""
         call = self._channel.unary_unary(
-            _SERVICE + method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
+            f"/{self._service}/{method}", request_serializer=type(request).SerializeToString
         )
         try:
-            answered: Answer = await call(request, timeout=self._timeout_seconds)
+            content: bytes = await call(request, timeout=self._timeout_seconds)
+            return answer.FromString(content)
         except grpc.aio.AioRpcError as error:
             raise self._translated(method, error) from error
-        return answered
+        except DecodeError as error:
+            raise Refused(f"{self.socket}: {method}: the answer cannot be read: {error}") from error
 
     async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
         """Yield the answers of a method that never ends by itself; raise as `ask` does, also when it ends."""
         call = self._channel.unary_stream(
-            _SERVICE + method,
+            f"/{self._service}/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )(request)

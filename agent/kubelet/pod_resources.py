@@ -1,0 +1,93 @@
+"""Which CPUs the kubelet's static policy gave to containers, from its PodResources API: a unix socket in its root folder.
+
+It tells of every container of pods that are not over, but for ordinary init containers; what has no CPUs of its own is
+told without any. It names containers by namespace, pod and name, since its API has no uids.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError, Refused
+from agent.grpc_calls import Calls
+from agent.kubelet.podresources_pb2 import ListPodResourcesRequest, ListPodResourcesResponse
+from pinning.errors import BadCPUList
+from pinning.machine.cpuset import MAX_CPU, CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.kubelet.podresources_pb2 import PodResources as Pod
+
+SERVICE: Final = "v1.PodResourcesLister"
+SOCKET: Final = "pod-resources/kubelet.sock"  # in the kubelet's root folder
+
+logger = logging.getLogger(__name__)
+
+
+def socket_beside(state: Path) -> Path:
+    """Return the kubelet's socket, from where its `cpu_manager_state` is."""
+    return state.parent / SOCKET
+
+
+class PodResources:
+    """The kubelet behind one socket. It may be away at any time; the log says so once."""
+
+    def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
+        self._calls = Calls(socket, SERVICE, timeout_seconds)
+        self._is_silent = False
+
+    async def exclusive(self) -> Mapping[str, CPUSet] | None:
+        """Return each container's own CPUs by namespace/pod/container, empty sets too; None while nobody answers."""
+        try:
+            exclusive = await self.ask()
+        except AgentError as error:
+            if not self._is_silent:
+                facts = {"reason": str(error)}
+                logger.warning("the kubelet does not say which CPUs it gave out", extra={"facts": facts})
+            self._is_silent = True
+            return None
+        self._is_silent = False
+        return exclusive
+
+    async def ask(self) -> Mapping[str, CPUSet]:
+        """Return the same; raise Unavailable or Refused."""
+        answer = await self._calls.ask("List", ListPodResourcesRequest(), ListPodResourcesResponse)
+        try:
+            return exclusive_cpus(answer)
+        except BadCPUList as error:
+            raise Refused(f"{self._calls.socket}: the answer cannot be understood: {error}") from error
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._calls.close()
+
+
+def exclusive_cpus(answer: ListPodResourcesResponse) -> dict[str, CPUSet]:
+    """Return the own CPUs of every container that an answer names; raise BadCPUList.
+
+    Where two pods of one name are told differently, as may be while one follows the other, neither is believed.
+    """
+    found: dict[str, CPUSet] = {}
+    doubtful: set[str] = set()
+    for pod in answer.pod_resources:
+        for name, cpus in _of_pod(pod):
+            if found.setdefault(name, cpus) != cpus:
+                doubtful.add(name)
+    return {name: cpus for name, cpus in found.items() if name not in doubtful}
+
+
+def _of_pod(pod: Pod) -> Iterator[tuple[str, CPUSet]]:
+    """Yield names and CPUs; containers without own ones share what their pod has beside, and nobody else runs there."""
+    own = {container.name: _cpus(container.cpu_ids) for container in pod.containers}
+    rest = _cpus(pod.cpu_ids) - union(own.values())
+    for name, cpus in own.items():
+        yield f"{pod.namespace}/{pod.name}/{name}", cpus or rest
+
+
+def _cpus(ids: Sequence[int]) -> CPUSet:
+    if len(ids) > MAX_CPU + 1:  # before they are looked at one by one
+        raise BadCPUList(f"{len(ids)} CPUs of one container, more than a machine has")
+    return CPUSet(ids)

@@ -1,0 +1,65 @@
+"""Which CPUs containers have where the kubelet allocates them (interface `ObservedCPUs`): as it says, else as they are confined."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from agent.interfaces import HeldCPUs
+from pinning.machine.cpuset import EMPTY
+from pinning.planning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.interfaces import RuntimeContainer
+    from pinning.machine.cpuset import CPUSet
+
+
+class Kubelet(Protocol):
+    """Says which CPUs it gave out."""
+
+    async def exclusive(self) -> Mapping[str, CPUSet] | None:
+        """Return each container's own CPUs by namespace/pod/container, empty sets too; None: it does not say."""
+        ...
+
+
+class Records(Protocol):
+    """What the runtime was told of containers."""
+
+    async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
+        """Return the cpusets that the runtime has in its records; what it cannot say is left out."""
+        ...
+
+
+class KubeletAssignments:
+    """Remembers what the kubelet said of a container as long as that lives: it does not change, and it may be away."""
+
+    def __init__(self, kubelet: Kubelet, records: Records) -> None:
+        self._kubelet = kubelet
+        self._records = records
+        self._told: dict[str, CPUSet] = {}  # by container id
+
+    async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
+        """Return what live containers have, given each with its cgroup's cpuset, which those in VMs have none of."""
+        live = [(seen, cpus) for seen, cpus in containers if seen.state is not State.EXITED]
+        self._remember([seen for seen, _ in live], await self._kubelet.exclusive() or {})
+        unread = [seen.id for seen, _ in live if seen.in_vm and not self._told.get(seen.id)]
+        recorded = await self._records.recorded_cpus(unread)
+        held = {
+            Owner(seen.pod_uid, seen.name): _held(
+                self._told.get(seen.id), cpus or recorded.get(seen.id, EMPTY)
+            )
+            for seen, cpus in sorted(live, key=lambda pair: (pair[0].state is State.RUNNING, pair[0].id))
+        }
+        return {owner: found for owner, found in held.items() if found.cpus}
+
+    def _remember(self, live: list[RuntimeContainer], told: Mapping[str, CPUSet]) -> None:
+        known = {seen.id: told.get(seen.full_name, self._told.get(seen.id)) for seen in live}
+        self._told = {key: cpus for key, cpus in known.items() if cpus is not None}
+
+
+def _held(told: CPUSet | None, confined: CPUSet) -> HeldCPUs:
+    """Return a container's own CPUs, else those that it is confined to."""
+    if told:
+        return HeldCPUs(told, is_exclusive=True)
+    return HeldCPUs(confined, is_exclusive=None if told is None else False)

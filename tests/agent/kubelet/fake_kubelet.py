@@ -1,0 +1,58 @@
+"""A kubelet that answers its PodResources API as a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesResponse, PodResources
+
+Told = Mapping[str, Iterable[int]]  # the CPUs of containers
+
+
+def pod(name: str, containers: Told, cpus: Iterable[int] = ()) -> PodResources:
+    """Return what a kubelet tells of one pod; `cpus` are those of the pod as a whole."""
+    told = [ContainerResources(name=key, cpu_ids=list(ids)) for key, ids in containers.items()]
+    return PodResources(namespace="ns", name=name, containers=told, cpu_ids=list(cpus))
+
+
+class FakeKubelet:
+    """What it tells may be changed at any time; `asked` counts."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.answer: bytes = b""
+        self.error: tuple[grpc.StatusCode, str] | None = None
+        self.hangs = False
+        self.asked = 0
+
+    def tell(self, *pods: PodResources) -> None:
+        """Tell of these pods from now on."""
+        self.answer = ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer on the socket until the block ends."""
+        server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(self._list)  # bytes in, bytes out
+        service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler})
+        server.add_generic_rpc_handlers((service,))
+        server.add_insecure_port(f"unix://{self.socket}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+    async def _list(self, _: bytes, context: Any) -> bytes:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.error:
+            await context.abort(*self.error)
+        return self.answer

@@ -1,0 +1,131 @@
+"""A real kubelet with the static policy tells the agent which CPUs it gave out, and nobody writes its cpusets but itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cri.runtime import CRI
+from agent.interfaces import HeldCPUs
+from agent.kubelet.pod_resources import PodResources, socket_beside
+from agent.observed_cpus import KubeletAssignments
+from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.node.node import Container, pod
+from tests.node.restarting import restart_kubelet
+from tests.node.settings import kubelet_settings
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from tests.node.node import Node
+
+
+class Asked:
+    """The kubelet and the runtime of a node, asked as the agent asks them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._kubelet = PodResources(socket_beside(node.kubelet.cpu_manager_state))
+        self._runtime = CRI(node.containerd.socket)
+        self._assignments = KubeletAssignments(self._kubelet, self._runtime)
+
+    async def exclusive(self) -> Mapping[str, CPUSet] | None:
+        """Return what the kubelet says."""
+        return await self._kubelet.exclusive()
+
+    async def held(self) -> dict[str, HeldCPUs]:
+        """Return what comes of it, by the names of pods; each container runs in its pod's cgroup of the node."""
+        listed = [seen for seen in await self._runtime.containers() if seen.pid]
+        confined = {seen.id: self._node.running(seen.pod).cpus for seen in listed}
+        held = await self._assignments.read((seen, confined[seen.id]) for seen in listed)
+        names = {seen.pod_uid: seen.pod for seen in listed}
+        return {names[owner.pod_uid]: found for owner, found in held.items()}
+
+    async def recorded(self) -> dict[str, CPUSet]:
+        """Return what the runtime has in its records, by the names of pods."""
+        listed = [seen for seen in await self._runtime.containers() if seen.pid]
+        cpus = await self._runtime.recorded_cpus(seen.id for seen in listed)
+        return {seen.pod: cpus.get(seen.id, EMPTY) for seen in listed}
+
+    async def close(self) -> None:
+        """End both connections."""
+        await self._kubelet.close()
+        await self._runtime.close()
+
+
+@pytest.fixture
+def static(node: Node) -> Iterator[tuple[Container, Container]]:
+    """Return a container with a CPU of the kubelet's, and one without, beside an agent that observes."""
+    reserved = until("the agent knows its sets", lambda: node.agent.state()["sets"]["reserved"])
+    with kubelet_settings(node, cpuManagerPolicy="static", reservedSystemCPUs=reserved):
+        until_equal("the agent observes", lambda: node.agent.metric("corepin_agent_observes"), 1.0)
+        with nothing_written(node):
+            own, other = node.run(guaranteed("own"), pod("other"))
+            until_equal("the kubelet's choice", lambda: (len(own.cpus), own.cpus & other.cpus), (1, EMPTY))
+            yield own, other
+
+
+@contextmanager
+def nothing_written(node: Node) -> Iterator[None]:
+    """Hold that the agent writes no cpuset meanwhile, by cgroup or by runtime."""
+    before = node.agent.metric("corepin_agent_cpuset_writes_total")
+    yield
+    assert node.agent.metric("corepin_agent_cpuset_writes_total") == before
+
+
+def guaranteed(name: str) -> dict[str, object]:
+    """Return a pod to which the kubelet gives a CPU."""
+    document = pod(name, cpu="1")
+    resources = document["spec"]["containers"][0]["resources"]
+    resources["limits"]["memory"] = resources["requests"]["memory"] = "50Mi"
+    return document
+
+
+def test_kubelet_tells_what_it_gave_out(node: Node, static: tuple[Container, Container]) -> None:
+    """Its own CPUs of one container, none of the other; both are what kernel and runtime show, also after its restart."""
+    own, other = static
+
+    async def look() -> None:
+        asked = Asked(node)
+        expected = {
+            "own": HeldCPUs(own.cpus, is_exclusive=True),
+            "other": HeldCPUs(other.cpus, is_exclusive=False),
+        }
+        try:
+            assert await asked.exclusive() == {"default/own/main": own.cpus, "default/other/main": EMPTY}
+            assert await asked.held() == expected
+            assert await asked.recorded() == {"own": own.cpus, "other": other.cpus}
+            restart_kubelet(node)  # not in another thread, with which the kubelet would end
+            while (found := await asked.exclusive()) is None or len(found) < len(expected):
+                await asyncio.sleep(0.05)
+            assert await asked.held() == expected
+        finally:
+            await asked.close()
+
+    asyncio.run(look())
+
+
+def test_kubelet_that_is_away_takes_nobodys_cpus(node: Node, static: tuple[Container, Container]) -> None:
+    """What it said of containers that run is kept; of others the cpuset is all that is known."""
+    own, other = static
+
+    async def look() -> None:
+        asked, late = Asked(node), Asked(node)
+        try:
+            before = await asked.held()
+            node.kubelet.stop()
+            assert await asked.exclusive() is None
+            assert await asked.held() == before
+            assert await late.held() == {
+                "own": HeldCPUs(own.cpus, is_exclusive=None),
+                "other": HeldCPUs(other.cpus, is_exclusive=None),
+            }
+        finally:
+            node.kubelet.start()
+            await asked.close()
+            await late.close()
+
+    asyncio.run(look())
