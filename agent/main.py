@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from agent.checkpoint import StateDir, Unusable
+from agent.clock import Clock
 from agent.config import USER_AGENT
 from agent.errors import AgentError, Refused, Unavailable
 from agent.interfaces import Interfaces
@@ -218,13 +219,14 @@ def reporters(
     from agent.report.event_recorder import EventReport
     from agent.report.load_metrics import MetricsReport
     from agent.report.node import NodeReport
+    from agent.report.overwritten_labels import OverwrittenLabels
     from agent.report.pod_status import PodReport
 
     return (
         LogReport(),
         PodReport(api, config.node, pods),
         EventReport(api, config.node, pods),
-        NodeReport(api, config.node, pods, config.node_options),
+        NodeReport(api, config.node, pods, config.node_options, labels=OverwrittenLabels(Clock(), metrics)),
         PoolReport(api, config.node, config.namespace),
         MetricsReport(metrics.registry, api, pods, config.node_options),
     )

@@ -83,6 +83,9 @@ class Metrics:
         self.errors = self._counter("round_errors", "Passes that failed and were tried again.")
         self.writes = self._counter("cpuset_writes", "Cpusets written, by result.", "result")
         self.rewrites = self._counter("foreign_rewrites", "Cpusets that somebody else rewrote.")
+        self.label_overwrites = self._counter(
+            "label_overwrites", "Times that somebody else overwrote labels of the node that the agent keeps."
+        )
         self.rebuilds = self._counter("rebuilds", "Ledgers rebuilt because no checkpoint could be used.")
         self._reports = self._counter(
             "report_errors", "Reports that failed and were tried again.", "reporter"

@@ -73,7 +73,7 @@ def desired_node(
     taints = _taints(options, load)
     return DesiredNode(
         annotations={STATUS_TOPOLOGY: topology_text(state), STATUS_POOLS: pools_text(state, pods, options)},
-        labels=dict.fromkeys(_labels(options), "true"),
+        labels=dict.fromkeys(_labels(options) if _can_pin(state) else (CMK_NODE_LABEL,), "true"),
         taints=taints,
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
@@ -142,6 +142,11 @@ def _labels(options: NodeOptions) -> tuple[str, ...]:
     """Return the labels that are ours; without the gate those of KubeVirt are never touched."""
     kubevirt = CPUMANAGER_LABELS if GATE_CPU_MANAGER in options.feature_gates else ()
     return (CMK_NODE_LABEL, *kubevirt)
+
+
+def _can_pin(state: NodeState) -> bool:
+    """Say whether virtual machines get CPUs of their own here: from the agent, or from the kubelet."""
+    return not state.observes or state.kubelet is KubeletPolicy.STATIC
 
 
 def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:

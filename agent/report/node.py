@@ -1,7 +1,7 @@
 """Keep the node's object as it has to be: the node is watched, and whatever differs is written.
 
 The kubelet zeroes extended resources when it starts, and KubeVirt's handler writes labels of its own: both are seen
-by the watch and put back, at most once per INTERVAL_SECONDS.
+by the watch and put back, at most once per INTERVAL_SECONDS; labels as `agent.report.overwritten_labels` says.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import msgspec
 
 from agent.clock import Clock
 from agent.config import NodeOptions
+from agent.metrics import Metrics
 from agent.report.desired_node import cleared, desired_node
 from agent.report.node_patch import differences
 from agent.report.node_types import Node
+from agent.report.overwritten_labels import OverwrittenLabels
 from apiserver.backoff import Backoff
 from apiserver.client import STRATEGIC_PATCH
 from apiserver.errors import APIError, Conflict, Unavailable
@@ -48,6 +50,7 @@ class NodeReport:
         options: NodeOptions = NodeOptions(),  # noqa: B008 frozen
         clock: Clock = Clock(),  # noqa: B008 frozen
         interval_seconds: float = INTERVAL_SECONDS,
+        labels: OverwrittenLabels | None = None,
     ) -> None:
         self._api = api
         self._path = f"{NODES}/{node}"
@@ -55,6 +58,7 @@ class NodeReport:
         self._options = options
         self._clock = clock
         self._interval = interval_seconds
+        self._labels = labels or OverwrittenLabels(clock, Metrics())
         self._nodes = ListWatch(api, NODES, f"metadata.name={node}", _node)
         self._answered: Node | None = None  # as our own last request was answered
         self._state: NodeState | None = None
@@ -62,6 +66,7 @@ class NodeReport:
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
+        self._waking: asyncio.TimerHandle | None = None
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
@@ -112,6 +117,14 @@ class NodeReport:
             desired = self._desired()
             if desired and await self._bring_to(desired):
                 await asyncio.sleep(self._interval)
+            self._come_back_for_labels()
+
+    def _come_back_for_labels(self) -> None:
+        """Look again when labels that are left for a while may be put back."""
+        if self._waking:
+            self._waking.cancel()
+        loop, wait = asyncio.get_running_loop(), self._labels.wait_seconds()
+        self._waking = loop.call_later(wait, self._changed.set) if self._labels.is_waiting else None
 
     def _desired(self) -> DesiredNode | None:
         if self._state is None:
@@ -134,11 +147,13 @@ class NodeReport:
         raise Unavailable(f"others changed node {node.metadata.name} {TRIES} times while the agent wrote it")
 
     async def _patch(self, node: Node, desired: DesiredNode) -> bool:
+        desired = self._labels.allowed(node, desired)
         needed = differences(node, desired, self._clock.text())
         wrote = bool(needed.status or needed.spec)
         if needed.status:
             answer = await self._api.patch(f"{self._path}/status", needed.status, STRATEGIC_PATCH)
             self._answered = decode(_node, answer)
+            self._labels.wrote(desired.labels)
             self.writes += 1
             needed = differences(self._answered, desired, self._clock.text())
         if needed.spec:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from agent.config import NodeOptions
+from agent.kubelet.policy import KubeletPolicy
 from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_text
 from agent.report.extended_resources import node_resources
 from agent.report.node_patch import differences
@@ -101,6 +102,29 @@ def test_numbers_never_rise_while_observing() -> None:
     assert node_resources(state, pods) == {CORES: 2, OTHER_CORES: 0, ISOLATED: 0}
     assert node_resources(state, pods, {CORES: 1}) == {CORES: 1, OTHER_CORES: 0, ISOLATED: 0}
     assert node_resources(state, [], {CORES: 2}) == {CORES: 0, OTHER_CORES: 0, ISOLATED: 0}
+
+
+@pytest.mark.parametrize(
+    ("observes", "kubelet", "is_true"),
+    [
+        pytest.param(False, "none", True, id="the agent pins"),
+        pytest.param(False, "unknown", True, id="the agent pins, whatever the kubelet does"),
+        pytest.param(True, "static", True, id="the kubelet allocates, and the agent pins inside"),
+        pytest.param(True, "none", False, id="nobody does"),
+        pytest.param(True, "unknown", False, id="nobody knows who does"),
+    ],
+)
+def test_labels_of_kubevirt_are_kept_while_the_node_can_pin(
+    observes: bool,
+    kubelet: str,
+    is_true: bool,
+) -> None:
+    """Where it cannot they are not touched: KubeVirt's handler sets them to false by itself."""
+    state = replace(state_of(), observes=observes, kubelet=KubeletPolicy(kubelet))
+    wanted = desired_node(state, [], NodeOptions(frozenset({"CPUManager"})))
+    assert wanted
+    labels = ("cpumanager", "kubevirt.io/cpumanager") if is_true else ()
+    assert wanted.labels == dict.fromkeys(("cmk.intel.com/cmk-node", *labels), "true")
 
 
 @pytest.mark.parametrize(

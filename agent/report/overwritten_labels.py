@@ -1,0 +1,85 @@
+"""The node's labels that others overwrite, as KubeVirt's handler does every minute or two.
+
+They are put back at once, once for each time, and no more than six times a minute: a program that overwrites them in a
+loop does not find the agent in it. Nothing else that is written to the node waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.clock import Clock
+    from agent.metrics import Metrics
+    from agent.report.desired_node import DesiredNode
+    from agent.report.node_types import Node
+
+WINDOW_SECONDS: Final = 60.0
+WRITES: Final = 6  # in a window
+
+Label: TypeAlias = tuple[str, str | None]  # with its desired value
+
+logger = logging.getLogger(__name__)
+
+
+class OverwrittenLabels:
+    """Remembers which labels were right, so that one that is not any more is somebody else's doing."""
+
+    def __init__(self, clock: Clock, metrics: Metrics, window_seconds: float = WINDOW_SECONDS) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._window = window_seconds
+        self._right: frozenset[Label] = frozenset()
+        self._overwritten: frozenset[Label] = frozenset()  # and not put back yet
+        self._written: deque[float] = deque(maxlen=WRITES)
+
+    def allowed(self, node: Node, desired: DesiredNode) -> DesiredNode:
+        """Return what is to be written now: all that is desired, but no label that was put back too often."""
+        self._look(node.metadata.labels or {}, frozenset(desired.labels.items()))
+        if not self.is_waiting:
+            return desired
+        kept = {
+            name: value for name, value in desired.labels.items() if (name, value) not in self._overwritten
+        }
+        return replace(desired, labels=kept)
+
+    def _look(self, present: Mapping[str, str], desired: frozenset[Label]) -> None:
+        wrong = frozenset(label for label in desired if present.get(label[0]) != label[1])
+        news = wrong & self._right
+        self._right = desired - wrong
+        self._overwritten = self._overwritten & wrong | news
+        if news:
+            self._metrics.label_overwrites.inc()
+            self._log({name: present.get(name) for name, _ in sorted(news)})
+
+    def _log(self, found: Mapping[str, str | None]) -> None:
+        wait = self.wait_seconds()
+        if wait:
+            facts = {"labels": found, "put_back_in_seconds": round(wait)}
+            logger.warning("node labels overwritten too often by another program", extra={"facts": facts})
+        else:
+            logger.info("node labels overwritten by another program", extra={"facts": {"labels": found}})
+
+    def wrote(self, labels: Mapping[str, str | None]) -> None:
+        """Note that labels are written."""
+        written = frozenset(labels.items())
+        if self._overwritten & written:
+            self._written.append(self._clock.monotonic())
+        self._overwritten -= written
+        self._right |= written
+
+    def wait_seconds(self) -> float:
+        """Return for how long overwritten labels stay as others wrote them; 0: they are put back now."""
+        if len(self._written) < WRITES:
+            return 0.0
+        return max(0.0, self._written[0] + self._window - self._clock.monotonic())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether labels are left overwritten for a while."""
+        return bool(self._overwritten) and self.wait_seconds() > 0

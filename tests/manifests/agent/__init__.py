@@ -1,0 +1,1 @@
+"""The agent on its node as manifests/ install it."""

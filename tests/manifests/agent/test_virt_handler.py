@@ -1,0 +1,181 @@
+"""KubeVirt's handler beside the agent, on a real API server: it writes the labels "false" with each of its heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from agent.config import NodeOptions
+from agent.metrics import Metrics
+from agent.report.node import NodeReport
+from agent.report.overwritten_labels import WINDOW_SECONDS, WRITES, OverwrittenLabels
+from tests.agent.fakes import Time
+from tests.agent.states import source, state_of
+from tests.manifests.installed import HERE_NODE, STRATEGIC, Caller, Installed
+from tests.manifests.requests import HERE
+
+pytestmark = pytest.mark.server
+
+CORES = "cmk.intel.com/exclusive-cores"
+LABELS = ("cpumanager", "kubevirt.io/cpumanager")
+SECONDS = 60.0
+ACCOUNT, NAMESPACE = "kubevirt-handler", "demo"
+RIGHTS = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]}]
+
+
+@dataclass
+class Handler:
+    """KubeVirt's handler of a node whose kubelet has no static policy: what its heartbeat sends, as the same kind of patch."""
+
+    caller: Caller
+    beats: int = 0
+
+    async def beat(self) -> None:
+        """Send one heartbeat."""
+        self.beats += 1
+        metadata = {
+            "labels": {"kubevirt.io/schedulable": "true", **dict.fromkeys(LABELS, "false")},
+            "annotations": {"kubevirt.io/heartbeat": str(self.beats)},
+        }
+        answer = await asyncio.to_thread(self.caller.patch, HERE, {"metadata": metadata}, STRATEGIC)
+        assert answer.is_success, answer.text
+
+
+@dataclass
+class Scene:
+    """The agent's reporter with its own token, the handler, and what kubectl shows of their node."""
+
+    installed: Installed
+    handler: Handler
+    report: NodeReport
+    time: Time
+    metrics: Metrics
+
+    async def shown(self) -> Any:
+        """Return the node as everybody reads it."""
+        return (await asyncio.to_thread(self.installed.admin.send, "GET", HERE)).json()
+
+    async def until(self, holds: Callable[[Any], bool]) -> Any:
+        """Wait for what somebody shall write."""
+        async with asyncio.timeout(SECONDS):
+            while not holds(node := await self.shown()):
+                pass
+        return node
+
+    async def zero(self) -> None:
+        """Set the numbers of cores to zero, as a kubelet does, and wait until the agent has mended them."""
+        body = {"status": {"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}}}
+        answer = await asyncio.to_thread(self.installed.admin.patch, f"{HERE}/status", body, STRATEGIC)
+        assert answer.is_success, answer.text
+        await self.until(lambda node: node["status"]["allocatable"][CORES] == "3")
+
+    @property
+    def overwrites(self) -> float | None:
+        """How often the agent saw its labels overwritten."""
+        return self.metrics.registry.get_sample_value("corepin_agent_label_overwrites_total")
+
+
+def handler_of(installed: Installed) -> Handler:
+    """Return a handler with an account and the right to patch nodes, as KubeVirt's has them."""
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT}
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
+    documents: list[dict[str, Any]] = [
+        {"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": ACCOUNT, "namespace": NAMESPACE}},
+        {"kind": "ClusterRole", "rules": RIGHTS},
+        {"kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]},
+    ]
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": ACCOUNT}}
+    text = "\n---\n".join(json.dumps({**rbac, **document}) for document in documents)
+    installed.api.kubectl("apply", "-f", "-", input=text)
+    token = installed.api.kubectl("-n", NAMESPACE, "create", "token", ACCOUNT).stdout.strip()
+    return Handler(Caller(installed.client, token, {"User-Agent": "virt-handler"}))
+
+
+@asynccontextmanager
+async def beside(handler: Handler, installed: Installed) -> AsyncIterator[Scene]:
+    """Yield an agent that has written its node beside a handler that has done so before."""
+    api, time, metrics = installed.agent_api(), Time(), Metrics()
+    labels = OverwrittenLabels(time.clock(), metrics)
+    options = NodeOptions(frozenset({"CPUManager"}))
+    report = NodeReport(api, HERE_NODE, source(), options, interval_seconds=0, labels=labels)
+    scene = Scene(installed, handler, report, time, metrics)
+    try:
+        await handler.beat()
+        await report.publish(state_of(node=HERE_NODE))
+        await scene.until(is_true)
+        yield scene
+        await report.reset()
+    finally:
+        await api.close()
+        gone = {"labels": {"kubevirt.io/schedulable": None}, "annotations": {"kubevirt.io/heartbeat": None}}
+        assert installed.admin.patch(HERE, {"metadata": gone}).is_success
+
+
+def values(node: Any) -> set[str]:
+    """Return what the labels say."""
+    return {node["metadata"]["labels"][label] for label in LABELS}
+
+
+def is_true(node: Any) -> bool:
+    """Say whether both labels are as the agent wants them."""
+    return values(node) == {"true"}
+
+
+def test_every_heartbeat_is_answered_once(installed: Installed) -> None:
+    """Both labels are back after each of them, by one request, and what else the handler writes is its own."""
+
+    async def act() -> None:
+        async with beside(handler_of(installed), installed) as scene:
+            before = scene.report.writes
+            for number in range(1, WRITES + 1):
+                await scene.handler.beat()
+                node = await scene.until(is_true)
+                assert node["metadata"]["annotations"]["kubevirt.io/heartbeat"] == str(scene.handler.beats)
+                assert node["metadata"]["labels"]["kubevirt.io/schedulable"] == "true"
+                async with asyncio.timeout(SECONDS):
+                    while scene.report.writes < before + number:  # its answer is on the way
+                        await asyncio.sleep(0)
+                assert (scene.report.writes - before, scene.overwrites) == (number, number)
+
+    asyncio.run(act())
+
+
+def test_seventh_in_a_minute_waits(installed: Installed) -> None:
+    """The agent goes on with everything else meanwhile, and puts the labels back when the minute is over."""
+
+    async def act() -> None:
+        async with beside(handler_of(installed), installed) as scene:
+            for _ in range(WRITES):
+                await scene.handler.beat()
+                await scene.until(is_true)
+            await scene.handler.beat()
+            await scene.zero()
+            assert values(await scene.shown()) == {"false"}
+            scene.time.now += WINDOW_SECONDS
+            await scene.zero()
+            await scene.until(is_true)
+
+    asyncio.run(act())
+
+
+def test_handler_gone_mad_costs_six_requests(installed: Installed) -> None:
+    """However often it writes, the agent is not found in a loop with it, and has the last word a minute later."""
+
+    async def act() -> None:
+        async with beside(handler_of(installed), installed) as scene:
+            before = scene.report.writes
+            for _ in range(30):
+                await scene.handler.beat()
+            await scene.zero()
+            assert scene.report.writes - before <= WRITES + 1  # one is the mended number
+            scene.time.now += WINDOW_SECONDS
+            await scene.zero()
+            await scene.until(is_true)
+
+    asyncio.run(act())
