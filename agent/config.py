@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pinning.contract import CMK_CONFIG_MAP_NAMESPACE, NRI_SOCKET
+from pinning.contract import CMK_CONFIG_MAP_NAMESPACE, DEBUGFS, NRI_SOCKET
 from pinning.errors import BadContract, BadQuantity
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.requests import SIDECAR, Amount
@@ -57,6 +57,7 @@ class AgentConfig:
     pods_dir: Path | None = None  # None: the API server
     root: Path = Path("/")
     cgroup_root: Path = Path("/sys/fs/cgroup")  # the mount
+    debugfs: Path = Path(DEBUGFS)  # its mount, if there is one
     kubelet_cgroup_root: str = "/"  # its `cgroupRoot`, above the cgroup of all pods
     nri: Path | None = None  # the socket of a runtime that asks first; None: it is not asked to
     config: NodeConfig = DEFAULT

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corepin.flags import add_flag, add_optional_flag
-from pinning.contract import KUBELET_STATE, NRI_SOCKET
+from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET
 
 if TYPE_CHECKING:
     import argparse
@@ -19,7 +19,9 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--sysfs-root", "DIR", root, "/")
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
     add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
-    add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
+    state = "the kubelet's cpu_manager_state, in its root directory, where its socket is too"
+    add_flag(parser, "--kubelet-state", "FILE", state, KUBELET_STATE)
+    add_flag(parser, "--debugfs", "DIR", "where the host's debugfs is mounted, if it is", DEBUGFS)
     asks = f"have the runtime ask before it makes a container; auto: {NRI_SOCKET}, as soon as it is there"
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
 

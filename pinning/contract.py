@@ -52,6 +52,7 @@ CMK_CPUS_INFRA = "CMK_CPUS_INFRA"
 KUBEVIRT_LABEL = "kubevirt.io"
 VIRT_LAUNCHER = "virt-launcher"
 LAUNCHER_CONTAINER = "compute"
+KUBEVIRT_SCHEDULABLE = "kubevirt.io/schedulable"  # on nodes where KubeVirt's handler runs
 CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")  # KubeVirt up to 1.7, and from 1.8
 CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
@@ -70,10 +71,11 @@ LIMIT_RANGER = "kubernetes.io/limit-ranger"
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its presence counts, not its value
 
-# Where the programs of one node find each other and the kubelet, unless their flags say otherwise.
+# Where the programs of one node find each other, the kubelet and the kernel, unless their flags say otherwise.
 AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"
+DEBUGFS = "/sys/kernel/debug"
 
 # What injected sidecars get that state nothing: the webhook adds it, the agent tells by it what they cost (KubeVirt's).
 SIDECAR_CPU = "200m"

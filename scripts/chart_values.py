@@ -17,6 +17,7 @@ OVERLAYS = frozenset(
         "monitoring",
         "node-watch",
         "nri",
+        "vm-probe",
         "priority-quota",
         "guard",
     }
@@ -29,6 +30,7 @@ WHEN = {
     frozenset({"monitoring"}): ".Values.monitoring.enabled",
     frozenset({"node-watch"}): ".Values.webhook.watchNodes",
     frozenset({"nri", "guard"}): ".Values.agent.nri",
+    frozenset({"vm-probe"}): ".Values.agent.vmProbe",
     frozenset({"priority-quota"}): ".Values.priorityQuota",
     frozenset({"guard"}): ".Values.guard.enabled",
 }
@@ -38,6 +40,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "own-certificate": {"certificates": "own-certificate"},
     "monitoring": {"monitoring.enabled": True},
     "nri": {"agent.nri": True},
+    "vm-probe": {"agent.vmProbe": True},
     "priority-quota": {"priorityQuota": True},
     "guard": {"guard.enabled": True, "agent.nri": True},
 }
@@ -88,6 +91,8 @@ def _scraped(part: str, rule: int) -> Field:
     return Field("NetworkPolicy", f"corepin-{part}", path, "monitoring.namespace")
 
 
+CAPABILITIES = 'ternary (list "SYS_NICE" "SYS_PTRACE") (list "SYS_NICE") .Values.agent.vmProbe'
+
 FIELDS = (
     *_workload("Deployment", "webhook"),
     *_workload("Deployment", "certs"),
@@ -108,6 +113,7 @@ FIELDS = (
     _agent("containers/agent/env/COREPIN_KUBELET_CONFIGZ/value", "agent.kubeletConfigz"),
     _agent("containers/agent/env/COREPIN_KUBELET_CGROUP_ROOT/value", "agent.kubeletCgroupRoot"),
     _agent("containers/agent/env/COREPIN_RUNTIME_ENDPOINT/value", "agent.runtimeSocket"),
+    _agent("containers/agent/securityContext/capabilities/add", expression=CAPABILITIES),
     _agent("containers/agent/volumeMounts/runtime/mountPath", expression="dir .Values.agent.runtimeSocket"),
     _agent("volumes/runtime/hostPath/path", expression="dir .Values.agent.runtimeSocket"),
     _fails("Mutating", "pods.mutate.corepin.io"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
+from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
 from agent.kubelet.policy import KubeletPolicy
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Facts:
     pod_root: str | None = None  # the one that is there
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
     foreign_threads: ForeignThreads | None = None
+    vms: VMFacts = NO_VMS
     missing: Mapping[str, str] | None = None  # why, by field
 
     def why(self, name: str) -> str:
@@ -78,6 +80,11 @@ class Facts:
         if self.kubelet is KubeletPolicy.UNKNOWN and self.agent:
             return self.agent.kubelet
         return self.kubelet
+
+    @property
+    def can_pin(self) -> bool:
+        """Say whether anybody gives virtual machines CPUs of their own here."""
+        return self.policy is KubeletPolicy.STATIC or (self.agent is not None and not self.agent.observes)
 
     @property
     def is_local(self) -> bool:
@@ -98,6 +105,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _kubelet_amount(facts),
             _writers(facts),
             _agent(facts),
+            vm_checks(facts.vms, can_pin=facts.can_pin),
             _troubles(facts),
             _foreign_threads(facts),
             _l2(facts),

@@ -12,12 +12,13 @@ from agent.doctor.checks import AgentFacts, Facts
 from agent.doctor.foreign_threads import foreign_threads, processes, runs_corepin
 from agent.doctor.nri import AgentNRI, Socket
 from agent.doctor.nri_socket import look_at
+from agent.doctor.vms import VMFacts
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
-from pinning.contract import KUBELET_STATE, NRI_SOCKET
+from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.topology import Topology
+
+SYS_PTRACE: Final = 19  # the bit of this capability
 
 WRITERS: Final = {  # by the name of the process, which the kernel cuts at 15 letters
     "koordlet": "koordlet",
@@ -50,6 +53,7 @@ class Places:
     kubelet_state: Path = Path(KUBELET_STATE)
     runtime: Path | None = None  # None: the first of the usual sockets
     nri: Path = Path(NRI_SOCKET)
+    debugfs: Path = Path(DEBUGFS)
 
 
 def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) -> Facts:
@@ -77,6 +81,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         foreign_threads=foreign_threads(proc, state, agent.exclusive, seconds)
         if state is not None and agent
         else None,
+        vms=_vms(places),
         missing=missing,
     )
 
@@ -102,6 +107,46 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         other_plugins=tuple(state["otherPlugins"]),
         refusals=tuple(f"{refusal['name']}: {refusal['message']}" for refusal in state["refusals"]),
     )
+
+
+def _vms(places: Places) -> VMFacts:
+    is_static = read_kubelet_policy(places.kubelet_state) is KubeletPolicy.STATIC
+    return VMFacts(
+        has_kvm=(places.root / "sys/module/kvm").is_dir(),
+        has_debugfs=_can_list(places.debugfs / "kvm"),
+        may_probe=bool(_capabilities(places.root / "proc/self/status") >> SYS_PTRACE & 1),
+        kubelet_silence=asyncio.run(_kubelet_silence(places.kubelet_state)) if is_static else None,
+    )
+
+
+def _can_list(folder: Path) -> bool:
+    try:
+        list(folder.iterdir())
+    except OSError:
+        return False
+    return True
+
+
+def _capabilities(status: Path) -> int:
+    """Return the effective capabilities that a process has, as bits; none where it cannot be read."""
+    try:
+        lines = status.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+
+
+async def _kubelet_silence(state: Path) -> str:
+    from agent.kubelet.pod_resources import PodResources, socket_beside
+
+    kubelet = PodResources(socket_beside(state))
+    try:
+        await kubelet.ask()
+    except AgentError as error:
+        return str(error)
+    finally:
+        await kubelet.close()
+    return ""
 
 
 def _hierarchy(root: Path, missing: dict[str, str]) -> Hierarchy | None:

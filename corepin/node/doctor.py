@@ -66,6 +66,7 @@ def _facts(args: argparse.Namespace) -> Facts:
         kubelet_state=Path(args.kubelet_state),
         runtime=runtime_endpoint(args),
         nri=nri_socket(args),
+        debugfs=Path(args.debugfs),
     )
     state, why = _state(args.socket)
     try:
@@ -95,8 +96,10 @@ def _with_cluster(facts: Facts, node: str | None, missing: dict[str, str]) -> Fa
     if node is None:
         return replace(facts, missing={**missing, "kubelet_millicores": "the name of this node is not known"})
     try:
-        cpu = read_node(node).allocatable.get("cpu", "0")
-        return replace(facts, kubelet_millicores=millicores(cpu), missing=missing)
+        shown = read_node(node)
+        cpu = millicores(shown.allocatable.get("cpu", "0"))
+        vms = facts.vms._replace(labels=shown.labels)
+        return replace(facts, kubelet_millicores=cpu, vms=vms, missing=missing)
     except (CommandFailed, BadQuantity) as failure:
         return replace(facts, missing={**missing, "kubelet_millicores": str(failure)})
 

@@ -24,6 +24,7 @@ class KubeNode:
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def topology(self) -> str:
@@ -50,7 +51,11 @@ def read_node(name: str) -> KubeNode:
 
 
 def _facts(node: Any) -> dict[str, Mapping[str, str]]:
-    return {"annotations": node.metadata.annotations or {}, "allocatable": node.status.allocatable or {}}
+    return {
+        "annotations": node.metadata.annotations or {},
+        "allocatable": node.status.allocatable or {},
+        "labels": node.metadata.labels or {},
+    }
 
 
 def _ask(name: str) -> Any:

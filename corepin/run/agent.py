@@ -140,6 +140,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             pods_dir=_path(args.pods_dir),
             root=Path(args.sysfs_root),
             cgroup_root=Path(args.cgroup_root),
+            debugfs=Path(args.debugfs),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),
             config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,

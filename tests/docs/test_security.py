@@ -48,6 +48,10 @@ def test_what_the_agent_has_on_its_node_is_told() -> None:
     )
     capabilities = spec["containers"][0]["securityContext"]["capabilities"]["add"]
     assert re.findall(r"^\| capability `(\w+)` \|", described, re.MULTILINE) == capabilities
+    (probe,) = documents("../components/vm-probe/agent.yaml")
+    (container,) = probe["spec"]["template"]["spec"]["containers"]
+    more = re.findall(r"^\| capability `(\w+)`, with the component `vm-probe` \|", described, re.MULTILINE)
+    assert [*capabilities, *more] == container["securityContext"]["capabilities"]["add"]
     shared = {key for key in ("hostPID", "hostNetwork", "hostIPC") if spec.get(key)}
     assert shared == {"hostPID"}
     assert not spec["containers"][0]["securityContext"]["privileged"]

@@ -22,10 +22,14 @@ INSTALLS = (
     "observe",
     "node-watch",
     "nri",
+    "vm-probe",
     "priority-quota",
     "guard",
 )  # each is a whole corepin
-ROTATING = ("base", "hardened", "cmk", "observe", "node-watch", "nri", "priority-quota", "guard")
+ROTATING = (
+    *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe"),
+    *("priority-quota", "guard"),
+)
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

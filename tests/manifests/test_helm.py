@@ -107,7 +107,7 @@ def test_helm_renders_what_kustomize_renders(name: str) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ("hardened", "cert-manager", "cmk", "monitoring", "node-watch", "nri"),
+        ("hardened", "cert-manager", "cmk", "monitoring", "node-watch", "nri", "vm-probe"),
         ("own-certificate", "observe", "monitoring"),
         ("nri", "priority-quota", "guard"),
     ],

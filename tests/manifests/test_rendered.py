@@ -25,7 +25,6 @@ from pinning.contract import (
     CPUMANAGER_LABELS,
     KUBELET_CONDITION,
     NOT_READY_TAINT_KEY,
-    NRI_SOCKET,
     OVERCOMMIT_CONDITION,
     OVERCOMMIT_TAINT_KEY,
     PLUGIN_CONDITION,
@@ -35,7 +34,6 @@ from pinning.contract import (
 from tests.manifests.rendered import (
     AGENT,
     INSTALLS,
-    ROOT,
     ROTATING,
     SYSTEM,
     Object,
@@ -43,7 +41,6 @@ from tests.manifests.rendered import (
     objects,
     renamed,
     text,
-    text_of,
 )
 from webhook.config.mutations import load_mutations
 from webhook.config.settings import load_settings
@@ -118,7 +115,8 @@ def test_names_stand_in_one_place(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
-    """Nothing is privileged, every capability is dropped, the root is read-only; on nodes the agent alone has one."""
+    """Nothing is privileged, every capability is dropped, the root is read-only; on nodes the agent alone has some."""
+    agents = ["SYS_NICE", "SYS_PTRACE"] if name == "vm-probe" else ["SYS_NICE"]
     for it, pod in pods(name):
         (container,) = pod["containers"]
         security = container["securityContext"]
@@ -127,7 +125,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
         assert security["allowPrivilegeEscalation"] is False
         assert security["readOnlyRootFilesystem"] is True
         assert security["capabilities"]["drop"] == ["ALL"]
-        assert security["capabilities"].get("add", []) == (["SYS_NICE"] if is_agent else [])
+        assert security["capabilities"].get("add", []) == (agents if is_agent else [])
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["securityContext"].get("runAsNonRoot", False) is not on_nodes
         assert not pod.get("hostNetwork")
@@ -302,35 +300,6 @@ def test_cmk_injects_what_the_example_injects() -> None:
     assert load_mutations(shipped.encode()).per_pod is not None
     assert account["metadata"]["name"] in shipped
     assert account["automountServiceAccountToken"] is False
-
-
-def agent_mounts(spec: Object) -> dict[str, tuple[Object, Object]]:
-    """Return the mounts of the agent's container, each with its volume."""
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    (container,) = spec["containers"]
-    assert len(volumes) == len(spec["volumes"]) == len(container["volumeMounts"])
-    return {mount["mountPath"]: (mount, volumes[mount["name"]]) for mount in container["volumeMounts"]}
-
-
-def test_nri_adds_one_mount() -> None:
-    """The socket's directory, so that a new socket is seen; read-only, and made where the runtime has none."""
-    base, nri = (
-        manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "nri")
-    )
-    there, added = agent_mounts(base), agent_mounts(nri)
-    mount, volume = added.pop(str(Path(NRI_SOCKET).parent))
-    assert volume["hostPath"] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
-    assert (mount["readOnly"], mount["mountPropagation"]) == (True, "HostToContainer")
-    assert added == there
-
-
-def test_nri_may_be_applied_twice(tmp_path: Path) -> None:
-    """A component that needs it brings it along, and who names both gets one mount."""
-    (tmp_path / "manifests").symlink_to(ROOT.absolute())
-    (tmp_path / "mine").mkdir()
-    folder = {"resources": ["../manifests/base"], "components": ["../manifests/components/nri"] * 2}
-    (tmp_path / "mine/kustomization.yaml").write_text(yaml.safe_dump(folder))
-    assert text_of(tmp_path / "mine") == text("nri")
 
 
 @pytest.mark.parametrize("name", INSTALLS)

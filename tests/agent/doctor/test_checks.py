@@ -10,36 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.doctor.check import Check, Verdict
-from agent.doctor.checks import AgentFacts, Facts, ForeignThreads, examine
-from agent.doctor.nri import AgentNRI, Socket
+from agent.doctor.checks import Facts, ForeignThreads, examine
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy
-from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.agent.states import MACHINE
+from pinning.machine.cpuset import EMPTY
+from tests.agent.doctor.nodes import AGENT, BARE, FINE
 from tests.machines import materialise
 
 if TYPE_CHECKING:
     pass
 
-AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]), "containerd 2.4.2", nri=AgentNRI(holds=True))
 LOCAL = replace(AGENT, runtime="local processes in cgroups v1")
 PROC = Path("/proc")
-FINE = Facts(
-    kubelet=KubeletPolicy.NONE,
-    kubelet_runs=True,
-    topology=MACHINE,
-    agent=AGENT,
-    kubelet_millicores=3000,
-    runtime="containerd 2.4.2",
-    nri=Socket.ANSWERS,
-    is_guarded=True,
-    cgroup_version=2,
-    cgroup_writable=True,
-    pod_roots=("/kubepods.slice", "/kubepods"),
-    pod_root="/kubepods",
-    foreign_threads=ForeignThreads({}, 4),
-)
-BARE = Facts(KubeletPolicy.UNKNOWN, kubelet_runs=False, missing={"agent": "nobody listens"})
 
 
 def of(facts: Facts, verdict: Verdict) -> list[Check]:

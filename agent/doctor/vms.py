@@ -1,0 +1,78 @@
+"""What virtual machines need of a node beside its CPUs: threads that can be told apart, the kubelet's word, labels. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.doctor.check import finding, ok
+from pinning.contract import CPUMANAGER_LABELS, KUBEVIRT_SCHEDULABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.doctor.check import Check
+
+_UNTOLD: Final = "where these do not tell, a machine runs on all of its CPUs, without one for each vCPU"
+
+
+class VMFacts(NamedTuple):
+    """What was found."""
+
+    has_kvm: bool = False  # the kernel can run virtual machines
+    has_debugfs: bool = False  # KVM's folder there can be read
+    may_probe: bool = False  # who looks may look into processes of others
+    kubelet_silence: str | None = (
+        None  # why the kubelet does not say which CPUs it gave out; "": it does; None: not asked
+    )
+    labels: Mapping[str, str] | None = None  # of the node; None: not known
+
+
+NO_VMS: Final = VMFacts()
+
+
+def vm_checks(facts: VMFacts, *, can_pin: bool) -> Iterator[Check]:
+    """Yield what concerns virtual machines; a node without any has little to say."""
+    if facts.has_kvm:
+        yield _threads(facts)
+    if facts.kubelet_silence is not None:
+        yield _kubelet(facts.kubelet_silence)
+    if facts.labels is not None and KUBEVIRT_SCHEDULABLE in facts.labels:
+        yield _kubevirt(facts.labels, can_pin=can_pin)
+
+
+def _threads(facts: VMFacts) -> Check:
+    """Say how vCPU threads are told from others; names are mostly enough, so that nothing here is wrong."""
+    subject = "vCPU threads"
+    if facts.has_debugfs:
+        return ok(subject, "the kernel tells which they are (debugfs)")
+    remedy = "mount debugfs on the node (systemd: sys-kernel-debug.mount), or name its place with --debugfs"
+    if facts.may_probe:
+        return ok(subject, "told by their names, else by their system calls (no debugfs)", remedy)
+    message = f"told by their names alone (neither debugfs nor SYS_PTRACE); {_UNTOLD}"
+    return ok(subject, message, f"{remedy}; or take the component vm-probe (Helm: agent.vmProbe: true)")
+
+
+def _kubelet(silence: str) -> Check:
+    subject = "CPUs of the kubelet"
+    if not silence:
+        return ok(subject, "it says which ones it gave out")
+    message = (
+        f"it does not say which ones it gave out ({silence}), so containers have what their cpusets show"
+    )
+    remedy = "mount pod-resources of its root directory, which is where --kubelet-state says"
+    return finding(subject, message, remedy)
+
+
+def _kubevirt(labels: Mapping[str, str], *, can_pin: bool) -> Check:
+    subject = "KubeVirt"
+    wrong = [f"{name}={labels.get(name, '')}" for name in CPUMANAGER_LABELS if labels.get(name) != "true"]
+    if not wrong:
+        return ok(subject, "machines with dedicated CPUs may be placed here")
+    message = f"no machine with dedicated CPUs is placed here ({', '.join(wrong)})"
+    if not can_pin:
+        return ok(subject, message, "let corepin or the kubelet's static policy allocate CPUs here")
+    remedy = (
+        "add CPUManager to the agent's --feature-gates; where it is, look again in a minute, because KubeVirt's"
+        " handler overwrites these labels and the agent puts them back"
+    )
+    return finding(subject, message, remedy)

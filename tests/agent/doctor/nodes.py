@@ -1,0 +1,27 @@
+"""Facts of nodes: one on which all is well, and one of which little is known."""
+
+from __future__ import annotations
+
+from agent.doctor.checks import AgentFacts, Facts, ForeignThreads
+from agent.doctor.nri import AgentNRI, Socket
+from agent.kubelet.policy import KubeletPolicy
+from pinning.machine.cpuset import CPUSet
+from tests.agent.states import MACHINE
+
+AGENT = AgentFacts(CPUSet([1, 2, 3]), CPUSet([0]), CPUSet([2]), "containerd 2.4.2", nri=AgentNRI(holds=True))
+FINE = Facts(
+    kubelet=KubeletPolicy.NONE,
+    kubelet_runs=True,
+    topology=MACHINE,
+    agent=AGENT,
+    kubelet_millicores=3000,
+    runtime="containerd 2.4.2",
+    nri=Socket.ANSWERS,
+    is_guarded=True,
+    cgroup_version=2,
+    cgroup_writable=True,
+    pod_roots=("/kubepods.slice", "/kubepods"),
+    pod_root="/kubepods",
+    foreign_threads=ForeignThreads({}, 4),
+)
+BARE = Facts(KubeletPolicy.UNKNOWN, kubelet_runs=False, missing={"agent": "nobody listens"})

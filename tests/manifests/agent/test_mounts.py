@@ -1,0 +1,67 @@
+"""What the agent's pod gets of its node, and what components add to that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.kubelet.pod_resources import socket_beside
+from pinning.contract import KUBELET_STATE, NRI_SOCKET
+from tests.manifests.rendered import ROOT, Object, manifest, text, text_of
+
+pytestmark = pytest.mark.server  # for kubectl
+
+
+def agent_mounts(spec: Object) -> dict[str, tuple[Object, Object]]:
+    """Return the mounts of the agent's container, each with its volume."""
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    (container,) = spec["containers"]
+    assert len(volumes) == len(spec["volumes"]) == len(container["volumeMounts"])
+    return {mount["mountPath"]: (mount, volumes[mount["name"]]) for mount in container["volumeMounts"]}
+
+
+def test_nri_adds_one_mount() -> None:
+    """The socket's directory, so that a new socket is seen; read-only, and made where the runtime has none."""
+    base, nri = (
+        manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "nri")
+    )
+    there, added = agent_mounts(base), agent_mounts(nri)
+    mount, volume = added.pop(str(Path(NRI_SOCKET).parent))
+    assert volume["hostPath"] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
+    assert (mount["readOnly"], mount["mountPropagation"]) == (True, "HostToContainer")
+    assert added == there
+
+
+def test_what_may_be_missing_keeps_no_agent_from_starting() -> None:
+    """Debugfs is below a folder that every kernel has; the kubelet's socket in one that is made; nothing there is written."""
+    mounts = agent_mounts(manifest("base", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"])
+    mount, volume = mounts["/host/sys/kernel"]
+    assert volume["hostPath"] == {"path": "/sys/kernel", "type": "Directory"}
+    assert (mount["readOnly"], mount["recursiveReadOnly"]) == (True, "IfPossible")
+    mount, volume = mounts[str(socket_beside(Path(KUBELET_STATE)).parent)]
+    assert volume["hostPath"] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
+    assert mount["readOnly"]
+
+
+def test_vm_probe_adds_a_capability_and_nothing_else() -> None:
+    """And AppArmor lets it be used; without the component nothing of it is there."""
+    base, probe = (
+        manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
+        for name in ("base", "vm-probe")
+    )
+    (there,), (added,) = base["containers"], probe["containers"]
+    assert added["securityContext"].pop("appArmorProfile") == {"type": "Unconfined"}
+    assert added["securityContext"]["capabilities"].pop("add") == ["SYS_NICE", "SYS_PTRACE"]
+    assert there["securityContext"]["capabilities"].pop("add") == ["SYS_NICE"]
+    assert probe == base
+
+
+def test_nri_may_be_applied_twice(tmp_path: Path) -> None:
+    """A component that needs it brings it along, and who names both gets one mount."""
+    (tmp_path / "manifests").symlink_to(ROOT.absolute())
+    (tmp_path / "mine").mkdir()
+    folder = {"resources": ["../manifests/base"], "components": ["../manifests/components/nri"] * 2}
+    (tmp_path / "mine/kustomization.yaml").write_text(yaml.safe_dump(folder))
+    assert text_of(tmp_path / "mine") == text("nri")
