@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from io import BufferedRWPair
     from pathlib import Path
 
-SECONDS = 120.0  # for what takes less than one
+SECONDS = 300.0  # for what takes one, and twenty on an emulated machine
 
 
 class Monitor:

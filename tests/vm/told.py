@@ -20,7 +20,7 @@ class Told(Protocol):
 
 def told(agent: Told, pod: str = "vm") -> Mapping[str, Any]:
     """Return what it says; nothing while it says nothing."""
-    found = [known["vm"] for known in (agent.state() or {}).get("pods", ()) if known["name"] == pod]
+    found = [known.get("vm") for known in (agent.state() or {}).get("pods", ()) if known["name"] == pod]
     return found[0] or {} if found else {}
 
 
