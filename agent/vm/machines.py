@@ -1,0 +1,232 @@
+"""The virtual machines of this node: their threads found by what /proc says, and pinned by affinity (interface `VirtualMachines`)."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError, Gone
+from agent.interfaces import VMPinned
+from agent.kernel.procfs import TIMES, read_stat
+from agent.vm.affinity import KERNEL, Affinities
+from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
+from agent.vm.housekeeping import Housekeeping, read_housekeeping
+from agent.vm.node import Node
+from agent.vm.threads import count_threads, read_threads
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.vm_masks import IOThread, VMSeen
+from pinning.vm_threads import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from agent.interfaces import VMPlace
+    from agent.vm.node import Roots
+    from pinning.planning.vm_masks import VMMasks
+    from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
+
+NODE_SECONDS: Final = 0.5  # that what all machines share is read once for
+ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
+HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
+NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
+
+
+@dataclass(slots=True)
+class _Machine:
+    """One machine as it was read last."""
+
+    vmm: VMM
+    shape: GuestShape | None
+    threads: VMThreads
+    has_run: bool = False  # its guest: a vCPU has used the CPU
+    masks: dict[int, CPUSet] = field(default_factory=dict)  # where each thread may run, unless it ended
+    bound: set[int] = field(default_factory=set)  # threads that nobody can move
+
+    def read_masks(self, affinities: Affinities) -> None:
+        """Read where its threads may run."""
+        read = {thread.tid: affinities.read(thread.tid) for thread in self.threads.threads}
+        self.masks = {tid: cpus for tid, cpus in read.items() if cpus}
+        self.bound &= self.masks.keys()
+
+    def of(self, *roles: Role) -> Iterator[CPUSet]:
+        """Yield where the threads of some roles may run."""
+        return (
+            self.masks[thread.tid]
+            for thread in self.threads.threads
+            if thread.role in roles and thread.tid in self.masks
+        )
+
+    def ranked(self) -> Iterator[tuple[VMThread, int]]:
+        """Yield every thread with its rank among those of its role."""
+        ranks = {tid: rank for rank, tid in enumerate(self.threads.vcpus)}
+        ranks |= {tid: rank for rank, tid in enumerate(self.threads.of(Role.IOTHREAD))}
+        for thread in self.threads.threads:
+            yield thread, ranks.get(thread.tid, 0)
+
+
+class KernelVirtualMachines:
+    """Finds, reads and pins the machines of a node."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        affinities: Affinities = KERNEL,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._roots = roots
+        self._affinities = affinities
+        self._monotonic = monotonic
+        self._machines: dict[VMPlace, _Machine] = {}
+        self._node = Node(roots)
+        self._node_until = 0.0
+
+    def kind(self, place: VMPlace) -> str:
+        """Return what runs the machine, e.g. "qemu"; empty while nothing does."""
+        machine = self._machines.get(place)
+        return machine.vmm.kind if machine else ""
+
+    def count(self, place: VMPlace) -> int:
+        """Return how many threads it has now, cheaply; 0 when it is not there."""
+        machine = self._machines.get(place)
+        try:
+            return count_threads(self._roots, machine.vmm) if machine else 0
+        except AgentError:
+            return 0
+
+    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
+        """Return its threads and where each may run; `fully` looks again for those outside of its process."""
+        try:
+            machine = self._listed(place, fully=fully)
+        except AgentError:
+            self._machines.pop(place, None)
+            return None
+        machine.read_masks(self._affinities)
+        if not (machine.has_run or place.is_sandbox):  # nobody waits for the guest of a sandbox
+            machine.has_run = any(self._ticks(tid) >= HAS_RUN_TICKS for tid in machine.threads.vcpus)
+        return self._seen(place, machine)
+
+    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        """Put every thread where it is to run, those too that come meanwhile; None when it is not there any more."""
+        machine = self._machines.get(place)
+        if machine is None:
+            return None
+        refused: frozenset[Role] = frozenset()
+        for _ in range(ROUNDS):
+            refused = self._put(machine, masks)
+            if self.count(place) == machine.threads.own_count:
+                break
+            if self.read(place) is None:
+                return None
+        seen = self._seen(place, machine)
+        return VMPinned(seen, refused) if seen else None
+
+    def tasks(self, place: VMPlace) -> frozenset[int]:
+        """Return the ids of its threads as they were last seen."""
+        machine = self._machines.get(place)
+        return frozenset(machine.masks) if machine else frozenset()
+
+    def keep(self, places: Collection[VMPlace]) -> None:
+        """Forget all other machines."""
+        self._machines = {place: self._machines[place] for place in places if place in self._machines}
+
+    def _listed(self, place: VMPlace, *, fully: bool) -> _Machine:
+        """Return a machine with its threads as they are now; raise AgentError when it is not there."""
+        node, cgroups = self._look(), place.cgroups
+        sandbox_id = place.key if place.is_sandbox else ""
+        machine = self._machines.get(place)
+        if machine:
+            known = None if fully else machine.threads
+            machine.threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
+            return machine
+        vmm = _find(node, place)
+        if vmm is None:
+            raise Gone(f"no virtual machine of {place.key}")
+        threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
+        self._machines[place] = _Machine(vmm, read_guest_shape(self._roots, vmm), threads)
+        return self._machines[place]
+
+    def _look(self) -> Node:
+        """Return what all machines share; many are read one after the other, and need it once."""
+        if self._monotonic() >= self._node_until:
+            self._node = Node(self._roots)
+            self._node_until = self._monotonic() + NODE_SECONDS
+        return self._node
+
+    def _seen(self, place: VMPlace, machine: _Machine) -> VMSeen | None:
+        """Return a machine by the masks that were read last; None when its first thread has ended."""
+        main, shape = machine.masks.get(machine.vmm.pid), machine.shape
+        if main is None:
+            return None
+        house = self._housekeeping(place)
+        return VMSeen(
+            vcpus=tuple(machine.masks[tid] for tid in machine.threads.vcpus if tid in machine.masks),
+            main=main,
+            allowed=union(cpus for tid, cpus in machine.masks.items() if tid not in machine.bound),
+            iothreads=tuple(
+                IOThread(machine.masks[tid], tid in house.tasks)
+                for tid in machine.threads.of(Role.IOTHREAD)
+                if tid in machine.masks
+            ),
+            cores=shape.cores if shape else 1,
+            threads=shape.threads if shape else 1,
+            is_strict=shape is not None and shape.strict,
+            has_pool=shape is not None and shape.iothread_pool,
+            housekeeping=house.cpus,
+            seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - machine.vmm.started / _TICKS,
+            has_run=machine.has_run,
+            is_fixed=_is_fixed(machine.vmm, shape),
+            reason=machine.threads.reason,
+            vhost=union(machine.of(Role.VHOST)),
+            notes=machine.threads.notes,
+        )
+
+    def _ticks(self, tid: int) -> int:
+        """Return the CPU time of a thread."""
+        try:
+            return sum(int(ticks) for ticks in read_stat(self._roots.proc / str(tid))[1][TIMES])
+        except OSError:
+            return 0
+
+    def _housekeeping(self, place: VMPlace) -> Housekeeping:
+        """Return what is in KubeVirt's cgroup for the emulator."""
+        hierarchy = self._roots.hierarchy
+        if place.is_sandbox or place.cgroup is None or hierarchy is None:
+            return NO_HOUSEKEEPING
+        try:
+            return read_housekeeping(hierarchy, place.cgroup) or NO_HOUSEKEEPING
+        except AgentError:
+            return NO_HOUSEKEEPING
+
+    def _put(self, machine: _Machine, masks: VMMasks) -> frozenset[Role]:
+        """Put the threads where they are to run; return what those do that stay elsewhere.
+
+        While there are other vCPUs than the masks are for, nobody knows which of these is whose.
+        """
+        is_known = len(machine.threads.vcpus) == len(masks.vcpus)
+        refused = set()
+        for thread, rank in machine.ranked():
+            cpus, wanted = machine.masks.get(thread.tid), masks.of(thread.role, rank)
+            if cpus is None or cpus == wanted or (thread.role is Role.VCPU and not is_known):
+                continue
+            if found := self._affinities.set(thread.tid, wanted):
+                machine.masks[thread.tid] = found
+            else:
+                del machine.masks[thread.tid]
+            if found and found != wanted:
+                refused.add(thread.role)
+                machine.bound |= set() if self._affinities.is_movable(thread.tid) else {thread.tid}
+        return frozenset(refused)
+
+
+def _find(node: Node, place: VMPlace) -> VMM | None:
+    if place.is_sandbox:
+        return find_sandbox_vmm(node, Sandbox(place.key, place.pid, place.cgroups))
+    return find_container_vmm(node, place.cgroup) if place.cgroup else None
+
+
+def _is_fixed(vmm: VMM, shape: GuestShape | None) -> bool:
+    """Say whether no vCPU can be added to a machine."""
+    return vmm.kind == "firecracker" or (shape is not None and shape.most_vcpus <= shape.vcpus)

@@ -1,0 +1,276 @@
+"""Virtual machines are found, read and pinned: by /proc, KVM's debugfs and cgroups in folders, with masks in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.interfaces import VMPlace
+from agent.vm.affinity import Affinities
+from agent.vm.machines import NODE_SECONDS, KernelVirtualMachines
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.vm_masks import VMMasks, sandbox_masks
+from pinning.vm_threads import Role
+from tests.agent.vm.fake_host import FakeHost, stat
+
+COMPUTE = "/kubepods/pod1/compute"
+LAUNCHER = VMPlace("compute-1", 300, COMPUTE, is_sandbox=False)
+SANDBOX_ID = "5" * 64
+SANDBOX = VMPlace(SANDBOX_ID, 300, f"/kubepods/pod1/{SANDBOX_ID}", is_sandbox=True)
+ALL = CPUSet.parse("0-7")
+LIBVIRT = ["/usr/bin/qemu-system-x86_64", "-name", "guest=default_vm,debug-threads=on", "-smp", "2,maxcpus=8"]
+KATA = ["/usr/bin/qemu-system-x86_64", "-name", f"sandbox-{SANDBOX_ID}", "-smp", "2,maxcpus=2"]
+THREADS = {301: "IO iothread1", 302: "CPU 0/KVM", 303: "CPU 1/KVM", 304: "worker"}
+
+
+class Masks:
+    """Where threads may run, in memory, each inside what its cgroup has."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, CPUSet] = {}
+        self.cut: dict[int, CPUSet] = {}  # a narrower cgroup
+        self.bound: set[int] = set()  # threads that the kernel lets nobody move
+        self.ended: set[int] = set()
+        self.sets = 0
+
+    def read(self, task: int) -> CPUSet:
+        """Return where a thread may run."""
+        return EMPTY if task in self.ended else self.of.get(task, ALL)
+
+    def set(self, task: int, cpus: CPUSet) -> CPUSet:
+        """Move a thread as far as the kernel would."""
+        self.sets += 1
+        usable = cpus & self.cut.get(task, ALL)
+        if usable and task not in self.bound:
+            self.of[task] = usable
+        return self.read(task)
+
+    def is_movable(self, task: int) -> bool:
+        """Say whether a thread is not bound."""
+        return task not in self.bound
+
+
+@pytest.fixture
+def masks() -> Masks:
+    """Return masks of threads that may run everywhere."""
+    return Masks()
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """Return a clock that stands still."""
+    return [100.0]
+
+
+@pytest.fixture
+def machines(host: FakeHost, masks: Masks, now: list[float]) -> KernelVirtualMachines:
+    """Return the machines of a host."""
+    affinities = Affinities(masks.read, masks.set, masks.is_movable)
+    return KernelVirtualMachines(host.roots, affinities, lambda: now[0])
+
+
+def start(host: FakeHost, place: VMPlace = LAUNCHER) -> None:
+    """Run a QEMU in the cgroup of a place."""
+    host.process(300, KATA if place.is_sandbox else LIBVIRT, threads=THREADS)
+    host.cgroup(place.cgroup or "", [300], [300, *THREADS])
+
+
+def pin(machines: KernelVirtualMachines, place: VMPlace, cpus: str) -> VMMasks:
+    """Pin a machine as a sandbox with these CPUs, and return what was asked for."""
+    seen = machines.read(place)
+    assert seen
+    asked = sandbox_masks(seen, CPUSet.parse(cpus), CPUSet.parse(cpus))
+    machines.pin(place, asked)
+    return asked
+
+
+def test_nothing_is_there_before_it_starts(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """A launcher without a machine yet is no error."""
+    host.cgroup(COMPUTE)
+
+    assert machines.read(LAUNCHER) is None
+    assert (machines.count(LAUNCHER), machines.kind(LAUNCHER), machines.tasks(LAUNCHER)) == (
+        0,
+        "",
+        frozenset(),
+    )
+
+
+@pytest.mark.parametrize("place", [LAUNCHER, SANDBOX])
+def test_machine_is_read(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks, place: VMPlace
+) -> None:
+    """Its vCPUs in their order, its first thread, its iothreads; no vCPU can be added where the maximum is there."""
+    start(host, place)
+    masks.of = {302: CPUSet([2]), 303: CPUSet([3]), 301: CPUSet([4])}
+    seen = machines.read(place)
+
+    assert seen
+    assert list(map(str, seen.vcpus)) == ["2", "3"]
+    assert (seen.main, seen.allowed, str(seen.iothreads[0].cpus)) == (ALL, ALL, "4")
+    assert seen.is_fixed is place.is_sandbox
+    assert not seen.has_run
+    assert machines.kind(place) == "qemu"
+    assert machines.tasks(place) == {300, *THREADS}
+
+
+def test_machine_without_a_cgroup_that_is_known(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """A launcher is not looked for on the whole node."""
+    start(host)
+
+    assert machines.read(LAUNCHER._replace(cgroup=None)) is None
+
+
+def test_threads_are_put_where_they_are_to_run(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """Each vCPU by its rank, everything else where its role says; what is right already is not set again."""
+    start(host, SANDBOX)
+    pin(machines, SANDBOX, "6-7")
+    assert {task: str(cpus) for task, cpus in masks.of.items()} == {
+        300: "6-7",
+        301: "6-7",
+        302: "6",
+        303: "7",
+        304: "6-7",
+    }
+
+    before = masks.sets
+    pin(machines, SANDBOX, "6-7")
+    assert masks.sets == before
+
+
+def test_threads_that_come_meanwhile_are_put_too(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """The threads are listed again until there is no new one."""
+    start(host, SANDBOX)
+    host_set = masks.set
+
+    def set_and_grow(task: int, cpus: CPUSet) -> CPUSet:
+        if task == 304 and 305 not in masks.of:
+            masks.of[305] = ALL
+            host.thread(300, 305, "worker")
+        return host_set(task, cpus)
+
+    masks.set = set_and_grow  # type: ignore[method-assign]
+    growing = KernelVirtualMachines(host.roots, Affinities(masks.read, set_and_grow, masks.is_movable))
+    pin(growing, SANDBOX, "6-7")
+
+    assert str(masks.of[305]) == "6-7"
+
+
+def test_what_is_refused_is_told_by_role(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """A thread that nobody can move runs where it runs, and counts for nobody; one in a narrower cgroup counts."""
+    start(host)
+    masks.bound, masks.cut = {304}, {303: CPUSet([0])}
+    seen = machines.read(LAUNCHER)
+    assert seen
+    held = CPUSet.parse("6-7")
+    pinned = machines.pin(LAUNCHER, sandbox_masks(seen, held, held))
+
+    assert pinned
+    assert pinned.refused == {Role.WORKER, Role.VCPU}
+    assert pinned.seen.allowed == ALL  # the vCPU's; the worker's is left out
+    masks.of[303] = CPUSet([7])
+    assert str(machines.read(LAUNCHER).allowed) == "6-7"  # type: ignore[union-attr]
+
+
+def test_other_vcpus_than_the_masks_are_for_are_not_touched(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """One that was added meanwhile changes the ranks of the others: whoever asked has to ask anew."""
+    start(host)
+    seen = machines.read(LAUNCHER)
+    assert seen
+    asked = sandbox_masks(seen, CPUSet.parse("6-7"), CPUSet.parse("6-7"))
+    host.thread(300, 299, "CPU 7/KVM")
+    machines.read(LAUNCHER)
+    pinned = machines.pin(LAUNCHER, asked)
+
+    assert pinned
+    assert len(pinned.seen.vcpus) == 3
+    assert masks.of.keys() == {300, 301, 304}
+
+
+def test_housekeeping_is_read(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """KubeVirt's cgroup for the emulator: its CPUs, and the iothreads that were moved there."""
+    start(host)
+    host.cgroup(f"{COMPUTE}/housekeeping", tasks=[300, 301, 304], cpus="5")
+    seen = machines.read(LAUNCHER)
+
+    assert seen
+    assert (str(seen.housekeeping), seen.iothreads[0].is_housed) == ("5", True)
+
+
+def test_vhost_threads_outside_are_looked_for_again_when_asked(
+    host: FakeHost, machines: KernelVirtualMachines, now: list[float]
+) -> None:
+    """A device that is added later has kernel threads which no count of the process shows."""
+    start(host)
+    seen = machines.read(LAUNCHER)
+    assert seen
+    assert seen.vhost == EMPTY
+
+    host.kernel_thread(40, "vhost-300")
+    now[0] += NODE_SECONDS
+    seen = machines.read(LAUNCHER, fully=True)
+    assert seen
+    assert seen.vhost == ALL
+
+
+def test_guest_that_used_the_cpu_has_run(
+    host: FakeHost, machines: KernelVirtualMachines, tmp_path: Path
+) -> None:
+    """A vCPU of a paused machine has used next to none."""
+    start(host)
+    text = stat(302, "CPU 0/KVM").split(" ")
+    text[14] = "5"  # utime, "CPU 0/KVM" being two words
+    (host.roots.proc / "302").mkdir()
+    (host.roots.proc / "302" / "stat").write_text(" ".join(text))
+    seen = machines.read(LAUNCHER)
+
+    assert seen
+    assert seen.has_run
+
+
+def test_machine_that_ended_is_gone(host: FakeHost, machines: KernelVirtualMachines, masks: Masks) -> None:
+    """Whoever got its number is not taken for it."""
+    start(host)
+    asked = pin(machines, LAUNCHER, "6-7")
+    host.end(300)
+    assert (machines.count(LAUNCHER), machines.pin(LAUNCHER, asked), machines.read(LAUNCHER)) == (
+        0,
+        None,
+        None,
+    )
+
+    host.process(300, ["/bin/sleep"], name="sleep", started=900)
+    assert machines.read(LAUNCHER) is None
+
+
+def test_first_thread_that_ended_ends_the_machine(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """Between two calls anything may end."""
+    start(host)
+    masks.ended = {303, 304}
+    seen = machines.read(LAUNCHER)
+    assert seen
+    assert len(seen.vcpus) == 1
+
+    masks.ended = {300}
+    assert machines.read(LAUNCHER) is None
+
+
+def test_forgotten_machines_are_looked_for_anew(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """Whoever is not kept is forgotten."""
+    start(host)
+    machines.read(LAUNCHER)
+    machines.keep([LAUNCHER])
+    assert machines.kind(LAUNCHER) == "qemu"
+    machines.keep([])
+    assert machines.kind(LAUNCHER) == ""
