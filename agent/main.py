@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ObservedCPUs,
         PodSource,
         Runtime,
+        VirtualMachines,
     )
     from agent.report.publisher import Reporter
     from apiserver.access import Access
@@ -74,7 +75,8 @@ async def build(config: AgentConfig) -> Agent:
     check_machine(machine.topology(), machine.universe(), config.config)
     settings = await _settings(config, machine)
     observed = _observed_cpus(config, runtime)
-    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed)
+    vms = _virtual_machines(config, cgroups)
+    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms)
     metrics = Metrics()
     chosen = reporters(config, api, interfaces.pods, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
@@ -163,6 +165,17 @@ def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs | None
 
     kubelet = PodResources(socket_beside(config.kubelet_state))
     return KubeletAssignments(kubelet, runtime) if isinstance(runtime, CRI) else None
+
+
+def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines | None:
+    """Return who knows the threads of virtual machines; None where no cgroup tells whose a process is."""
+    if not isinstance(cgroups.cpusets, KernelCpusets):
+        return None
+    from agent.vm.machines import KernelVirtualMachines
+    from agent.vm.node import Roots
+
+    hierarchy = find_hierarchy(config.cgroup_root)
+    return KernelVirtualMachines(Roots(config.root / "proc", config.debugfs / "kvm", hierarchy))
 
 
 async def _cri(config: AgentConfig) -> CRI:
