@@ -38,7 +38,7 @@ MACHINES = (
     "pinning/kubevirt/warnings.py",
     "webhook/rules/vms.py",
 )
-THREADS = ("pinning/allocation/vcpus.py",)
+THREADS = ("pinning/allocation/vcpus.py", "pinning/planning/vm_masks.py")
 NODES = (
     "pinning/planning/plan.py",
     "pinning/planning/assign.py",
@@ -58,7 +58,7 @@ SECTIONS = {
 ELSEWHERE = {
     "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),
-    "Threads of virtual machines": (),
+    "Threads of virtual machines": ("agent/reconcile/vms.py", "agent/vm/names.py", "agent/vm/vcpus.py"),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }
 UNHEARD = {
