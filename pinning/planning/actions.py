@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.observed import State
+from pinning.planning.observed import Owner, State
+from pinning.planning.sandboxes import SandboxSet, holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
-    from pinning.planning.observed import Observed, Owner, SeenContainer
+    from pinning.planning.observed import Observed, SeenContainer, SeenSandbox
+
+NO_SANDBOXES: Final[Mapping[str, SandboxSet]] = MappingProxyType({})
 
 
 class Kind(StrEnum):
@@ -31,14 +35,35 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One cpuset to write; it never is empty."""
+    """One cpuset to write, or the masks of a sandbox's threads; it never is empty."""
 
     kind: Kind
-    container_id: str
-    owner: Owner
+    container_id: str  # or the id of a sandbox
+    owner: Owner  # of a sandbox its pod, with no container
     cpus: CPUSet
     waits_for: tuple[int, ...] = ()  # positions of earlier actions that must be done before
     vacates: CPUSet = EMPTY  # CPUs that no new container may get before this is done: it still runs there
+    threads: SandboxSet | None = None  # of a sandbox: which threads get which of these CPUs
+
+
+class _Writer(NamedTuple):
+    """What is moved as one: a container, or a sandbox with all that runs in it."""
+
+    id: str
+    owner: Owner
+    target: SandboxSet
+    footprint: CPUSet  # what is charged to it from now on
+    current: CPUSet  # where it runs
+    held: CPUSet  # what it held before
+    charged: CPUSet  # the CPUs that others keep off as long as it is where it is
+    must_wait: bool
+    is_settled: bool
+    is_sandbox: bool = False
+
+    @property
+    def stays_charged(self) -> CPUSet:
+        """What others keep off, or share with it, once it is where it shall be."""
+        return self.footprint | self.target.others
 
 
 @dataclass(slots=True, eq=False)
@@ -46,76 +71,125 @@ class _Write:
     """An action on its way to its place."""
 
     kind: Kind
-    seen: SeenContainer
+    writer: _Writer
     cpus: CPUSet
     leaves: int = 0  # CPUs that nobody of this container uses any more once it is written
     needs: int = 0  # CPUs that all others must have left before
     waits: list[_Write] = field(default_factory=list)
 
+    @property
+    def threads(self) -> SandboxSet | None:
+        """Where the threads of a sandbox go; on their way there all of them keep together."""
+        if not self.writer.is_sandbox:
+            return None
+        target = self.writer.target
+        return target if self.cpus == target.cpus else SandboxSet(EMPTY, self.cpus)
 
-def plan_actions(observed: Observed, before: Ledger, after: Ledger, sets: NodeSets) -> tuple[Action, ...]:
-    """Return what brings every live container to what the ledger says, in an order that is safe."""
+
+def plan_actions(
+    observed: Observed,
+    before: Ledger,
+    after: Ledger,
+    sets: NodeSets,
+    sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES,
+) -> tuple[Action, ...]:
+    """Return what brings every live container to what the ledger says, in an order that is safe.
+
+    `sandboxes` says where the threads of each sandbox shall run.
+    """
     shared = sets.shared(after)
     unpinned = shared - after.share
-    occupied = union(container.cpus & _cpus_of(container, before) for container in observed.live)
+    writers = [_container(seen, before, after, sets, shared) for seen in observed.live_on_host]
+    movable = (machine for machine in observed.sandboxes if machine.is_movable)
+    writers += [_sandbox(machine, observed, before, after, sets, sandboxes) for machine in movable]
+    occupied = union(writer.current & writer.held for writer in writers)
     writes: list[_Write] = []
-    for seen in observed.live:
-        current = seen.cpus or sets.universe  # what cannot be read may be anything
-        if after.of(seen.owner):
-            writes += _of_owner(seen, current, before, after, unpinned)
-        else:
-            writes += _of_sharer(seen, current, before, shared, occupied)
+    for writer in writers:
+        if not writer.is_settled:
+            writes += _of_owner(writer, unpinned) if writer.target.own else _of_sharer(writer, occupied)
     return _numbered(_in_order(writes, shared - occupied), (shared - before.exclusive).mask)
 
 
-def _of_owner(
-    seen: SeenContainer, current: CPUSet, before: Ledger, after: Ledger, unpinned: CPUSet
-) -> Iterator[_Write]:
-    """Yield the writes of a container that holds CPUs: off those of others, then to its own."""
-    own = after.of(seen.owner)
-    if own is None or own.cpus == current:
+def _container(seen: SeenContainer, before: Ledger, after: Ledger, sets: NodeSets, shared: CPUSet) -> _Writer:
+    current = seen.cpus or sets.universe  # what cannot be read may be anything
+    had, has = before.of(seen.owner), after.of(seen.owner)
+    target = SandboxSet(has.cpus, EMPTY) if has else SandboxSet(EMPTY, shared)
+    return _Writer(
+        id=seen.id,
+        owner=seen.owner,
+        target=target,
+        footprint=has.footprint if has else EMPTY,
+        current=current,
+        held=had.cpus if had else EMPTY,
+        charged=current | had.idle if had else current,
+        must_wait=seen.state is not State.CREATED,  # it may start at any moment, with all it has
+        is_settled=current == target.cpus,
+    )
+
+
+def _sandbox(
+    seen: SeenSandbox,
+    observed: Observed,
+    before: Ledger,
+    after: Ledger,
+    sets: NodeSets,
+    sandboxes: Mapping[str, SandboxSet],
+) -> _Writer:
+    had, has = holders(seen, observed, before), holders(seen, observed, after)
+    current, target = seen.cpus or sets.universe, sandboxes[seen.id]
+    return _Writer(
+        id=seen.id,
+        owner=Owner(seen.pod_uid, ""),
+        target=target,
+        footprint=union(assignment.footprint for assignment in has),
+        current=current,
+        held=union(assignment.cpus for assignment in had),
+        charged=current | union(assignment.idle for assignment in had),
+        must_wait=True,  # its threads run before any container does
+        is_settled=_is_settled(seen, current, target),
+        is_sandbox=True,
+    )
+
+
+def _is_settled(seen: SeenSandbox, current: CPUSet, target: SandboxSet) -> bool:
+    """Say whether all threads are where they shall be, and the runtime knows it of every container."""
+    is_told = all(cpus == target.cpus for cpus in seen.sent)
+    return is_told and target.is_reached(current, seen.vcpus)
+
+
+def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
+    """Yield the writes of who holds CPUs: off those of others, then to its own."""
+    target, charged, current = writer.target.cpus, writer.charged, writer.current
+    if not writer.must_wait:
+        left = (charged - writer.stays_charged).mask
+        yield _Write(Kind.GRANT, writer, target, left, (target - current).mask)
         return
-    charged = _charged(seen, current, before)
-    if seen.state is State.CREATED:  # it must not wait: it may start at any moment, with all it has
-        left = (charged - own.footprint).mask
-        yield _Write(Kind.GRANT, seen, own.cpus, left, (own.cpus - current).mask)
+    if target <= current and writer.target.own <= writer.held:
+        yield _Write(Kind.SHRINK, writer, target, (charged - writer.stays_charged).mask)
         return
-    if own.cpus <= current and own.cpus <= _cpus_of(seen, before):
-        yield _Write(Kind.SHRINK, seen, own.cpus, (charged - own.footprint).mask)
-        return
-    stays = current & (unpinned | own.cpus)
+    stays = current & (unpinned | target)
     if stays and stays != current:
-        still = charged & (unpinned | own.footprint)
-        yield _Write(Kind.SHRINK, seen, stays, (charged - still).mask)
+        still = charged & (unpinned | writer.stays_charged)
+        yield _Write(Kind.SHRINK, writer, stays, (charged - still).mask)
+        if stays == target:
+            return
         charged = still
         current = stays
-    if current != own.cpus:
-        yield _Write(Kind.GRANT, seen, own.cpus, (charged - own.footprint).mask, own.footprint.mask)
+    needs = writer.footprint | (writer.target.others - current)
+    yield _Write(Kind.GRANT, writer, target, (charged - writer.stays_charged).mask, needs.mask)
 
 
-def _of_sharer(
-    seen: SeenContainer, current: CPUSet, before: Ledger, shared: CPUSet, occupied: CPUSet
-) -> Iterator[_Write]:
-    """Yield the writes of a container that holds none: to what it may keep, then to the whole shared set."""
-    charged = _charged(seen, current, before)
+def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
+    """Yield the writes of who holds none: to what it may keep, then to the whole shared set."""
+    shared, charged, current = writer.target.others, writer.charged, writer.current
     if not current <= shared:
         current = (current & shared) or (shared - occupied) or current
         if current <= shared:
-            yield _Write(Kind.SHRINK, seen, current, (charged - current).mask)
+            yield _Write(Kind.SHRINK, writer, current, (charged - current).mask)
             charged = current
-    if current != shared:
-        yield _Write(Kind.WIDEN, seen, shared, (charged - shared).mask, (shared - current).mask)
-
-
-def _cpus_of(seen: SeenContainer, ledger: Ledger) -> CPUSet:
-    assignment = ledger.of(seen.owner)
-    return assignment.cpus if assignment else EMPTY
-
-
-def _charged(seen: SeenContainer, current: CPUSet, before: Ledger) -> CPUSet:
-    """Return the CPUs that others keep off as long as the container is where it is."""
-    assignment = before.of(seen.owner)
-    return current | assignment.idle if assignment else current
+            if current == shared:
+                return
+    yield _Write(Kind.WIDEN, writer, shared, (charged - shared).mask, (shared - current).mask)
 
 
 def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
@@ -146,11 +220,11 @@ def _link(writes: list[_Write]) -> None:
             leaving.setdefault(write.leaves, []).append(write)
     before: dict[str, _Write] = {}
     for write in writes:
-        own = before.get(write.seen.id)
-        before[write.seen.id] = write
+        own = before.get(write.writer.id)
+        before[write.writer.id] = write
         if write.needs:
             found = [other for mask, others in leaving.items() if mask & write.needs for other in others]
-            write.waits = [other for other in found if other.seen is not write.seen]
+            write.waits = [other for other in found if other.writer is not write.writer]
         if own:
             write.waits.append(own)
 
@@ -165,7 +239,7 @@ def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge
     if not refuge:
         first.waits = [other for other in first.waits if other in ready]
         return
-    aside = _Write(Kind.SHRINK, first.seen, refuge, first.leaves)
+    aside = _Write(Kind.SHRINK, first.writer, refuge, first.leaves)
     done.append(aside)
     ready.add(aside)
     first.leaves = 0
@@ -190,11 +264,12 @@ def _numbered(writes: list[_Write], common: int) -> tuple[Action, ...]:
     return tuple(
         Action(
             write.kind,
-            write.seen.id,
-            write.seen.owner,
+            write.writer.id,
+            write.writer.owner,
             write.cpus,
             tuple(sorted(at[other] for other in write.waits)),
             CPUSet.of_mask(write.leaves & ~common),
+            write.threads,
         )
         for write in writes
     )

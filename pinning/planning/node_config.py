@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
 
@@ -52,6 +52,7 @@ class NodeConfig:
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     quota: Quota = Quota.KEEP
+    vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
     kubelet_binds_memory: bool = False  # what the agent found: the kubelet's Memory Manager is Static
@@ -66,6 +67,7 @@ KEYS = (
     "smtPolicy",
     "numaPolicy",
     "quota",
+    "vmThreads",
     "observe",
     "pools",
 )
@@ -83,6 +85,7 @@ def read_node_config(given: object) -> NodeConfig:
         smt_policy=keys.word("smtPolicy", SMTPolicy.PREFER),
         numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
         quota=keys.word("quota", Quota.KEEP),
+        vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
         observe=keys.flag("observe"),
         pools=_read_pools(keys.value("pools")),
     )

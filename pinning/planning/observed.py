@@ -11,12 +11,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import GATE_CONTAINER
+from pinning.machine.cpuset import EMPTY
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
 from pinning.pods.resources import members
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from pinning.errors import Cause
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
@@ -92,11 +95,27 @@ class SeenContainer:
     owner: Owner  # whose restart this is
     state: State
     cpus: CPUSet
+    sandbox: str = ""  # the id of the virtual machine that it runs in (Kata); empty: it runs on the host
 
     @property
     def is_live(self) -> bool:
         """Say whether it runs, or may start to run at any moment."""
         return self.state is not State.EXITED
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSandbox:
+    """A virtual machine in which the containers of one pod run (Kata): its threads can only be moved together.
+
+    Where they may run is read from the kernel, whatever the runtime was told; empty when nothing was read.
+    """
+
+    id: str
+    pod_uid: str
+    cpus: CPUSet  # of all threads together
+    vcpus: CPUSet = EMPTY  # of its vCPUs' threads alone; empty where these cannot be told from the others
+    sent: tuple[CPUSet, ...] = ()  # what the runtime took last for each live container; () where it gets none
+    is_movable: bool = True  # false: neither its threads nor the runtime can be told
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,7 @@ class Observed:
     universe: CPUSet  # online, within the effective cpuset of the kubelet's pod root
     pods: tuple[SeenPod, ...] = ()
     containers: tuple[SeenContainer, ...] = ()
+    sandboxes: tuple[SeenSandbox, ...] = ()  # with or without containers
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
     holds_starts: bool = False  # what must fit and does not is not started
@@ -116,6 +136,20 @@ class Observed:
         """Containers that run or may start, in a total order."""
         live = (container for container in self.containers if container.is_live)
         return tuple(sorted(live, key=lambda container: (*container.owner, container.id)))
+
+    @property
+    def live_on_host(self) -> Iterator[SeenContainer]:
+        """The live containers that run in no sandbox, in a total order."""
+        return (container for container in self.live if container.sandbox not in self.live_in)
+
+    @cached_property
+    def live_in(self) -> Mapping[str, tuple[SeenContainer, ...]]:
+        """The live containers of each sandbox, by its id, in a total order."""
+        inside: dict[str, tuple[SeenContainer, ...]] = {sandbox.id: () for sandbox in self.sandboxes}
+        for container in self.live:
+            if container.sandbox in inside:
+                inside[container.sandbox] += (container,)
+        return inside
 
     @cached_property
     def live_uids(self) -> frozenset[str]:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pinning.planning.actions import Action, plan_actions
+from pinning.planning.actions import NO_SANDBOXES, Action, plan_actions
 from pinning.planning.assign import Assigner
 from pinning.planning.draft import Draft
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
+from pinning.planning.sandboxes import sandbox_sets
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenPod
+    from pinning.planning.sandboxes import SandboxSet
 
 
 class Plan(NamedTuple):
@@ -32,6 +34,7 @@ class Plan(NamedTuple):
     actions: tuple[Action, ...]
     refusals: tuple[Refusal, ...]
     sets: NodeSets
+    sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # where the threads of each run, by its id
 
     @property
     def shared(self) -> CPUSet:
@@ -53,8 +56,9 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    actions = plan_actions(observed, ledger, draft.ledger, sets)
-    return Plan(draft.ledger, actions, refusals, sets)
+    sandboxes = sandbox_sets(observed, draft.ledger, sets.shared(draft.ledger), config)
+    actions = plan_actions(observed, ledger, draft.ledger, sets, sandboxes)
+    return Plan(draft.ledger, actions, refusals, sets, sandboxes)
 
 
 def _unreadable(pod: SeenPod) -> Iterator[Refusal]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pinning.contract import KUBEVIRT_LABEL, NUMA_MEMORY_POD, VIRT_LAUNCHER
-from pinning.machine.cpuset import CPUSet
+from pinning.contract import KUBEVIRT_LABEL, NUMA_MEMORY_POD, VIRT_LAUNCHER, VMThreadsPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.node_sets import NodeSets, node_sets
-from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, SeenSandbox, State
 from pinning.planning.plan import Plan, plan
 from tests.pinning.nodes import smt_machine
 
@@ -72,6 +72,7 @@ class World:
     ledger: Ledger = field(default_factory=Ledger)
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     containers: dict[str, SeenContainer] = field(default_factory=dict)
+    sandboxes: dict[str, SeenSandbox] = field(default_factory=dict)
     api_answers: bool = True
     clock: int = 0
 
@@ -88,6 +89,7 @@ class World:
             self.topology.online,
             pods if self.api_answers else (),
             tuple(self.containers.values()),
+            tuple(self.sandboxes.values()),
             pods_complete=self.api_answers,
         )
 
@@ -107,8 +109,23 @@ class World:
         """Start a container, by default on every CPU that is online."""
         self.clock += 1
         number = f"{uid}-{name}-{self.clock}"
-        self.containers[number] = SeenContainer(number, Owner(uid, name), state, cpus or self.topology.online)
+        everything = cpus or self.topology.online
+        sandbox = f"s-{uid}" if f"s-{uid}" in self.sandboxes else ""
+        self.containers[number] = SeenContainer(number, Owner(uid, name), state, everything, sandbox)
         return number
+
+    def boot(self, uid: str, *, tells_vcpus: bool = False) -> str:
+        """Start the virtual machine of a pod, on every CPU that is online: its containers run there from now on."""
+        key, online = f"s-{uid}", self.topology.online
+        self.sandboxes[key] = SeenSandbox(key, uid, online, online if tells_vcpus else EMPTY)
+        return key
+
+    def halt(self, uid: str) -> None:
+        """End the virtual machine of a pod with all of its containers."""
+        if self.sandboxes.pop(f"s-{uid}", None):
+            for container in self.live():
+                if container.owner.pod_uid == uid:
+                    self.stop(container.id)
 
     def stop(self, number: str) -> None:
         """Let a container end."""
@@ -119,15 +136,60 @@ class World:
         self.topology = self.topology.with_online(online)
         for number, container in self.containers.items():
             self.containers[number] = replace(container, cpus=(container.cpus & online) or online)
+        for key, machine in self.sandboxes.items():
+            cpus, vcpus = (machine.cpus & online) or online, machine.vcpus
+            self.sandboxes[key] = replace(machine, cpus=cpus, vcpus=vcpus and ((vcpus & online) or online))
 
     def write(self, action: Action) -> None:
         """Do one action."""
+        if action.threads:
+            machine = self.sandboxes[action.container_id]
+            vcpus = machine.vcpus and action.threads.vcpus
+            self.sandboxes[machine.id] = replace(machine, cpus=action.threads.cpus, vcpus=vcpus)
+            return
         container = self.containers[action.container_id]
         self.containers[container.id] = replace(container, cpus=action.cpus)
 
     def live(self) -> list[SeenContainer]:
-        """Containers that run or may start."""
-        return [container for container in self.containers.values() if container.is_live]
+        """Containers that run or may start, each where it can be: in a virtual machine wherever that can."""
+        live = [container for container in self.containers.values() if container.is_live]
+        return [
+            replace(container, cpus=self.sandboxes[container.sandbox].cpus)
+            if container.sandbox in self.sandboxes
+            else container
+            for container in live
+        ]
+
+    def present(self) -> list[SeenContainer]:
+        """Return what lives, and machines without live containers: what their pods keep for these counts for them."""
+        live = self.live()
+        inside = {container.sandbox for container in live}
+        empty = [machine for key, machine in self.sandboxes.items() if key not in inside]
+        return live + [
+            SeenContainer(machine.id, owner, State.RUNNING, machine.cpus, machine.id)
+            for machine in empty
+            for owner in self._kept(machine.pod_uid)
+        ]
+
+    def is_there(self, machine: SeenSandbox) -> bool:
+        """Say whether all threads of a machine are where they shall be, and its vCPUs among them."""
+        inside = [seen for seen in self.present() if seen.sandbox == machine.id]
+        own = union(held.cpus for seen in inside if (held := self.ledger.of(seen.owner)))
+        shared = self.sets.shared(self.ledger)
+        is_apart = self.config.vm_threads is VMThreadsPolicy.SHARED and machine.vcpus
+        cpus = own | shared if own and is_apart else own or shared
+        return machine.cpus == cpus and machine.vcpus in (EMPTY, own or shared)
+
+    def _kept(self, uid: str) -> list[Owner]:
+        return [held.owner for held in self.ledger.pods.get(uid, ())] or [Owner(uid, "")]
+
+    def meddle(self, container: SeenContainer, cpus: CPUSet) -> None:
+        """Let somebody else move a container, with its virtual machine if it is in one."""
+        machine = self.sandboxes.get(container.sandbox)
+        if machine:
+            self.sandboxes[machine.id] = replace(machine, cpus=cpus, vcpus=machine.vcpus and cpus)
+        else:
+            self.containers[container.id] = replace(container, cpus=cpus)
 
     def run_all(self) -> Plan:
         """Plan, and do every action in its order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import DEFAULT, NodeConfig, Quota, StaticPools, read_node_config
@@ -26,6 +26,7 @@ def test_every_key_is_read() -> None:
         "smtPolicy": "require",
         "numaPolicy": "single",
         "quota": "unset",
+        "vmThreads": "shared",
         "observe": True,
         "pools": {
             "exclusive_cores": 4,
@@ -43,6 +44,7 @@ def test_every_key_is_read() -> None:
         smt_policy=SMTPolicy.REQUIRE,
         numa_policy=NUMAPolicy.SINGLE,
         quota=Quota.UNSET,
+        vm_threads=VMThreadsPolicy.SHARED,
         observe=True,
         pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
     )

@@ -9,7 +9,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
@@ -34,6 +34,7 @@ CONFIGS = st.builds(
     align_uncore=st.booleans(),
     smt_policy=st.sampled_from(SMTPolicy),
     numa_policy=st.sampled_from(NUMAPolicy),
+    vm_threads=st.sampled_from(VMThreadsPolicy),
 )
 
 
@@ -72,16 +73,18 @@ class Node(RuleBasedStateMachine):
     @rule(
         target=uids,
         wishes=st.lists(WISHES, min_size=1, max_size=4),
-        vm=st.sampled_from([False, False, True]),
+        kind=st.sampled_from(["pod", "pod", "launcher", "kata", "kata whose vCPUs are told apart"]),
         state=st.sampled_from([State.RUNNING, State.CREATED, None]),
         order=ORDERS,
         stop_after=STOPS,
     )
-    def add(self, wishes: list[Wish], vm: bool, state: State | None, order: Random, stop_after: int) -> str:
+    def add(self, wishes: list[Wish], kind: str, state: State | None, order: Random, stop_after: int) -> str:
         """Create a pod, start it and let the agent act."""
         self.count += 1
-        uid = f"u{self.count}"
+        uid, vm = f"u{self.count}", kind == "launcher"
         self.world.add(uid, wishes[:1] if vm else wishes, vm=vm)
+        if kind.startswith("kata"):
+            self.world.boot(uid, tells_vcpus=kind != "kata")
         if state:
             self.start_or_restart(uid, state)
         self.plan_and_act(order, stop_after)
@@ -126,6 +129,8 @@ class Node(RuleBasedStateMachine):
         for container in self.world.live():
             if container.owner.pod_uid == uid and not live_on:
                 self.world.stop(container.id)
+        if not live_on:
+            self.world.halt(uid)
 
     @rule(pick=st.integers(0, 30), bits=st.integers(1, 2**40))
     def meddle(self, pick: int, bits: int) -> None:
@@ -133,8 +138,7 @@ class Node(RuleBasedStateMachine):
         live = self.world.live()
         cpus = CPUSet(cpu for at, cpu in enumerate(self.world.topology.online) if bits >> at & 1)
         if live and cpus:
-            container = live[pick % len(live)]
-            self.world.containers[container.id] = replace(container, cpus=cpus)
+            self.world.meddle(live[pick % len(live)], cpus)
             self.meddled = True
 
     @rule(pick=st.integers(0, 30))
@@ -211,20 +215,22 @@ class Node(RuleBasedStateMachine):
 
     def check_instant(self, action: Action, before: Ledger) -> None:
         """Check that an action puts nobody beside an owner who was not there before."""
-        container = self.world.containers[action.container_id]
-        gains = action.cpus - container.cpus
-        now, mine = self.world.ledger, self.world.ledger.of(container.owner)
-        for other in self.world.live():
-            if other.owner == container.owner or self.never_meet(container, other):
+        movers = [seen for seen in self.world.present() if action.container_id in (seen.id, seen.sandbox)]
+        gains = action.cpus - movers[0].cpus
+        now = self.world.ledger
+        held = [mine for mover in movers if (mine := now.of(mover.owner)) and mine.is_exclusive]
+        is_pinned = movers[0].state is State.RUNNING or bool(action.threads)
+        for other in self.world.present():
+            if other in movers or any(self.never_meet(mover, other) for mover in movers):
                 continue
             theirs = now.of(other.owner)
             if theirs and theirs.is_exclusive:  # whoever owns no more has agreed to company
                 left = before.of(other.owner) or theirs
                 assert gains.isdisjoint(other.cpus & (theirs.footprint | left.footprint))
-            if mine and mine.is_exclusive:
+            for mine in held:
                 assert other.cpus.isdisjoint(gains & mine.footprint)
-            if mine and mine.is_exclusive and action.kind is Kind.GRANT and container.state is State.RUNNING:
-                assert mine.footprint.isdisjoint(other.cpus)
+                if action.kind is Kind.GRANT and is_pinned:
+                    assert mine.footprint.isdisjoint(other.cpus)
 
     def never_meet(self, container: SeenContainer, other: SeenContainer) -> bool:
         """Say whether two containers of one pod never run at the same time; the world may still show both."""
@@ -232,11 +238,13 @@ class Node(RuleBasedStateMachine):
         return bool(held and theirs and not held.meets(theirs))
 
     def check_converged(self) -> None:
-        """Check that every container runs where the ledger says."""
+        """Check that every container runs where the ledger says, and every machine where its containers do."""
         shared = self.world.sets.shared(self.world.ledger)
         for container in self.world.live():
             held = self.world.ledger.of(container.owner)
-            assert container.cpus == (held.cpus if held else shared)
+            assert container.sandbox or container.cpus == (held.cpus if held else shared)
+        for machine in self.world.sandboxes.values():
+            assert self.world.is_there(machine)
 
     @invariant()
     def nothing_is_lost(self) -> None:

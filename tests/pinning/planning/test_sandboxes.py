@@ -1,0 +1,170 @@
+"""Containers in virtual machines: what a machine runs on, and in which order it is moved. Core N has CPUs N and N + 8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pinning.contract import VMThreadsPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.actions import Action
+from pinning.planning.observed import SeenSandbox, State
+from pinning.planning.sandboxes import SandboxSet
+from tests.pinning.world import EXCLUSIVE, Wish, World, edit, world
+
+PLAIN = Wish()
+SHARE = Wish("2", policy="share")
+
+
+def of_machine(node: World, uid: str = "k") -> str:
+    """Return where the machine of a pod may run."""
+    return str(node.sandboxes[f"s-{uid}"].cpus)
+
+
+def kata(node: World, *wishes: Wish, tells_vcpus: bool = False) -> World:
+    """Run the pod k in a machine, all of its containers live."""
+    node.add("k", list(wishes))
+    node.boot("k", tells_vcpus=tells_vcpus)
+    for number in range(len(wishes)):
+        node.start("k", f"c{number}")
+    node.run_all()
+    return node
+
+
+def shown(actions: tuple[Action, ...]) -> list[str]:
+    """Return actions as "kind id cpus < ids it waits for"."""
+    return [
+        f"{action.kind} {action.container_id} {action.cpus}"
+        + "".join(f" < {actions[at].container_id}" for at in action.waits_for)
+        for action in actions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "cpus"),
+    [
+        pytest.param((EXCLUSIVE, EXCLUSIVE), "1-2,9-10", id="two holders: the union"),
+        pytest.param((EXCLUSIVE, PLAIN), "1,9", id="a sidecar adds nothing"),
+        pytest.param((SHARE, PLAIN), "1,9", id="shared CPUs are held too"),
+        pytest.param((PLAIN, PLAIN), "0-15", id="no holder: the shared set"),
+        pytest.param(
+            (Wish("1", policy="exclusive", smt="isolate"),), "1", id="idle siblings are run by nobody"
+        ),
+    ],
+)
+def test_a_machine_runs_on_what_its_containers_hold(wishes: tuple[Wish, ...], cpus: str) -> None:
+    """The union of what the live containers hold, else the shared set."""
+    assert of_machine(kata(world(), *wishes)) == cpus
+
+
+def test_it_shrinks_and_grows_with_its_containers() -> None:
+    """A container that ends takes its CPUs from the machine, and its next start brings them back."""
+    node = kata(world(), EXCLUSIVE, EXCLUSIVE)
+    second = next(key for key, seen in node.containers.items() if seen.owner.container == "c1")
+    node.stop(second)
+    planned = node.run_all()
+    assert shown(planned.actions) == ["shrink s-k 1,9"]
+    assert node.holds("k", "c1") == "2,10"
+
+    node.start("k", "c1", State.CREATED)
+    assert shown(node.run_all().actions) == ["grant s-k 1-2,9-10"]
+
+
+def test_without_live_containers_it_is_on_what_its_pod_keeps() -> None:
+    """So a machine boots on its own CPUs, and leaves none of them to others while all containers restart."""
+    node = world()
+    node.add("k", [EXCLUSIVE, EXCLUSIVE])
+    node.boot("k")
+    node.run_all()
+    assert of_machine(node) == "1-2,9-10"
+
+    node.start("k", "c0")
+    node.run_all()
+    assert of_machine(node) == "1,9"
+
+
+def test_all_its_threads_leave_before_a_grant() -> None:
+    """The machine is one writer, whatever runs in it."""
+    node = kata(world(), PLAIN, PLAIN)
+    node.add("a", [EXCLUSIVE])
+    number = node.start("a", "c0")
+    planned = node.plan()
+
+    assert shown(planned.actions) == ["shrink s-k 0,2-8,10-15", f"grant {number} 1,9 < s-k"]
+
+
+def test_its_own_grant_waits_for_others() -> None:
+    """A machine gets CPUs once everybody else has left them, also another machine."""
+    node = kata(world(), PLAIN)
+    node.add("a", [EXCLUSIVE])
+    node.boot("a")
+    node.start("a", "c0", State.CREATED)
+    planned = node.plan()
+
+    assert shown(planned.actions) == ["shrink s-k 0,2-8,10-15", "grant s-a 1,9 < s-k"]
+    assert planned.sandboxes["s-a"] == SandboxSet(CPUSet.parse("1,9"), CPUSet.parse("1,9"))
+
+
+def test_an_edit_moves_the_whole_machine() -> None:
+    """A policy that is edited while the pod runs widens and shrinks the machine in the same pass."""
+    node = kata(world(), EXCLUSIVE, EXCLUSIVE)
+    edit(node, "k", EXCLUSIVE, Wish("2", policy="none"))
+    assert of_machine(node) == "1,9"
+    edit(node, "k", Wish("2", policy="none"), Wish("2", policy="none"))
+    assert of_machine(node) == "0-15"
+
+
+def test_vcpus_and_other_threads_apart() -> None:
+    """`vmThreads: shared`: the machine may use both sets, and its vCPUs only what is held."""
+    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE, tells_vcpus=True)
+    assert node.sandboxes["s-k"] == SeenSandbox("s-k", "k", CPUSet.parse("0-15"), CPUSet.parse("1,9"))
+    node.add("a", [EXCLUSIVE])
+    number = node.start("a", "c0")
+    planned = node.plan()
+    assert shown(planned.actions) == [
+        f"shrink {number} 0,2-8,10-15",
+        "shrink s-k 0-1,3-9,11-15",
+        f"grant {number} 2,10 < {number} < s-k",
+    ]
+    assert planned.sandboxes["s-k"] == SandboxSet(CPUSet.parse("1,9"), CPUSet.parse("0,3-8,11-15"))
+
+    for action in planned.actions:
+        node.write(action)
+    edit(node, "k", Wish("2", policy="none"))
+    assert node.sandboxes["s-k"].vcpus == node.sandboxes["s-k"].cpus == CPUSet.parse("0-1,3-9,11-15")
+
+
+def test_vcpus_that_are_not_told_apart_share_nothing() -> None:
+    """Then no thread is in the shared set while anything is held."""
+    node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE)
+    assert of_machine(node) == "1,9"
+
+
+def test_the_runtime_is_told_of_every_container() -> None:
+    """While it was not told where a container runs, there is something to do, though the threads are right."""
+    node = kata(world(), EXCLUSIVE)
+    machine = node.sandboxes["s-k"]
+    node.sandboxes["s-k"] = replace(machine, sent=(machine.cpus, EMPTY))
+    assert shown(node.plan().actions) == ["shrink s-k 1,9"]
+
+    node.sandboxes["s-k"] = replace(machine, sent=(machine.cpus, machine.cpus))
+    assert node.plan().actions == ()
+
+
+def test_what_nobody_can_move_is_in_nobodys_way() -> None:
+    """A machine that is not found, and of which the runtime may not be told, holds up nobody."""
+    node = kata(world(), PLAIN)
+    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_movable=False)
+    node.add("a", [EXCLUSIVE])
+    number = node.start("a", "c0")
+    assert shown(node.plan().actions) == [f"grant {number} 1,9"]
+
+
+def test_an_unread_machine_may_be_anywhere() -> None:
+    """Nothing is read of its threads yet: it is moved before anybody is granted anything."""
+    node = kata(world(), PLAIN)
+    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY)
+    node.add("a", [EXCLUSIVE])
+    number = node.start("a", "c0")
+    assert shown(node.plan().actions) == ["shrink s-k 0,2-8,10-15", f"grant {number} 1,9 < s-k"]
