@@ -70,6 +70,10 @@ class Runtime(Protocol):
         """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
         ...
 
+    def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
+        """Return the virtual machines that were there when the containers were listed last, also those without any."""
+        ...
+
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
 
@@ -267,6 +271,7 @@ class VMCPUs(NamedTuple):
 
     cpus: CPUSet  # all of them together
     vcpus: CPUSet = EMPTY  # those that run the guest; empty where they cannot be told from the others
+    is_fixed: bool = False  # it can get no more vCPUs than it has
 
 
 class VMPinned(NamedTuple):

@@ -148,7 +148,7 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
         return CgroupWatcher(config.cgroup_root, runtime, roots)
     from agent.nri.container_watch import BirthOwners, NriContainerWatch
     from agent.nri.plugin import Plugin
-    from agent.vm_handlers import is_vm_handler
+    from pinning.pods.vm_handlers import is_vm_handler
 
     plugin = Plugin(is_vm_handler)
     cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)

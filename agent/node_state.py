@@ -31,6 +31,7 @@ class Path(StrEnum):
     NRI = "nri"  # it was made so
     CGROUP = "cgroup"
     RUNTIME = "runtime"
+    AFFINITY = "affinity"  # by the masks of the threads of its virtual machine
     FOUND = "found"  # it was so already
 
 
@@ -87,6 +88,7 @@ class ContainerState:
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     cpus: CPUSet = EMPTY  # what it shall run on: its own CPUs, or else the shared set
+    sandbox: CPUSet = EMPTY  # what the virtual machine that it is in shall run on; empty: it is in none
     idle: CPUSet = EMPTY
     numa_nodes: tuple[int, ...] = ()
     proof: Proof | None = None  # None: it does not run, or nothing could be read
@@ -102,7 +104,7 @@ class ContainerState:
     @property
     def is_pinned(self) -> bool:
         """Say whether it holds CPUs, and the kernel was seen to keep it on them."""
-        return self.policy is not None and self.applied == self.cpus
+        return self.policy is not None and self.applied == (self.sandbox or self.cpus)
 
     @property
     def is_reported(self) -> bool:

@@ -49,7 +49,7 @@ LABELS: Final = {
     "vcpus": "`one_to_one` (each vCPU has a CPU of its own) or `together` (the pod's status says why)",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
-    "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), or `found` (it was so)",
+    "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was so)",
     "state": "`proven`, `narrowed` (tasks use a part by their own choice), `drift`, `compromised`, `failing`, `fought`",
     "kind": "of the load: `requested` and `there`; of the cost: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",
     "namespace": "of the pod",

@@ -11,8 +11,8 @@ from cri_api.v1 import api_pb2
 
 from agent.interfaces import RuntimeContainer
 from agent.kernel.cgroup_names import SLICE, slice_path
-from agent.vm_handlers import is_vm_handler
 from pinning.planning.observed import State
+from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,8 +34,23 @@ _VM_ANNOTATIONS: Final = ("io.katacontainers.", "io.kubernetes.cri-o.kata")
 _SYSTEMD_PARTS: Final = 3  # slice:prefix:name
 
 
+class _CPU(msgspec.Struct):
+    quota: int | None = None
+
+
+class _Resources(msgspec.Struct):
+    cpu: _CPU | None = None
+
+
 class _Linux(msgspec.Struct):
     cgroup: str = msgspec.field(name="cgroupsPath", default="")
+    resources: _Resources | None = None
+
+    @property
+    def quota(self) -> int:
+        """The CFS quota; 0 or less is none."""
+        cpu = self.resources.cpu if self.resources else None
+        return (cpu.quota or 0) if cpu else 0
 
 
 class _Spec(msgspec.Struct):
@@ -58,6 +73,7 @@ class ContainerInfo:
     pid: int = 0
     cgroup: str | None = None
     in_vm: bool = False
+    has_quota: bool = False  # of CPU time
     started: float = 0.0  # seconds since the epoch
 
 
@@ -73,9 +89,10 @@ def read_info(verbose: Mapping[str, str]) -> ContainerInfo:
     except msgspec.DecodeError:
         return ContainerInfo()
     spec = info.spec or _Spec()
-    cgroup = spec.linux.cgroup if spec.linux else ""
+    linux = spec.linux or _Linux()
     annotated = any(name.startswith(_VM_ANNOTATIONS) for name in spec.annotations or ())
-    return ContainerInfo(info.pid, cgroup_path(cgroup), annotated or is_vm_handler(info.shim))
+    in_vm = annotated or is_vm_handler(info.shim)
+    return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, linux.quota > 0)
 
 
 def cgroup_path(oci_path: str) -> str | None:
@@ -114,4 +131,5 @@ def describe(
         cgroup=None if in_vm else info.cgroup,  # the guest has it; on the host there is the sandbox's own
         in_vm=in_vm,
         started=info.started,
+        sandbox=sandbox.id if in_vm else "",
     )

@@ -11,18 +11,19 @@ from cri_api.v1 import api_pb2
 
 from agent.cri.container_info import ContainerInfo, describe, read_info, state_of
 from agent.cri.records import recorded_cpus
+from agent.cri.sandboxes import SandboxListing
 from agent.errors import AgentError, Gone, Refused
 from agent.grpc_calls import Calls
-from agent.vm_handlers import is_vm_handler
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
+from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from agent.interfaces import RuntimeContainer
+    from agent.interfaces import RuntimeContainer, RuntimeSandbox
     from pinning.machine.cpuset import CPUSet
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class CRI:
         self._owners: dict[str, Owner] = {}  # of the containers that were listed last
         self._in_events: dict[str, Owner] = {}  # of those that events named since
         self._sandboxes: Collection[str] = ()
+        self._machines = SandboxListing(self._calls)
         self._seen: frozenset[tuple[str, int]] = frozenset()
 
     async def identify(self) -> str:
@@ -73,10 +75,15 @@ class CRI:
         infos = await asyncio.gather(*(self._info_of(container) for container in known))
         found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
         self._infos = {container.id: info for container, info in found}
-        self._seen = _states(listed)
+        await self._machines.take(sandboxes, found)
+        self._seen = _states(listed, sandboxes.values())
         return tuple(
             describe(container, sandboxes[container.pod_sandbox_id], info) for container, info in found
         )
+
+    def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
+        """Return the virtual machines of the last listing."""
+        return self._machines.machines
 
     async def owner(self, container_id: str) -> Owner:
         """Return whose container this is; raise Gone for anything else, Unavailable, Refused.
@@ -181,8 +188,9 @@ class CRI:
         await asyncio.sleep(self._poll_seconds)
 
     async def _poll(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when the containers are not those that were seen last."""
-        seen = _states(await self._list())
+        """Call `changed` when the containers and virtual machines are not those that were seen last."""
+        listed = await self._list()
+        seen = _states(listed, (await self._list_sandboxes()).values())
         if seen != self._seen:
             self._seen = seen
             changed()
@@ -220,5 +228,9 @@ def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
     return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
 
 
-def _states(containers: Iterable[api_pb2.Container]) -> frozenset[tuple[str, int]]:
-    return frozenset((container.id, container.state) for container in containers)
+def _states(
+    containers: Iterable[api_pb2.Container], sandboxes: Iterable[api_pb2.PodSandbox]
+) -> frozenset[tuple[str, int]]:
+    machines = [sandbox for sandbox in sandboxes if is_vm_handler(sandbox.runtime_handler)]
+    states = [(container.id, container.state) for container in containers]
+    return frozenset([*states, *((machine.id, machine.state) for machine in machines)])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from agent.interfaces import Cpusets, RuntimeContainer
+    from agent.interfaces import Cpusets, RuntimeContainer, RuntimeSandbox
     from agent.local.cgroups import ContainerCgroups
     from agent.local.pods_dir import PodsDir
     from pinning.machine.cpuset import CPUSet
@@ -76,6 +76,10 @@ class LocalRuntime:
         for uid, pod in list(self._pods.items()):
             self._step(uid, pod)
         return tuple(container for pod in self._pods.values() for container in pod.listed())
+
+    def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
+        """Return none: nothing runs in virtual machines here."""
+        return ()
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Put a container on `cpus` and its memory on `mems`, and start it if it only waited for them.

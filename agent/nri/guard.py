@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.nri.wire import CPUSET_CPUS, PluginName
 from agent.nri.wire import nri_pb2 as pb
-from agent.vm_handlers import is_vm_handler
 from pinning.contract import GUARDED, GUARDED_VALUE, NRI_PLUGIN, NRI_PLUGIN_INDEX
+from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

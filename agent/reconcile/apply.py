@@ -1,7 +1,7 @@
 """Write the cpusets of a plan in an order that is safe: nobody is let onto CPUs that somebody else has not left.
 
 A running container is moved by its cgroup at once, and the runtime learns of it in the background. A created one has no
-cgroup to write yet, and a VM's is not ours: there the runtime is the only way. Whatever was written is read back
+cgroup to write yet: there the runtime is the only way. A virtual machine is moved as a whole. Whatever was written is read back
 before anything that waits for it begins; what waits for a failure is not done.
 """
 
@@ -16,6 +16,7 @@ from agent.node_state import Path
 from agent.reconcile.created_updates import CreatedUpdates
 from agent.reconcile.exposure import note_right
 from agent.reconcile.runtime_sync import CALL_SECONDS
+from agent.reconcile.sandboxes import SandboxMover
 from pinning.planning.observed import State
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.runtime_sync import RuntimeSync
+    from agent.reconcile.sandboxes import Sandboxes, SandboxRecord
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
+    from pinning.planning.sandboxes import SandboxSet
 
 AT_ONCE: Final = 64  # cgroups written before others get their turn: about 2 ms
 CALLS: Final = 8  # of the runtime at a time: more are not faster
@@ -41,7 +44,12 @@ class Applier:
     """Does the actions of one plan after the other."""
 
     def __init__(
-        self, interfaces: Interfaces, runtime_sync: RuntimeSync, clock: Clock, metrics: Metrics
+        self,
+        interfaces: Interfaces,
+        sandboxes: Sandboxes,
+        runtime_sync: RuntimeSync,
+        clock: Clock,
+        metrics: Metrics,
     ) -> None:
         self._runtime = interfaces.runtime
         self._cgroups = interfaces.cgroups
@@ -51,6 +59,8 @@ class Applier:
         self._calls = asyncio.Semaphore(CALLS)
         self._writable = False
         self.created_updates = CreatedUpdates(self._send)
+        self._sandboxes = sandboxes
+        self._mover = SandboxMover(sandboxes, self._told, clock)
 
     async def apply(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
@@ -62,7 +72,7 @@ class Applier:
         done = await self._do(actions, records, left_alone)
         self._metrics.writes.labels("done").inc(sum(done))
         self._metrics.writes.labels("not done").inc(len(done) - sum(done))
-        _log(actions, done, records)
+        _log(actions, done, {**records, **self._sandboxes.records})
         return done
 
     async def _do(
@@ -73,23 +83,31 @@ class Applier:
         results: list[Result] = []
         async with asyncio.TaskGroup() as group:
             for number, action in enumerate(actions):
-                record = records[action.container_id]
                 waits = [results[at] for at in action.waits_for]
                 if action.container_id in left_alone or any(wait is False for wait in waits):
                     results.append(False)
-                elif _is_still_to_come(record) and not waits and number not in awaited:
-                    self.created_updates.begin(record, action.cpus)
-                    results.append(True)
+                elif action.threads:
+                    results.append(group.create_task(self._move(action, action.threads, records, waits)))
                 else:
-                    results.append(self._begin(action, record, waits, group))
+                    record, is_awaited = records[action.container_id], number in awaited
+                    results.append(self._begin(action, record, waits, group, is_awaited=is_awaited))
                 if number % AT_ONCE == AT_ONCE - 1:
                     await asyncio.sleep(0)
         return tuple(result if isinstance(result, bool) else result.result() for result in results)
 
     def _begin(
-        self, action: Action, record: ContainerRecord, waits: list[Result], group: asyncio.TaskGroup
+        self,
+        action: Action,
+        record: ContainerRecord,
+        waits: list[Result],
+        group: asyncio.TaskGroup,
+        *,
+        is_awaited: bool,
     ) -> Result:
         """Write at once if nothing is in the way, else as soon as it is not."""
+        if _is_still_to_come(record) and not waits and not is_awaited:
+            self.created_updates.begin(record, action.cpus)
+            return True
         is_writing = self._runtime_sync.is_writing(record.seen.id) or self.created_updates.is_other(
             record.seen.id, action.cpus
         )
@@ -97,10 +115,22 @@ class Applier:
         done = self._write(record, action.cpus) if is_clear else None
         return group.create_task(self._later(action, record, waits)) if done is None else done
 
+    async def _move(
+        self,
+        action: Action,
+        target: SandboxSet,
+        records: Mapping[str, ContainerRecord],
+        waits: list[Result],
+    ) -> bool:
+        """Move a virtual machine with its containers once what it waits for is done."""
+        if not await _are_done(waits):
+            return False
+        inside = [record for record in records.values() if record.seen.sandbox == action.container_id]
+        return await self._mover.move(action.container_id, target, inside)
+
     async def _later(self, action: Action, record: ContainerRecord, waits: list[Result]) -> bool:
-        for wait in waits:
-            if not (wait if isinstance(wait, bool) else await wait):
-                return False
+        if not await _are_done(waits):
+            return False
         await self.created_updates.settled(record.seen.id)
         await self._runtime_sync.settled(record.seen.id)
         done = self._write(record, action.cpus)
@@ -122,6 +152,18 @@ class Applier:
         return done
 
     async def _send(self, record: ContainerRecord, cpus: CPUSet) -> bool:
+        error = await self._tell(record, cpus)
+        return self._failed(record, error) if error else self._read_back(record, cpus, Path.RUNTIME)
+
+    async def _told(self, record: ContainerRecord, cpus: CPUSet) -> bool:
+        """Let the runtime know where a container of a virtual machine runs; say whether it took that."""
+        error = await self._tell(record, cpus)
+        if error:
+            return self._failed(record, error)
+        record.succeeded()
+        return True
+
+    async def _tell(self, record: ContainerRecord, cpus: CPUSet) -> Exception | None:
         self._runtime_sync.forget(record.seen.id)
         if record.cgroup and self._cgroups.watch:
             self._cgroups.watch.expect(record.cgroup, cpus)
@@ -130,9 +172,9 @@ class Applier:
                 mems = record.mems_at_start
                 await self._runtime.update_cpus(record.seen.id, cpus, mems)
         except (AgentError, TimeoutError) as error:
-            return self._failed(record, error)
+            return error
         record.was_sent(cpus, mems)
-        return self._read_back(record, cpus, Path.RUNTIME)
+        return None
 
     def _read_back(self, record: ContainerRecord, cpus: CPUSet, path: Path) -> bool:
         """Look whether the kernel has it; where it cannot be asked the runtime's word stands until it can."""
@@ -165,6 +207,14 @@ class Applier:
         return False
 
 
+async def _are_done(waits: Sequence[Result]) -> bool:
+    """Wait for writes, and say whether they are done."""
+    for wait in waits:
+        if not (wait if isinstance(wait, bool) else await wait):
+            return False
+    return True
+
+
 def _is_still_to_come(record: ContainerRecord) -> bool:
     """Say whether only the runtime can change a container: created, and made without CPUs or not yet in its cgroup."""
     return (
@@ -174,7 +224,11 @@ def _is_still_to_come(record: ContainerRecord) -> bool:
     )
 
 
-def _log(actions: Sequence[Action], done: Sequence[bool], records: Mapping[str, ContainerRecord]) -> None:
+def _log(
+    actions: Sequence[Action],
+    done: Sequence[bool],
+    records: Mapping[str, ContainerRecord | SandboxRecord],
+) -> None:
     logs_all = logger.isEnabledFor(logging.DEBUG)
     for action, is_done in zip(actions, done, strict=True):
         if is_done and not logs_all:

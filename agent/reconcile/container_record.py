@@ -20,8 +20,28 @@ FIRST_RETRY_SECONDS: Final = 0.1
 LONGEST_RETRY_SECONDS: Final = 10.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Retried:
+    """What is written until it is right, later each time."""
+
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
+    not_before: float = 0.0  # of the next try
+    failure: str = ""  # why the last write failed; empty when it did not
+
+    def succeeded(self) -> None:
+        """Forget what went wrong before."""
+        self.failure = ""
+        self.not_before = 0.0
+        self.backoff.reset()
+
+    def failed(self, why: str, now: float) -> None:
+        """Put the next try off."""
+        self.failure = why
+        self.not_before = now + self.backoff.next()
+
+
 @dataclass(slots=True)
-class ContainerRecord:
+class ContainerRecord(Retried):
     """One container: how it is reached, what was read of it, and what went wrong with it."""
 
     seen: RuntimeContainer
@@ -39,9 +59,6 @@ class ContainerRecord:
     is_owner: bool = False  # the last plan gives it CPUs of its own
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS))
-    not_before: float = 0.0  # of the next try
-    failure: str = ""  # why the last write failed; empty when it did not
 
     @property
     def owner(self) -> Owner:
@@ -141,17 +158,6 @@ class ContainerRecord:
             return False
         self.proof = replace(self.proof, outside=outside, narrowed=narrowed)
         return True
-
-    def succeeded(self) -> None:
-        """Forget what went wrong before."""
-        self.failure = ""
-        self.not_before = 0.0
-        self.backoff.reset()
-
-    def failed(self, why: str, now: float) -> None:
-        """Put the next try off."""
-        self.failure = why
-        self.not_before = now + self.backoff.next()
 
     def was_right(self, cpus: CPUSet, seconds: float) -> None:
         """Note on which CPUs it is as it shall be, and for how long it may have run by then: the first time counts."""

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 def note_right(record: ContainerRecord, cpus: CPUSet, tasks: Tasks, clock: Clock) -> None:
     """Note for how long a container that is on `cpus` now may have run elsewhere."""
     if record.cgroup is None:
-        record.was_right(cpus, _seconds_in_vm(record, clock))
+        record.was_right(cpus, seconds_in_vm(record, clock))
     elif record.is_awaited:
         with suppress(AgentError):
             start = tasks.start_state(record.cgroup)
             record.was_right(cpus, start.seconds or 0.0 if record.is_running or start.has_begun else 0.0)
 
 
-def _seconds_in_vm(record: ContainerRecord, clock: Clock) -> float:
+def seconds_in_vm(record: ContainerRecord, clock: Clock) -> float:
+    """Return for how long a container runs of whose processes only the runtime knows; 0: not yet, or not known."""
     started = record.seen.started
     return max(0.0, clock.wall().timestamp() - started) if started else 0.0
 

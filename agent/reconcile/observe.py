@@ -11,6 +11,7 @@ from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.interfaces import HeldCPUs
 from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.missing_pods import MissingPodLookup
+from agent.reconcile.sandboxes import Sandboxes
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
 from pinning.pods.identity import by_runtime_uid
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from agent.clock import Clock
     from agent.interfaces import Interfaces, RuntimeContainer
+    from agent.reconcile.vms import VMKeeper
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner
     from pinning.pods.types import Pod
@@ -32,9 +34,12 @@ logger = logging.getLogger(__name__)
 class Observer:
     """Sees the node again and again, reading only what changed, and remembers its containers."""
 
-    def __init__(self, interfaces: Interfaces, clock: Clock, request_pass: Callable[[], None]) -> None:
+    def __init__(
+        self, interfaces: Interfaces, clock: Clock, request_pass: Callable[[], None], vms: VMKeeper
+    ) -> None:
         self.missing_pods = MissingPodLookup(interfaces.pods, request_pass)
         self.records: dict[str, ContainerRecord] = {}
+        self.sandboxes = Sandboxes(vms)
         self.rewritten: list[ContainerRecord] = []  # by somebody else, as seen this time
         self._interfaces = interfaces
         self._clock = clock
@@ -63,6 +68,7 @@ class Observer:
             universe=universe,
             pods=self._read_pods(self.missing_pods.completed(self._interfaces.pods.pods())),
             containers=containers,
+            sandboxes=self.sandboxes.seen(self.records.values()),
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
             holds_starts=bool(watch and watch.holds),
@@ -101,6 +107,7 @@ class Observer:
             logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
             return False
         self.records = {container.id: self._record(container) for container in listed}
+        self.sandboxes.listed(self._interfaces.runtime.sandboxes())
         self._has_listed = True
         return True
 
@@ -118,16 +125,20 @@ class Observer:
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
         self.rewritten = []
+        self.sandboxes.read()
         seen = []
         for number, (key, record) in enumerate(self.records.items(), 1):
             state, cpus = self._read(record, moved=moved)
-            seen.append(SeenContainer(key, record.owner, state, cpus))
+            seen.append(SeenContainer(key, record.owner, state, cpus, record.seen.sandbox))
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return tuple(seen)
 
     def _read(self, record: ContainerRecord, *, moved: bool) -> tuple[State, CPUSet]:
         state = record.seen.state
+        if state is not State.EXITED and (threads := self.sandboxes.cpus(record.seen.sandbox)):
+            self._note(record, threads)
+            return state, threads
         if state is State.EXITED or record.cgroup is None:
             return state, record.sent
         try:
@@ -158,6 +169,9 @@ class Observer:
         """Tell a rewrite by somebody else from what the kernel does when CPUs go or come back."""
         if record.applied and cpus != record.applied and not moved:
             self.rewritten.append(record)
+        self._note(record, cpus)
+
+    def _note(self, record: ContainerRecord, cpus: CPUSet) -> None:
         if cpus != record.applied or record.proof is None:
             record.found(cpus, self._clock.text())
 

@@ -23,7 +23,7 @@ from agent.reconcile.result import node_state_of, pass_result
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
-from agent.reconcile.vms import VMKeeper, observed_targets, planned_targets
+from agent.reconcile.vms import VMKeeper, observed_targets, planned_targets, sandbox_targets
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import Quota
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces
     from agent.metrics import Metrics
     from agent.node_state import NodeState
+    from agent.reconcile.container_record import Retried
     from agent.reconcile.verify import Sweep
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
@@ -91,7 +92,8 @@ class Reconciler:
     ) -> None:
         self.metrics = metrics
         self.checkpoint = Checkpoint(state_dir)
-        self.observer = Observer(interfaces, clock, request_pass)
+        self.vms = VMKeeper(interfaces.vms, clock, request_pass)
+        self.observer = Observer(interfaces, clock, request_pass, self.vms)
         self._interfaces = interfaces
         self._settings = settings
         self._clock = clock
@@ -100,13 +102,12 @@ class Reconciler:
         self._ledger: Ledger | None = None
         self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
-        self.vms = VMKeeper(interfaces.vms, clock, request_pass)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
         self.between_passes = BetweenPasses(
             interfaces, self.observer, self.vms, clock, self._foreign_writes, self._cpus_of_new, request_pass
         )
         self.runtime_sync = RuntimeSync(interfaces.runtime, self.between_passes.runtime_wrote)
-        self._applier = Applier(interfaces, self.runtime_sync, clock, metrics)
+        self._applier = Applier(interfaces, self.observer.sandboxes, self.runtime_sync, clock, metrics)
         self._exposure = Exposure(self.between_passes.prestart, self._applier.created_updates, metrics)
 
     def resume(self, saved: Saved) -> None:
@@ -144,14 +145,15 @@ class Reconciler:
         await self._save(plan.ledger, observed)
         if not config.observe:  # else whoever allocates writes them
             self._foreign_writes.count(self.observer.rewritten)
-        await self._act(plan, observed, writes=not config.observe)
+        undone = await self._act(plan, observed, writes=not config.observe)
         self._look_back(observed.known_uids)
+        self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
         await self.checkpoint.settle()
         if not config.observe:
             self._unset_quotas(plan.ledger, observed, config)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
-        await self._pin_vms(plan, observed, config)
-        result = pass_result(observed, plan, self.observer.records, self._foreign_writes, self.vms.states())
+        await self._pin_vms(plan, observed, config, undone)
+        result = pass_result(observed, plan, self.observer, self._foreign_writes, self.vms.states())
         names = self._settings.node, self._interfaces.runtime.name
         return node_state_of(result, *names, kubelet, self._watched.start_way, observes=config.observe)
 
@@ -177,23 +179,29 @@ class Reconciler:
         await self.checkpoint.save(saved)
         self._ledger = ledger
 
-    async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> None:
+    async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
+        """Do what the plan says; return the ids of what is not where it shall be."""
         shared = plan.shared
         self._shared = shared if writes else EMPTY
-        records = self.observer.records
+        records, sandboxes = self.observer.records, self.observer.sandboxes
         for record in records.values():
-            held = plan.ledger.of(record.owner)
-            record.planned(held.cpus if held else shared, held.mems if held else EMPTY, is_owner=bool(held))
+            threads, held = plan.sandboxes.get(record.seen.sandbox), plan.ledger.of(record.owner)
+            cpus = threads.cpus if threads else held.cpus if held else shared
+            record.planned(cpus, held.mems if held else EMPTY, is_owner=bool(held))
         left_alone = self._foreign_writes.left_alone(records.values())
+        left_alone |= sandboxes.waiting(self._clock.monotonic())
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self._publish(table)
+        undone: list[Action] = []
         if plan.actions:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(plan.actions, records, left_alone)
+            undone += self._undone(plan.actions, done)
             if table:
-                self._publish(table.waiting_for(self._undone(plan.actions, done)))
+                self._publish(table.waiting_for(undone))
         if writes:
             bind_created(records.values(), self._applier.created_updates)
+        return frozenset(action.container_id for action in undone)
 
     def _undone(self, actions: Sequence[Action], done: Sequence[bool]) -> Iterator[Action]:
         """Yield what is not done, or still on its way: a created container may start with what it had before."""
@@ -219,7 +227,9 @@ class Reconciler:
                 self._exposure.close(record)
         self.runtime_sync.assure(self.observer.records.values())
 
-    async def _pin_vms(self, plan: Plan, observed: Observed, config: NodeConfig) -> None:
+    async def _pin_vms(
+        self, plan: Plan, observed: Observed, config: NodeConfig, undone: Collection[str]
+    ) -> None:
         """Put the threads of virtual machines on what these hold, by the plan or by whoever allocates instead of it."""
         records, pods = self.observer.records, observed.by_age
         written = {action.container_id for action in plan.actions}
@@ -229,6 +239,7 @@ class Reconciler:
             targets = observed_targets(records.values(), pods, self.vms.sandboxes, held)
         else:
             targets = planned_targets(records.values(), pods, plan)
+            targets |= sandbox_targets(plan, self.vms, undone)
         await self.vms.follow(targets, observed.topology)
 
     def _unset_quotas(self, ledger: Ledger, observed: Observed, config: NodeConfig) -> None:
@@ -245,7 +256,8 @@ class Reconciler:
     def retry_seconds(self) -> float | None:
         """Return the seconds until something is to be tried again, None when nothing is."""
         now = self._clock.monotonic()
-        waits = [record.not_before - now for record in self.observer.records.values() if record.failure]
+        records: list[Retried] = [*self.observer.records.values(), *self.observer.sandboxes.records.values()]
+        waits = [record.not_before - now for record in records if record.failure]
         ends = self._foreign_writes.ends()
         waits += [] if ends is None else [ends]
         return max(0.0, min(waits)) if waits else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.node_state import ContainerState, NodeState, PodState
 from agent.reconcile.memory import memory_state
+from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from agent.kubelet.policy import KubeletPolicy
     from agent.node_state import Conflict, Proof, StartWay, VMState
-    from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.foreign_writes import ForeignWriteLog
+    from agent.reconcile.observe import Observer
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Assignment
     from pinning.planning.observed import Observed, SeenPod
@@ -55,6 +56,18 @@ class PassResult:
         return {seen.owner: self.proofs[seen.id] for seen in last if seen.id in self.proofs}
 
     @cached_property
+    def _machines(self) -> Mapping[Owner, str]:
+        """The virtual machine that each container is in, of those that are in one."""
+        return {
+            seen.owner: seen.sandbox for seen in self.observed.live if seen.sandbox in self.plan.sandboxes
+        }
+
+    def sandbox(self, owner: Owner) -> CPUSet:
+        """Return where the virtual machine of a container shall run; empty: it is in none."""
+        machine = self._machines.get(owner)
+        return self.plan.sandboxes[machine].cpus if machine else EMPTY
+
+    @cached_property
     def _masks(self) -> tuple[tuple[int, Owner], ...]:
         live = (seen for seen in self.observed.live if seen.id in self.proofs)
         return tuple((self.proofs[seen.id].cpus.mask, seen.owner) for seen in live)
@@ -65,9 +78,16 @@ class PassResult:
             return ()
         owned = assignment.footprint.mask
         found = {owner for mask, owner in self._masks if mask & owned} - {assignment.owner}
+        if assignment.owner in self._machines:
+            found -= self._beside(assignment.owner)
         return tuple(
             sorted(self.names.get(other, other.container) for other in found if self._meet(assignment, other))
         )
+
+    def _beside(self, owner: Owner) -> set[Owner]:
+        """Return the containers of the same virtual machine: together they run on what each of them holds."""
+        machine = self._machines[owner]
+        return {other for other, its in self._machines.items() if its == machine}
 
     def _meet(self, assignment: Assignment, other: Owner) -> bool:
         held = self.plan.ledger.of(other)
@@ -77,11 +97,13 @@ class PassResult:
 def pass_result(
     observed: Observed,
     plan: Plan,
-    records: Mapping[str, ContainerRecord],
+    observer: Observer,
     foreign_writes: ForeignWriteLog,
     vms: Mapping[str, VMState],
 ) -> PassResult:
     """Return what a pass came to."""
+    records = observer.records
+    failures = [record.name for record in records.values() if record.failure]
     names = {record.owner: record.name for record in records.values()}
     return PassResult(
         observed=observed,
@@ -90,7 +112,7 @@ def pass_result(
         proofs={key: record.proof for key, record in records.items() if record.proof and record.is_running},
         names=names,
         conflicts=foreign_writes.conflicts(names),
-        failures=tuple(sorted(record.name for record in records.values() if record.failure)),
+        failures=tuple(sorted((*failures, *observer.sandboxes.failures))),
         memory={
             record.owner: record.memory for record in records.values() if record.memory and record.is_running
         },
@@ -147,11 +169,13 @@ def _unknown_pod(uid: str, result: PassResult) -> PodState:
 
 def _container(owner: Owner, result: PassResult) -> ContainerState:
     proof, refusal = result.proven.get(owner), result.refused.get(owner)
-    assignment = result.plan.ledger.of(owner)
+    assignment, sandbox = result.plan.ledger.of(owner), result.sandbox(owner)
     if assignment is None:
-        return ContainerState(owner.container, cpus=result.shared, proof=proof, refusal=refusal)
+        cpus = sandbox or result.shared
+        return ContainerState(owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal)
     return replace(
         _holding(assignment, result),
+        sandbox=sandbox,
         proof=proof,
         refusal=refusal,
         memory=memory_state(assignment, result.memory.get(owner), result.observed.topology),

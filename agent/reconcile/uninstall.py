@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.errors import AgentError
+from pinning.machine.cpuset import EMPTY
 from pinning.planning.actions import Action, Kind
-from pinning.planning.observed import State
+from pinning.planning.observed import Owner, State
+from pinning.planning.sandboxes import SandboxSet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agent.checkpoint import Checkpoint
     from agent.reconcile.apply import Applier
     from agent.reconcile.observe import Observer
@@ -23,7 +27,7 @@ async def give_back(
     observed = await observer.observe()
     if not observed.containers_complete:
         raise AgentError("the runtime does not list its containers: start it, then reset again")
-    done = await applier.apply(_widening(observed), observer.records, frozenset())
+    done = await applier.apply(tuple(_widening(observed)), observer.records, frozenset())
     has_sent = await applier.created_updates.drained()
     await runtime_sync.drained()
     checkpoint.remove()
@@ -31,9 +35,12 @@ async def give_back(
         raise AgentError("not every container got all CPUs back: see the log, then reset again")
 
 
-def _widening(observed: Observed) -> tuple[Action, ...]:
-    return tuple(
-        Action(Kind.WIDEN, container.id, container.owner, observed.universe)
-        for container in observed.live
-        if container.cpus != observed.universe or container.state is State.CREATED
-    )
+def _widening(observed: Observed) -> Iterator[Action]:
+    everything = observed.universe
+    for container in observed.live_on_host:
+        if container.cpus != everything or container.state is State.CREATED:
+            yield Action(Kind.WIDEN, container.id, container.owner, everything)
+    for sandbox in observed.sandboxes:
+        if sandbox.is_movable:
+            owner, threads = Owner(sandbox.pod_uid, ""), SandboxSet(EMPTY, everything)
+            yield Action(Kind.WIDEN, sandbox.id, owner, everything, threads=threads)

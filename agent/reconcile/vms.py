@@ -124,7 +124,8 @@ class VMKeeper:
 
     def allowed(self, sandbox_id: str) -> VMCPUs | None:
         """Return where the threads of a sandbox may run now; None when its machine is not found."""
-        seen = self._read(sandbox_id)
+        sandbox = self.sandboxes.get(sandbox_id)
+        seen = self._vms.read(place_of(sandbox)) if self._vms and sandbox else None
         return _cpus_of(seen) if seen else None
 
     def confine(self, sandbox_id: str, own: CPUSet, others: CPUSet) -> VMCPUs | None:
@@ -137,19 +138,15 @@ class VMKeeper:
         seen = self._look(record)
         return _cpus_of(seen) if seen else None
 
-    def is_fixed(self, sandbox_id: str) -> bool:
-        """Say whether the number of vCPUs of a sandbox cannot change."""
-        seen = self._read(sandbox_id)
-        return seen is not None and seen.is_fixed
+    def target(self, sandbox_id: str) -> VMTarget | None:
+        """Return where a sandbox was put last; None while it was put nowhere."""
+        record = self._records.get(sandbox_id)
+        return record.target if record else None
 
     def sandbox_cgroups(self) -> frozenset[str]:
         """Return where the threads of sandboxes are, as far as that is known."""
         places = map(place_of, self.sandboxes.values())
         return frozenset(cgroup for place in places for cgroup in place.cgroups)
-
-    def _read(self, sandbox_id: str) -> VMSeen | None:
-        sandbox = self.sandboxes.get(sandbox_id)
-        return self._vms.read(place_of(sandbox)) if self._vms and sandbox else None
 
     def tasks(self, key: str) -> frozenset[int]:
         """Return the threads that are pinned here, and are nobody's drift."""
@@ -283,7 +280,7 @@ def place_of(sandbox: RuntimeSandbox) -> VMPlace:
 
 
 def _cpus_of(seen: VMSeen) -> VMCPUs:
-    return VMCPUs(seen.allowed, union(seen.vcpus))
+    return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed)
 
 
 def _reason(masks: VMMasks | None, *, is_one_to_one: bool) -> str:
@@ -310,12 +307,24 @@ def planned_targets(
     pods: Iterable[SeenPod],
     plan: Plan,
 ) -> dict[VMPlace, VMTarget]:
-    """Return where each machine is to run by the plan; launchers that hold nothing are left alone."""
+    """Return where each launcher's machine is to run by the plan; launchers that hold nothing are left alone."""
     targets = {}
     for place, record, _ in _launchers(records, pods):
         held = plan.ledger.of(record.owner)
         if held and held.is_exclusive:
             targets[place] = VMTarget(record.owner.pod_uid, held.cpus, smt=held.smt)
+    return targets
+
+
+def sandbox_targets(plan: Plan, keeper: VMKeeper, undone: Collection[str]) -> dict[VMPlace, VMTarget]:
+    """Return where each sandbox is to run by the plan; where its move is not done, it stays where it was put last."""
+    targets = {}
+    for key, threads in plan.sandboxes.items():
+        sandbox = keeper.sandboxes.get(key)
+        planned = VMTarget(sandbox.pod_uid, threads.own, threads.others) if sandbox else None
+        target = keeper.target(key) if key in undone else planned
+        if sandbox and target:
+            targets[place_of(sandbox)] = target
     return targets
 
 

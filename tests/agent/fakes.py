@@ -20,6 +20,7 @@ from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
 from tests.agent.vm.fake_vms import FakeVMs
+from tests.agent.reconcile.sandboxes.kata import Kata
 from tests.pinning.machines import FLAT
 from tests.pinning.world import Wish, pod_document
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.interfaces import ContainerWatch
+    from agent.interfaces import ContainerWatch, RuntimeSandbox
     from agent.node_state import NodeState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -65,6 +66,10 @@ class FakeRuntime:
             raise Unavailable("the socket refuses")
         return tuple(self.node.containers.values())
 
+    def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
+        """Return every virtual machine."""
+        return tuple(self.node.kata.sandboxes())
+
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Write the cgroup of a container, as a runtime does, and remember it."""
         self.calls.append((container_id, str(cpus)))
@@ -89,6 +94,8 @@ class FakeRuntime:
             self.lost -= 1
             return
         self.node.records[container_id] = cpus
+        if container.sandbox:
+            self.node.kata.machines[container.sandbox].tell(container_id, cpus)
         if mems:
             self.node.mems[container.cgroup or ""] = mems
         if container.cgroup in self.node.cpusets:
@@ -267,12 +274,15 @@ class FakeNode:
         self.mems: dict[str, CPUSet] = {}  # NUMA nodes for memory, by cgroup, where the runtime was told any
         self.runtime = FakeRuntime(self)
         self.cgroups = FakeCgroups(self)
+        self.kata = Kata(self)
         self.container_watch: ContainerWatch | None = None  # for the next agent
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
         self.time = Time()
-        self.owners: dict[str, CPUSet] = {}  # cgroups of which nobody else may get a CPU; see `check`
+        self.owners: dict[
+            str, CPUSet
+        ] = {}  # cgroups, and machines by their ids, of which nobody else may get a CPU; see `check`
         self.settings = Settings("node-1", self.config)
         self.folder = state_dir
         self.runner = asyncio.Runner()
@@ -306,7 +316,7 @@ class FakeNode:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups)
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
-        interfaces = Interfaces(*edges, vms=self.vms)
+        interfaces = Interfaces(*edges, vms=self.kata)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 
@@ -319,16 +329,17 @@ class FakeNode:
             document["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"]
         self.documents[uid] = document
 
-    def start(self, uid: str, name: str = "c0", state: State = State.RUNNING, *, in_vm: bool = False) -> str:
+    def start(self, uid: str, name: str = "c0", state: State = State.RUNNING) -> str:
         """Let the runtime have a container, on every CPU; a created one has no cgroup yet. Return its id."""
         self._count += 1
         number = f"{uid}-{name}-{self._count}"
         cgroup = f"/kubepods/{uid}/{number}"
+        sandbox = f"s-{uid}" if f"s-{uid}" in self.kata.machines else ""
         self.containers[number] = RuntimeContainer(
-            number, uid, "test", f"pod-{uid}", name, state, 1, cgroup, in_vm
+            number, uid, "test", f"pod-{uid}", name, state, 1, cgroup, bool(sandbox), sandbox=sandbox
         )
         self.records[number] = self.topology.online
-        if state is State.RUNNING:
+        if state is State.RUNNING and not sandbox:
             self.cpusets[cgroup] = self.topology.online
         return number
 
@@ -339,9 +350,16 @@ class FakeNode:
         self.cpusets[self.cgroup(number)] = self.topology.online if lost else self.records[number]
 
     def stop(self, number: str) -> None:
-        """Let a container end."""
+        """Let a container end; Kata counts its CPUs until it is removed."""
         self.containers[number] = replace(self.containers[number], state=State.EXITED)
         self.cpusets.pop(self.cgroup(number), None)
+
+    def remove(self, number: str) -> None:
+        """Let the runtime forget a container."""
+        container = self.containers.pop(number)
+        self.cpusets.pop(container.cgroup or "", None)
+        if container.sandbox in self.kata.machines:
+            self.kata.machines[container.sandbox].remove(number)
 
     def cgroup(self, number: str) -> str:
         """Return where a container's cgroup is."""
@@ -357,8 +375,9 @@ class FakeNode:
 
     def check(self) -> None:
         """Check that nobody is on the CPUs of an owner, at this instant."""
+        machines = {key: machine.cpus() for key, machine in self.kata.machines.items()}
         for cgroup, owned in self.owners.items():
-            for other, cpus in self.cpusets.items():
+            for other, cpus in {**self.cpusets, **machines}.items():
                 assert other == cgroup or not cpus & owned, f"{other} is on {cpus}, {cgroup} owns {owned}"
 
     async def run_pass(self) -> NodeState:

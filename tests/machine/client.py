@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import Gone, Refused, Unavailable
-from agent.interfaces import RuntimeContainer, StartState, StrayTasks
+from agent.interfaces import RuntimeContainer, RuntimeSandbox, StartState, StrayTasks
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
 
@@ -105,6 +105,10 @@ class SimulatedRuntime:
             )
             for container in self._machine.call("list")
         )
+
+    def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
+        """Return none: nothing runs in virtual machines here."""
+        return ()
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Let the runtime write a cpuset."""

@@ -66,6 +66,7 @@ class FakeRuntime:
             "ListContainers": self._list,
             "ListPodSandbox": self._list_sandboxes,
             "ContainerStatus": self._status,
+            "PodSandboxStatus": self._sandbox_status,
             "UpdateContainerResources": self._update,
         }
         handlers = {
@@ -111,6 +112,10 @@ class FakeRuntime:
         return api_pb2.ContainerStatusResponse(
             info={"info": info if isinstance(info, str) else json.dumps(info)}
         )
+
+    async def _sandbox_status(self, request: Any) -> Any:
+        info = json.dumps(self.infos.get(request.pod_sandbox_id, {}))
+        return api_pb2.PodSandboxStatusResponse(info={"info": info})
 
     async def _update(self, request: Any) -> Any:
         self.in_flight += 1

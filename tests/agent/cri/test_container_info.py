@@ -11,7 +11,7 @@ from agent.cri.container_info import (
     find_socket,
     read_info,
 )
-from agent.vm_handlers import is_vm_handler
+from pinning.pods.vm_handlers import is_vm_handler
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,16 @@ def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
             '{"runtimeSpec":{"annotations":{"io.katacontainers.pkg.oci.container_type":"pod_container"}}}',
             ContainerInfo(in_vm=True),
             id="kata-annotation",
+        ),
+        pytest.param(
+            '{"runtimeSpec":{"linux":{"resources":{"cpu":{"quota":50000}}}}}',
+            ContainerInfo(has_quota=True),
+            id="quota",
+        ),
+        pytest.param(
+            '{"runtimeSpec":{"linux":{"resources":{"cpu":{"quota":-1,"shares":2}}}}}',
+            ContainerInfo(),
+            id="no-quota",
         ),
         pytest.param('{"pid":"many"}', ContainerInfo(), id="another-shape"),
         pytest.param("no JSON", ContainerInfo(), id="no-json"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -17,48 +15,9 @@ from agent.interfaces import RuntimeContainer
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.cri.fake_cri import FakeRuntime
+from tests.agent.cri.playing import INFO, SECONDS, play, watching
 
 ONE = CPUSet.parse("1")
-INFO = {
-    "pid": 42,
-    "sandboxID": "s-one",
-    "runtimeSpec": {"linux": {"cgroupsPath": "kubepods-pod1.slice:crio:one"}},
-}
-SECONDS = 60.0
-Scenario = Callable[[FakeRuntime, CRI], Awaitable[None]]
-
-
-def play(
-    tmp_path: Path, scenario: Scenario, *, events: bool = False, poll_seconds: float = 0.02
-) -> FakeRuntime:
-    """Run a scenario against a runtime of its own, and return the runtime."""
-
-    async def run() -> FakeRuntime:
-        fake = FakeRuntime(tmp_path / "cri.sock")
-        if events:
-            fake.events = asyncio.Queue()
-        runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=2)
-        try:
-            async with fake.serving():
-                await scenario(fake, runtime)
-        finally:
-            await runtime.close()
-        return fake
-
-    return asyncio.run(run())
-
-
-@asynccontextmanager
-async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
-    """Watch the runtime; the semaphore is released at every change told."""
-    changes = asyncio.Semaphore(0)
-    task = asyncio.create_task(runtime.watch(changes.release))
-    await asyncio.wait_for(changes.acquire(), SECONDS)  # connecting is a change
-    try:
-        yield changes
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def test_cri_o_listing(tmp_path: Path) -> None:

@@ -99,17 +99,6 @@ def test_newer_set_waits_for_the_one_that_was_sent_at_birth(node: FakeNode) -> N
     assert node.cpus(created) == "0-7"
 
 
-def test_vm_container_is_changed_by_the_runtime_alone(node: FakeNode) -> None:
-    """The cgroup of a VM sandbox is not written, even though there is one."""
-    node.add("a", TWO)
-    node.start("a", in_vm=True)
-    state = node.run(passes=2)
-
-    assert node.cgroups.writes == []
-    assert [cpus for _, cpus in node.runtime.calls] == ["1,5"]
-    assert container(state, "a").is_pinned
-
-
 def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> None:
     """Cgroups that may only be read still prove what the runtime did."""
     node.cgroups.writable = False

@@ -1,0 +1,83 @@
+"""The virtual machines of a runtime (Kata): each sandbox of such a pod is one, also before its first container is made."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cri_api.v1 import api_pb2
+
+from agent.cri.container_info import ContainerInfo, read_info
+from agent.errors import Gone, Refused
+from agent.interfaces import RuntimeSandbox
+from pinning.pods.vm_handlers import is_vm_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from agent.grpc_calls import Calls
+
+    Found = tuple[api_pb2.Container, ContainerInfo]
+
+
+@dataclass
+class SandboxListing:
+    """What a listing says of virtual machines, and what is asked of each until its process is known."""
+
+    calls: Calls
+    machines: tuple[RuntimeSandbox, ...] = ()
+    _infos: dict[str, ContainerInfo] = field(default_factory=dict)
+
+    async def take(self, sandboxes: Mapping[str, api_pb2.PodSandbox], found: Iterable[Found]) -> None:
+        """Take over a listing, with what is known of its live containers; raise Unavailable."""
+        inside: dict[str, list[Found]] = {}
+        for container, info in found:
+            inside.setdefault(container.pod_sandbox_id, []).append((container, info))
+        machines = [sandbox for sandbox in sandboxes.values() if _is_machine(sandbox, inside)]
+        infos = await asyncio.gather(*(self._info_of(sandbox.id) for sandbox in machines))
+        known = [(sandbox, info) for sandbox, info in zip(machines, infos, strict=True) if info]
+        self._infos = {sandbox.id: info for sandbox, info in known}
+        self.machines = tuple(_machine(sandbox, info, inside.get(sandbox.id, ())) for sandbox, info in known)
+
+    async def _info_of(self, sandbox_id: str) -> ContainerInfo | None:
+        """Return what a listing does not say; None when it is gone, nothing known when the runtime cannot say."""
+        known = self._infos.get(sandbox_id)
+        if known and known.pid:
+            return known
+        request = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        try:
+            answer = await self.calls.ask("PodSandboxStatus", request, api_pb2.PodSandboxStatusResponse)
+        except Gone:
+            return None
+        except Refused:
+            return ContainerInfo()
+        return read_info(answer.info)
+
+
+def _is_machine(sandbox: api_pb2.PodSandbox, inside: Mapping[str, Iterable[Found]]) -> bool:
+    if sandbox.state != api_pb2.SANDBOX_READY:
+        return False
+    return is_vm_handler(sandbox.runtime_handler) or any(info.in_vm for _, info in inside.get(sandbox.id, ()))
+
+
+def _machine(sandbox: api_pb2.PodSandbox, info: ContainerInfo, inside: Iterable[Found]) -> RuntimeSandbox:
+    live = [*_live(inside)]
+    pids = (known.pid for known in (*live, info) if known.pid)  # Kata says its VMM's for all of them
+    return RuntimeSandbox(
+        id=sandbox.id,
+        pod_uid=sandbox.metadata.uid,
+        namespace=sandbox.metadata.namespace,
+        pod=sandbox.metadata.name,
+        handler=sandbox.runtime_handler,
+        pid=next(pids, 0),
+        cgroup=info.cgroup,
+        has_quota=any(known.has_quota for known in live),
+    )
+
+
+def _live(inside: Iterable[Found]) -> Iterator[ContainerInfo]:
+    """Yield what is known of the containers that have not ended, oldest first."""
+    for container, info in sorted(inside, key=lambda found: (found[0].created_at, found[0].id)):
+        if container.state != api_pb2.CONTAINER_EXITED:
+            yield info

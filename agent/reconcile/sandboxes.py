@@ -1,0 +1,177 @@
+"""The virtual machines in which containers run (Kata): what is seen of them, and how one is moved as a whole.
+
+Kata puts a machine on the union of what it was told for each container. So every container of it is told the same, and
+the threads are moved beside that: before, so that they leave CPUs at once, and again after it, because the runtime
+could not let them onto new ones before it was told, and some kernels forget the masks of threads when it writes. What
+counts is what the kernel says of the threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from agent.node_state import Path
+from agent.reconcile.container_record import Retried
+from agent.reconcile.exposure import seconds_in_vm
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.observed import SeenSandbox, State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+
+    from agent.clock import Clock
+    from agent.interfaces import RuntimeSandbox, VMCPUs
+    from agent.reconcile.container_record import ContainerRecord
+    from agent.reconcile.vms import VMKeeper
+    from pinning.planning.sandboxes import SandboxSet
+
+AFFINITY_ALONE: Final = (
+    "its containers have no CPU quota, and by their cpusets the runtime would choose how many vCPUs it has:"
+    " the masks of its threads alone keep it on its CPUs"
+)
+NOT_FOUND: Final = "the threads of the virtual machine are not found, so nobody can say where it runs"
+
+
+@dataclass(slots=True)
+class SandboxRecord(Retried):
+    """One virtual machine: what the runtime says of it, and what was read of its threads."""
+
+    seen: RuntimeSandbox
+    threads: VMCPUs | None = None  # where they may run; None: not found
+
+    @property
+    def name(self) -> str:
+        """What people call the machine: the name of its pod."""
+        return f"{self.seen.namespace}/{self.seen.pod}"
+
+    @property
+    def takes_cpusets(self) -> bool:
+        """Say whether the runtime may be told the CPUs of its containers: it must not change the count of vCPUs."""
+        return self.seen.has_quota or (self.threads is not None and self.threads.is_fixed)
+
+    @property
+    def note(self) -> str:
+        """What the users of the machine have to know; empty where all is as it should be."""
+        if self.threads is None:
+            return NOT_FOUND
+        return "" if self.takes_cpusets else AFFINITY_ALONE
+
+
+@dataclass(slots=True)
+class Sandboxes:
+    """Every virtual machine of the node, by its id."""
+
+    vms: VMKeeper
+    records: dict[str, SandboxRecord] = field(default_factory=dict)
+
+    def listed(self, machines: Iterable[RuntimeSandbox]) -> None:
+        """Take over what the runtime lists."""
+        known, self.records = self.records, {}
+        for machine in machines:
+            record = self.records[machine.id] = known.get(machine.id) or SandboxRecord(machine)
+            record.seen = machine
+        self.vms.listed(record.seen for record in self.records.values())
+
+    def read(self) -> None:
+        """Read from the kernel where every machine may run."""
+        for key, record in self.records.items():
+            record.threads = self.vms.allowed(key)
+
+    def cpus(self, sandbox_id: str) -> CPUSet:
+        """Return where the threads of a machine may run; empty when they are not found."""
+        record = self.records.get(sandbox_id)
+        return record.threads.cpus if record and record.threads else EMPTY
+
+    def seen(self, containers: Iterable[ContainerRecord]) -> tuple[SeenSandbox, ...]:
+        """Return every machine as it is planned for."""
+        sent: dict[str, list[CPUSet]] = {}
+        for container in containers:
+            if container.seen.state is not State.EXITED:
+                sent.setdefault(container.seen.sandbox, []).append(container.sent)
+        return tuple(_seen(record, sent.get(key, [])) for key, record in self.records.items())
+
+    def confine(self, sandbox_id: str, target: SandboxSet) -> VMCPUs | None:
+        """Move the threads of a machine, and return where they may run then."""
+        record = self.records[sandbox_id]
+        record.threads = self.vms.confine(sandbox_id, target.own, target.others)
+        return record.threads
+
+    def waiting(self, now: float) -> frozenset[str]:
+        """Return the machines that are not touched now: their last move failed a moment ago."""
+        return frozenset(key for key, record in self.records.items() if record.not_before > now)
+
+    def look_back(self, moved: Collection[str]) -> None:
+        """Forget the failures of machines that are where they shall be, which no plan moves any more."""
+        for key, record in self.records.items():
+            if record.failure and key not in moved:
+                record.succeeded()
+
+    @property
+    def failures(self) -> Iterator[str]:
+        """The names of the machines that are not where they shall be."""
+        return (record.name for record in self.records.values() if record.failure)
+
+
+def _seen(record: SandboxRecord, sent: list[CPUSet]) -> SeenSandbox:
+    """Return a machine; where nothing can be read of its threads, what the runtime took for all has to do."""
+    threads = record.threads
+    taken = tuple(sent) if record.takes_cpusets else ()
+    if threads:
+        return SeenSandbox(record.seen.id, record.seen.pod_uid, threads.cpus, threads.vcpus, taken)
+    same = taken[0] if len(set(taken)) == 1 else EMPTY
+    return SeenSandbox(record.seen.id, record.seen.pod_uid, same, sent=taken, is_movable=bool(taken))
+
+
+class SandboxMover:
+    """Moves one machine. `tell` lets the runtime know of the CPUs of one container, and says whether it took them."""
+
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        tell: Callable[[ContainerRecord, CPUSet], Awaitable[bool]],
+        clock: Clock,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._tell = tell
+        self._clock = clock
+
+    async def move(self, sandbox_id: str, target: SandboxSet, containers: Iterable[ContainerRecord]) -> bool:
+        """Move a machine with its live containers; say whether it runs nowhere else now."""
+        record = self._sandboxes.records[sandbox_id]
+        live = [container for container in containers if container.seen.state is not State.EXITED]
+        found, are_told = self._sandboxes.confine(sandbox_id, target), True
+        if record.takes_cpusets:
+            for container in live:
+                are_told &= await self._tell(container, target.cpus)
+            found = self._sandboxes.confine(sandbox_id, target)
+        if found is None:  # it ended, or the runtime's word is all there is
+            return are_told
+        self._note(record, live, found, target, are_told=are_told)
+        return found.cpus <= target.cpus
+
+    def _note(
+        self,
+        record: SandboxRecord,
+        live: Iterable[ContainerRecord],
+        found: VMCPUs,
+        target: SandboxSet,
+        *,
+        are_told: bool,
+    ) -> None:
+        """Note where the threads were read back, and for which containers that is right."""
+        for container in live:
+            container.wrote(found.cpus, self._clock.text(), Path.AFFINITY)
+            if found.cpus == target.cpus:
+                container.was_right(target.cpus, seconds_in_vm(container, self._clock))
+        if not target.is_reached(found.cpus, found.vcpus):
+            record.failed(_difference(found, target), self._clock.monotonic())
+        elif are_told:
+            record.succeeded()
+        else:
+            record.failed("the runtime did not take the CPUs of every container", self._clock.monotonic())
+
+
+def _difference(found: VMCPUs, target: SandboxSet) -> str:
+    vcpus = f", its vCPUs {found.vcpus}" if found.vcpus else ""
+    return f"{target.cpus} was written to its threads, and the kernel lets them use {found.cpus}{vcpus}"

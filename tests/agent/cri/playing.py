@@ -1,0 +1,52 @@
+"""Scenarios with a runtime that does what a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agent.cri.runtime import CRI
+from tests.agent.cri.fake_cri import FakeRuntime
+
+INFO = {
+    "pid": 42,
+    "sandboxID": "s-one",
+    "runtimeSpec": {"linux": {"cgroupsPath": "kubepods-pod1.slice:crio:one"}},
+}
+SECONDS = 60.0
+Scenario = Callable[[FakeRuntime, CRI], Awaitable[None]]
+
+
+def play(
+    tmp_path: Path, scenario: Scenario, *, events: bool = False, poll_seconds: float = 0.02
+) -> FakeRuntime:
+    """Run a scenario against a runtime of its own, and return the runtime."""
+
+    async def run() -> FakeRuntime:
+        fake = FakeRuntime(tmp_path / "cri.sock")
+        if events:
+            fake.events = asyncio.Queue()
+        runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=2)
+        try:
+            async with fake.serving():
+                await scenario(fake, runtime)
+        finally:
+            await runtime.close()
+        return fake
+
+    return asyncio.run(run())
+
+
+@asynccontextmanager
+async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
+    """Watch the runtime; the semaphore is released at every change told."""
+    changes = asyncio.Semaphore(0)
+    task = asyncio.create_task(runtime.watch(changes.release))
+    await asyncio.wait_for(changes.acquire(), SECONDS)  # connecting is a change
+    try:
+        yield changes
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

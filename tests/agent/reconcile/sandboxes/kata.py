@@ -1,0 +1,174 @@
+"""Kata, as far as CPUs go: machines made of threads, each in a cgroup whose cpuset is what all its containers were told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agent.interfaces import RuntimeSandbox, VMPinned
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.vm_masks import IOThread, VMSeen
+from pinning.vm_threads import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from agent.interfaces import VMPlace
+    from pinning.machine.topology import Topology
+    from pinning.planning.vm_masks import VMMasks
+    from tests.agent.fakes import FakeNode
+
+ROLES = {"emulator": (Role.EMULATOR, 0), "iothread": (Role.IOTHREAD, 0), "vhost": (Role.VHOST, 0)}
+OUTSIDE = "vhost"  # the thread that stays in the cgroup in which the machine was made
+
+
+@dataclass
+class KataMachine:
+    """One machine. `node` says what runs; `wrote` is called after every single write that the kernel sees."""
+
+    id: str
+    pod_uid: str
+    topology: Callable[[], Topology]
+    wrote: Callable[[], None]
+    vcpus: int = 2
+    has_quota: bool = True
+    is_fixed: bool = False
+    tells_vcpus: bool = True
+    forgets: bool = False  # the kernel does, before 6.2: a new cpuset takes the masks of its threads away
+    cpuset: CPUSet = EMPTY  # of its cgroup; empty: none was ever written
+    told: dict[str, CPUSet] = field(default_factory=dict)  # by container, until that is removed
+    masks: dict[str, CPUSet] = field(default_factory=dict)  # as they were asked for, by thread
+
+    def __post_init__(self) -> None:
+        """Boot on every CPU."""
+        names = (*self.ranked(), *ROLES)
+        self.masks = dict.fromkeys(names, self.topology().online)
+
+    def allowed(self, thread: str) -> CPUSet:
+        """Return where a thread may run."""
+        online = self.topology().online
+        mask = (self.masks[thread] & online) or online
+        if thread == OUTSIDE or not self.cpuset:
+            return mask
+        return (mask & self.cpuset) or self.cpuset
+
+    def cpus(self) -> CPUSet:
+        """Return where any of its threads may run."""
+        return union(self.allowed(thread) for thread in self.masks)
+
+    def shown(self) -> dict[str, str]:
+        """Return where each thread may run, as text."""
+        return {thread: str(self.allowed(thread)) for thread in self.masks}
+
+    def pin(self, thread: str, cpus: CPUSet) -> None:
+        """Set the mask of a thread; what is outside of its cgroup is cut off, and nothing but that is refused."""
+        inside = cpus if thread == OUTSIDE or not self.cpuset else cpus & self.cpuset
+        if inside:
+            self.masks[thread] = inside if self.forgets else cpus
+            self.wrote()
+
+    def tell(self, container_id: str, cpus: CPUSet) -> None:
+        """Take the cpuset of a container."""
+        assert self.has_quota or self.is_fixed, "by this Kata would have chosen another number of vCPUs"
+        self.told[container_id] = cpus
+        self._update()
+
+    def remove(self, container_id: str) -> None:
+        """Forget a container; what the last one had stays written."""
+        self.told.pop(container_id, None)
+        self._update()
+
+    def _update(self) -> None:
+        cpus = union(self.told.values())
+        if not cpus or cpus == self.cpuset:
+            return
+        self.cpuset = cpus
+        if self.forgets:
+            inside = (thread for thread in self.masks if thread != OUTSIDE)
+            self.masks |= dict.fromkeys(inside, cpus)
+        self.wrote()
+
+    def seen(self) -> VMSeen:
+        """Return the masks as they are."""
+        ranked = [self.allowed(thread) for thread in self.ranked()] if self.tells_vcpus else []
+        return VMSeen(
+            vcpus=tuple(ranked),
+            main=self.allowed("emulator"),
+            allowed=self.cpus(),
+            iothreads=(IOThread(self.allowed("iothread")),),
+            seconds=100.0,
+            has_run=True,
+            is_fixed=self.is_fixed,
+            reason="" if self.tells_vcpus else "nothing tells them apart",
+            vhost=self.allowed("vhost"),
+        )
+
+    def ranked(self) -> list[str]:
+        """Return the vCPUs in their order."""
+        return [f"vcpu{number}" for number in range(self.vcpus)]
+
+
+@dataclass
+class Kata:
+    """The machines of a node, and whoever sets the masks of their threads (interface `VirtualMachines`).
+
+    Those of KubeVirt are the node's other ones.
+    """
+
+    node: FakeNode
+    machines: dict[str, KataMachine] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()  # machines that are not found
+    is_stuck: bool = False  # nothing that is asked of the kernel is done
+
+    def boot(self, uid: str, **facts: Any) -> KataMachine:
+        """Start the virtual machine of a pod: its containers run there from now on."""
+        machine = KataMachine(f"s-{uid}", uid, lambda: self.node.topology, self.node.check, **facts)
+        self.machines[machine.id] = machine
+        return machine
+
+    def sandboxes(self) -> Iterator[RuntimeSandbox]:
+        """Yield the machines as the runtime lists them."""
+        for machine in self.machines.values():
+            yield RuntimeSandbox(
+                id=machine.id,
+                pod_uid=machine.pod_uid,
+                namespace="test",
+                pod=f"pod-{machine.pod_uid}",
+                handler="kata",
+                has_quota=machine.has_quota,
+            )
+
+    def _found(self, place: VMPlace) -> KataMachine | None:
+        return None if place.key in self.lost else self.machines.get(place.key)
+
+    def kind(self, place: VMPlace) -> str:
+        """Return the kind of every machine here."""
+        return "qemu"
+
+    def count(self, place: VMPlace) -> int:
+        """Return how many threads there are."""
+        machine = self._found(place)
+        return len(machine.masks) if machine else self.node.vms.count(place)
+
+    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
+        """Return the masks as they are."""
+        machine = self._found(place)
+        return machine.seen() if machine else self.node.vms.read(place, fully=fully)
+
+    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        """Set the masks of all threads, one after the other."""
+        machine = self._found(place)
+        if machine is None:
+            return self.node.vms.pin(place, masks)
+        for thread in () if self.is_stuck else list(machine.masks):
+            role, rank = ROLES.get(thread) or (Role.VCPU, int(thread.removeprefix("vcpu")))
+            machine.pin(thread, masks.of(role, rank))
+        return VMPinned(machine.seen())
+
+    def tasks(self, place: VMPlace) -> frozenset[int]:
+        """Return numbers for the threads."""
+        return self.node.vms.tasks(place)
+
+    def keep(self, places: Collection[VMPlace]) -> None:
+        """Take note of whom the agent cares for."""
+        self.node.vms.keep(places)

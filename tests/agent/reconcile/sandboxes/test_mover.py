@@ -1,0 +1,298 @@
+"""Containers in virtual machines (Kata): how a whole machine is moved, and what is believed of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.errors import Refused
+from agent.node_state import Path as By
+from agent.reconcile.sandboxes import AFFINITY_ALONE, NOT_FOUND
+from pinning.contract import VMThreadsPolicy
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import State
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import PLAIN, TWO, container
+from tests.pinning.world import Wish
+
+LATER = 60.0
+
+
+def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None:
+    """A and B hold two CPUs each: every thread is on the four, the vCPUs one to one, and both are sent all four."""
+    node.add("a", TWO, TWO, PLAIN)
+    machine = node.kata.boot("a", vcpus=4)
+    for name in ("c0", "c1", "c2"):
+        node.start("a", name)
+    state = node.run()
+
+    assert machine.shown() == {
+        "vcpu0": "1",
+        "vcpu1": "2",
+        "vcpu2": "5",
+        "vcpu3": "6",
+        **dict.fromkeys(("emulator", "iothread", "vhost"), "1-2,5-6"),
+    }
+    assert {str(cpus) for cpus in machine.told.values()} == {"1-2,5-6"}
+    assert len(machine.told) == 3
+    assert node.cgroups.writes == []
+    for name, own in (("c0", "1,5"), ("c1", "2,6")):
+        shown = container(state, "a", name)
+        assert (str(shown.cpus), str(shown.sandbox), shown.is_pinned) == (own, "1-2,5-6", True)
+        assert shown.intruders == ()
+        assert shown.proof.path is By.AFFINITY
+    assert str(container(state, "a", "c2").cpus) == "1-2,5-6"
+
+
+def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> None:
+    """B ends: no thread stays on its CPUs, though Kata counts them until B is removed; B comes back: they are added."""
+    node.add("a", TWO, TWO)
+    machine = node.kata.boot("a")
+    node.start("a", "c0")
+    second = node.start("a", "c1")
+    node.run()
+    node.stop(second)
+    node.run()
+    assert str(machine.cpus()) == "1,5"
+    assert str(machine.cpuset) == "1-2,5-6"
+
+    node.remove(second)
+    node.run()
+    assert str(machine.cpuset) == "1,5"
+
+    node.start("a", "c1")
+    node.run()
+    assert str(machine.cpus()) == "1-2,5-6"
+
+
+def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
+    """Every thread leaves before another's grant, those outside of the machine's cgroup too, and comes back after it."""
+    node.add("k", PLAIN)
+    machine = node.kata.boot("k")
+    node.start("k")
+    node.run()
+    node.add("a", TWO)
+    node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
+    machine.wrote = lambda: None  # it still is where it was until it leaves
+    node.run()
+    assert set(machine.shown().values()) == {"0,2-4,6-7"}
+
+    node.owners = {}
+    node.add("a", Wish("2", policy="none"))
+    node.run()
+    assert set(machine.shown().values()) == {"0-7"}
+
+
+def test_machine_boots_on_what_its_pod_keeps(node: FakeNode) -> None:
+    """Before its first container is made a machine is on its pod's CPUs; without any claim it is in the shared set."""
+    node.add("a", TWO)
+    claiming, plain = node.kata.boot("a"), node.kata.boot("k")
+    node.add("k", PLAIN)
+    node.run()
+
+    assert str(claiming.cpus()) == "1,5"
+    assert str(plain.cpus()) == "0,2-4,6-7"
+    assert node.runtime.calls == []
+
+
+def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
+    """By the cpusets of such containers Kata would choose the number of vCPUs: it is told none, and its user reads why."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a", has_quota=False)
+    node.start("a")
+    state = node.run()
+
+    assert node.runtime.calls == []
+    assert str(machine.cpus()) == "1,5"
+    assert container(state, "a").is_pinned
+    assert node.agent.reconciler.observer.sandboxes.records["s-a"].note == AFFINITY_ALONE
+
+
+def test_fixed_machine_is_told_without_a_quota(node: FakeNode) -> None:
+    """A machine whose vCPUs cannot become more takes cpusets as any other."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a", has_quota=False, is_fixed=True)
+    node.start("a")
+    node.run()
+
+    assert str(machine.cpuset) == "1,5"
+
+
+def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
+    """`vmThreads: shared`: the vCPUs are on what is held, all else is in the shared set, and the runtime is told both."""
+    node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
+    node.new_agent()
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    state = node.run()
+    assert machine.shown() == {
+        "vcpu0": "1",
+        "vcpu1": "5",
+        **dict.fromkeys(("emulator", "iothread", "vhost"), "0,2-4,6-7"),
+    }
+    assert str(machine.cpuset) == "0-7"
+    assert container(state, "a").is_pinned
+
+    node.add("b", TWO)
+    node.start("b")
+    node.run()
+    assert machine.shown()["emulator"] == "0,3-4,7"
+    node.add("a", Wish("2", policy="none"))
+    node.run()
+    assert set(machine.shown().values()) == {"0-1,3-5,7"}
+
+
+def test_vcpus_that_nobody_tells_apart_stay_together(node: FakeNode) -> None:
+    """Then the shared set is for no thread of it."""
+    node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
+    node.new_agent()
+    node.add("a", TWO)
+    machine = node.kata.boot("a", tells_vcpus=False)
+    node.start("a")
+    node.run()
+
+    assert set(machine.shown().values()) == {"1,5"}
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
+    """Also where a write of the runtime takes the masks of threads away, they are right in the end."""
+    node.add("a", TWO, TWO)
+    machine = node.kata.boot("a", vcpus=4, forgets=forgets)
+    node.start("a", "c0")
+    second = node.start("a", "c1")
+    node.run()
+    node.stop(second)
+    node.run()
+    node.remove(second)
+    node.run()
+
+    assert set(machine.shown().values()) == {"1,5"}
+
+
+def test_new_container_is_told_what_the_machine_runs_on(node: FakeNode) -> None:
+    """A sidecar that comes later moves no thread, and the runtime learns where it runs all the same."""
+    node.add("a", TWO, PLAIN)
+    machine = node.kata.boot("a")
+    node.start("a", "c0")
+    node.run()
+    late = node.start("a", "c1", State.CREATED)
+    node.run(passes=2)
+
+    assert str(machine.told[late]) == "1,5"
+    assert len([call for call in node.runtime.calls if call[0] == late]) == 1
+
+
+def test_what_kata_makes_of_it_is_read_back(node: FakeNode) -> None:
+    """A machine whose cgroup is narrower than it should be is told as a failure, and is tried again later."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    number = node.start("a")
+    node.runtime.lost = 1
+    machine.cpuset = CPUSet.parse("1")
+    assert node.run().failures == ("test/pod-a",)
+    assert machine.shown()["vcpu1"] == "1"
+
+    node.runtime.lost = 0
+    node.run()
+    assert machine.shown()["vcpu1"] == "1"
+    node.time.now += LATER
+    state = node.run()
+    assert container(state, "a").is_pinned
+    assert state.failures == ()
+    assert machine.shown()["vcpu1"] == "5"
+    assert str(machine.told[number]) == "1,5"
+
+
+def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode) -> None:
+    """The threads are where they shall be, which is what counts for others; the runtime is told again later."""
+    node.add("k", PLAIN)
+    machine = node.kata.boot("k")
+    number = node.start("k")
+    node.runtime.errors[number] = Refused("no")
+    node.add("a", TWO)
+    node.start("a")
+    state = node.run()
+    assert container(state, "a").is_pinned
+    assert str(machine.cpus()) == "0,2-4,6-7"
+    assert "test/pod-k" in state.failures
+
+    node.runtime.errors.clear()
+    node.time.now += LATER
+    assert node.run().failures == ()
+    assert str(machine.told[number]) == "0,2-4,6-7"
+
+
+def test_machine_that_is_not_found_is_never_called_pinned(node: FakeNode) -> None:
+    """The runtime is told, for want of anything better, and its word is no proof."""
+    node.add("a", TWO)
+    node.kata.boot("a")
+    number = node.start("a")
+    node.kata.lost = frozenset({"s-a"})
+    state = node.run(passes=3)
+
+    assert node.runtime.calls == [(number, "1,5")]
+    assert not container(state, "a").is_pinned
+    assert node.agent.reconciler.observer.sandboxes.records["s-a"].note == NOT_FOUND
+
+
+def test_machine_that_nobody_can_move_is_in_nobodys_way(node: FakeNode) -> None:
+    """Neither its threads nor the runtime can be told: others get their CPUs all the same."""
+    node.add("k", PLAIN)
+    node.kata.boot("k", has_quota=False)
+    node.start("k")
+    node.kata.lost = frozenset({"s-k"})
+    node.add("a", TWO)
+    node.start("a")
+
+    assert container(node.run(), "a").is_pinned
+    assert [number for number, _ in node.runtime.calls if number.startswith("k")] == []
+
+
+def test_other_machine_on_its_cpus_is_an_intruder(node: FakeNode) -> None:
+    """What another machine may run on counts by its threads."""
+    node.add("a", TWO)
+    node.add("k", PLAIN)
+    node.start("a")
+    machine = node.kata.boot("k")
+    node.start("k")
+    node.run()
+    machine.masks = dict.fromkeys(machine.masks, CPUSet.parse("1"))
+    node.kata.is_stuck = True
+    node.runtime.lost = 9
+
+    assert container(node.run(), "a").intruders == ("test/pod-k/c0",)
+
+
+def test_uninstall_gives_machines_every_cpu(node: FakeNode) -> None:
+    """After a reset no thread is kept from any CPU."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    node.run()
+
+    async def reset() -> None:
+        sync = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+        await node.agent.reconciler.reset()
+        sync.cancel()
+
+    node.runner.run(reset())
+    assert set(machine.shown().values()) == {"0-7"}
+
+
+def test_restarted_agent_tells_the_runtime_once(node: FakeNode) -> None:
+    """What an agent before it told is not known: it is said again, and the threads stay where they are."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    node.run()
+    before = machine.shown()
+    node.new_agent()
+    node.runtime.calls.clear()
+    node.run(passes=3)
+
+    assert machine.shown() == before
+    assert len(node.runtime.calls) == 1
