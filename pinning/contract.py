@@ -88,6 +88,11 @@ GATE_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 GATE_FILE = "cpus"
 GATE_RESTART_POLICY = "COREPIN_RESTART_POLICY"  # the variable that tells it the pod's
 
+# Where a container of a Kata pod finds what the agent says of the pod's CPUs, which its guest cannot know.
+CPUS_VOLUME = "corepin-cpus"
+CPUS_FOLDER = "/run/corepin"
+CPUS_FILE = "cpus"
+
 # Feature gates of ours, spelled as in KubeVirt.
 GATE_SIDECAR = "Sidecar"
 GATE_CPU_MANAGER = "CPUManager"

@@ -62,11 +62,31 @@ class HostPath(TypedDict, total=False):
     type: str | None
 
 
+class FieldRef(TypedDict, total=False):
+    """A field of the pod itself."""
+
+    fieldPath: str | None
+
+
+class DownwardAPIItem(TypedDict, total=False):
+    """A file that shows a field of the pod."""
+
+    path: str | None
+    fieldRef: FieldRef | None
+
+
+class DownwardAPI(TypedDict, total=False):
+    """Files that show fields of the pod."""
+
+    items: list[DownwardAPIItem] | None
+
+
 class Volume(TypedDict, total=False):
-    """One volume of a pod; its source is read for host paths only."""
+    """One volume of a pod; of its source only what corepin may have added, or mounts of the host."""
 
     name: str
     hostPath: HostPath | None
+    downwardAPI: DownwardAPI | None
 
 
 class PodSpec(TypedDict, total=False):
@@ -77,6 +97,7 @@ class PodSpec(TypedDict, total=False):
     nodeSelector: dict[str, str] | None
     resources: ResourceRequirements | None
     restartPolicy: str | None
+    runtimeClassName: str | None
     serviceAccount: str | None
     serviceAccountName: str | None
     tolerations: list[Toleration] | None

@@ -14,6 +14,7 @@ import msgspec
 
 from pinning.pods.annotations import is_policy_key
 from webhook.rules.gate import is_gate_volume
+from webhook.rules.guest_file import is_guest_volume
 from webhook.rules.marks import MARKS
 from webhook.rules.pod_parts import NewPod
 
@@ -47,7 +48,9 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
     if spec:
         if volumes := spec.get("volumes"):
             known = mutations.volumes
-            spec["volumes"] = [it for it in volumes if it.get("name") in known or is_gate_volume(it)]
+            spec["volumes"] = [
+                it for it in volumes if it.get("name") in known or is_gate_volume(it) or is_guest_volume(it)
+            ]
         _forget_variables(spec.get("containers"), mutations.variables)
         _forget_variables(spec.get("initContainers"), mutations.variables)
     return _encode(pod)

@@ -13,6 +13,8 @@ from webhook.config.mutations import Mutations
 from webhook.rules.patch import Wanted, wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from webhook.config.mutations import Fragment
 
 PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
@@ -77,6 +79,15 @@ def joined(*fragments: Fragment) -> Fragment:
                 whole[key] = [*present, *value]
             else:
                 whole[key] = value
+    return whole
+
+
+def merged(*added: Mapping[str, Fragment]) -> dict[str, Fragment]:
+    """Return what is added by JSON pointer, of several such additions; nothing where all add nothing."""
+    whole: dict[str, Fragment] = {}
+    for fragments in added:
+        for pointer, fragment in fragments.items():
+            whole[pointer] = joined(whole[pointer], fragment) if pointer in whole else fragment
     return whole
 
 

@@ -1,4 +1,4 @@
-"""Plan what a new pod gets: the CMK contract, the count of isolated cores, the sidecar limits, the guard's mark, the gate. Pure.
+"""Plan what a new pod gets: the CMK contract, counts of isolated cores, limits of sidecars, marks, a guest's file, the gate. Pure.
 
 A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
 pod again gives nothing.
@@ -21,7 +21,8 @@ from pinning.contract import (
 from pinning.errors import Cause
 from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
 from webhook.rules.gate import plan_gate
-from webhook.rules.injection import NOTHING, Counted, joined
+from webhook.rules.guest_file import plan_guest_file
+from webhook.rules.injection import NOTHING, Counted, joined, merged
 from webhook.rules.marks import plan_marks
 from webhook.rules.patch import Operation, add, clashes, missing, wanted
 from webhook.rules.sidecars import plan_limits
@@ -50,7 +51,8 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
-    more = {POD: plan_marks(pod_claims, settings), **limits}
+    guest_file = plan_guest_file(pod, pod_claims, injection.mutations.volumes)
+    more = merged({POD: plan_marks(pod_claims, settings)}, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):

@@ -81,7 +81,9 @@ STORED: Final[Narrowed] = {
     PodSpec: {
         "resources": ResourceRequirements | None,  # of the pod: any name counts
         "nodeSelector": _Selector | None,
-        **dict.fromkeys(("serviceAccount", "serviceAccountName", "tolerations", "volumes")),
+        **dict.fromkeys(
+            ("runtimeClassName", "serviceAccount", "serviceAccountName", "tolerations", "volumes")
+        ),
     },
     Pod: {"status": None},
 }

@@ -1,0 +1,159 @@
+"""The file in the guest of a Kata pod that says where its containers run: who gets it, and what stays the user's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from pinning.contract import CPUS_FOLDER, CPUS_VOLUME, STATUS_CPUS
+from pinning.pods.claims import read_pod
+from pinning.pods.resources import members
+from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
+from tests.webhook.requests import BEYOND, generated
+from webhook.config.mutations import BUILT_IN, Mutations
+from webhook.config.settings import Settings
+from webhook.review.decision_cache import decoder, pod_key
+from webhook.rules.injection import Injection
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import review_new_pod
+
+EXCLUSIVE = {CPU_MANAGER: "exclusive"}
+VOLUME = {
+    "name": CPUS_VOLUME,
+    "downwardAPI": {
+        "items": [{"path": "cpus", "fieldRef": {"fieldPath": f"metadata.annotations['{STATUS_CPUS}']"}}]
+    },
+}
+MOUNT = {"name": CPUS_VOLUME, "mountPath": CPUS_FOLDER, "readOnly": True}
+
+
+def kata(*containers: Any, annotations: dict[str, str] | None = None, **spec: Any) -> Any:
+    """Return a pod of a Kata runtime class with exclusive CPUs."""
+    listed = containers or (container("main", "2"),)
+    return pod(*listed, annotations=annotations or EXCLUSIVE, runtimeClassName="kata-qemu", **spec)
+
+
+def patched(document: Any, mutations: Mutations = BUILT_IN) -> Any:
+    """Return a pod after its plan; a second plan adds nothing."""
+    injection = Injection(mutations)
+    operations = plan_mutation(document, Settings(), injection).operations
+    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    assert plan_mutation(result, Settings(), injection).operations == ()
+    return result
+
+
+def mounts(document: Any) -> dict[str, list[Any]]:
+    """Return what is mounted where the file belongs, by container."""
+    spec = document["spec"]
+    return {
+        it["name"]: [mount for mount in it.get("volumeMounts") or () if mount["mountPath"] == CPUS_FOLDER]
+        for it in (*(spec.get("initContainers") or ()), *spec["containers"])
+    }
+
+
+def test_containers_with_cpus_get_the_file() -> None:
+    """The volume is added once, and mounted into each container that asks for CPUs, init containers too."""
+    result = patched(kata(container("main", "2"), container("beside"), init=[container("first", "1")]))
+
+    assert result["spec"]["volumes"] == [VOLUME]
+    assert mounts(result) == {"main": [MOUNT], "beside": [], "first": [MOUNT]}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(pod(container("main", "2"), annotations=EXCLUSIVE), id="no runtime class"),
+        pytest.param(
+            pod(container("main", "2"), annotations=EXCLUSIVE, runtimeClassName="gvisor"), id="another class"
+        ),
+        pytest.param(pod(container("main", "2"), runtimeClassName="kata"), id="no claim"),
+    ],
+)
+def test_other_pods_get_none(document: Any) -> None:
+    """Without a virtual machine a container sees its CPUs by itself, and without a claim there is nothing to see."""
+    assert plan_mutation(document, Settings(), Injection(BUILT_IN)).operations == ()
+
+
+@pytest.mark.parametrize("mutations", [BUILT_IN, BEYOND], ids=["typed", "beyond the types"])
+def test_it_goes_with_what_else_is_added(mutations: Mutations) -> None:
+    """A pod that CMK's contract completes too gets the mounts and volumes of both, and its mark."""
+    result = patched(
+        kata(container("main", {CORES: "2"}, {CORES: "2"}), annotations={SMT: "require"}), mutations
+    )
+
+    assert VOLUME in result["spec"]["volumes"]
+    assert mounts(result) == {"main": [MOUNT]}
+    assert {"cmk.intel.com/resources-injected", "guard.corepin.io/pod"} <= result["metadata"][
+        "annotations"
+    ].keys()
+
+
+def test_what_is_the_users_stays() -> None:
+    """Another volume of the name keeps it, and is never taken for the file; a mount in its folder stays alone there."""
+    own = {"name": CPUS_VOLUME, "emptyDir": {}}
+    result = patched(kata(volumes=[own]))
+    assert result["spec"]["volumes"] == [own, VOLUME | {"name": f"{CPUS_VOLUME}-2"}]
+    assert mounts(result) == {"main": [MOUNT | {"name": f"{CPUS_VOLUME}-2"}]}
+
+    mount = {"name": "mine", "mountPath": f"{CPUS_FOLDER}/"}
+    document = kata(container("main", "2", volumeMounts=[mount]), volumes=[{"name": "mine", "emptyDir": {}}])
+    assert plan_mutation(document, Settings(), Injection(BUILT_IN)).operations == ()
+
+
+def test_a_volume_that_is_there_is_used() -> None:
+    """A container that another webhook adds later gets the same volume, as the API server has stored it."""
+    stored = msgspec.json.decode(msgspec.json.encode(VOLUME))
+    stored["downwardAPI"]["defaultMode"] = 420
+    stored["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"] = "v1"
+    result = patched(
+        kata(container("main", "2", volumeMounts=[MOUNT]), container("late", "1"), volumes=[stored])
+    )
+
+    assert result["spec"]["volumes"] == [stored]
+    assert mounts(result) == {"main": [MOUNT], "late": [MOUNT]}
+
+
+def test_a_name_of_the_mutations_file_is_not_taken() -> None:
+    """An operator who mounts something of that name into every pod keeps it."""
+    fragment = {"spec": {"volumes": [{"name": CPUS_VOLUME, "emptyDir": {}}]}}
+    result = patched(kata(container("main", {CORES: "1"}, {CORES: "1"})), Mutations(fragment, {}))
+
+    assert [volume["name"] for volume in result["spec"]["volumes"]] == [CPUS_VOLUME, f"{CPUS_VOLUME}-2"]
+    assert mounts(result)["main"] == [MOUNT | {"name": f"{CPUS_VOLUME}-2"}]
+
+
+def test_a_pod_without_it_is_admitted() -> None:
+    """It says what is so, and nothing depends on it: the validating webhook asks for none."""
+    document = kata()
+    assert review_new_pod(document, Settings(), Injection(BUILT_IN)).causes == ()
+
+
+def test_answers_are_told_apart_by_what_decides() -> None:
+    """Pods that differ in runtime class, or in a volume of that name, are other pods to the cache."""
+    own = {"name": CPUS_VOLUME, "emptyDir": {}}
+    documents = [
+        kata(),
+        pod(container("main", "2"), annotations=EXCLUSIVE),
+        kata(volumes=[own]),
+        kata(volumes=[VOLUME]),
+    ]
+    keys = {pod_key(decoder.decode(msgspec.json.encode(document)), BUILT_IN) for document in documents}
+    assert len(keys) == len(documents)
+    assert pod_key(
+        decoder.decode(msgspec.json.encode(kata(volumes=[{"name": "x", "emptyDir": {}}]))), BUILT_IN
+    ) == (pod_key(decoder.decode(msgspec.json.encode(kata(volumes=[]))), BUILT_IN))
+
+
+@given(document=generated)
+@settings(max_examples=100, deadline=None)
+def test_any_pod_of_a_kata_class_is_patched_once(document: Any) -> None:
+    """For any pod: who asks for CPUs finds something in the folder, and a second patch adds nothing."""
+    document["spec"]["runtimeClassName"] = "kata"
+    there = mounts(patched(document))
+    names = Counter(member.name for member in members(document))  # nobody admits a pod that has one twice
+    assert all(there[it.container] for it in read_pod(document).claims if names[it.container] == 1)

@@ -1,0 +1,75 @@
+"""A file in the guest of a Kata pod that says on which CPUs, and vCPUs, its containers run. Pure.
+
+On the host a container finds its CPUs in its own cgroup; the guest knows only vCPUs. So what the agent writes on the pod,
+and nobody else may write, is mounted into each container that asks for CPUs.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import CPUS_FILE, CPUS_FOLDER, CPUS_VOLUME, STATUS_CPUS
+from pinning.pods.vm_handlers import is_vm_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Container as Names
+    from collections.abc import Sequence
+
+    from pinning.pods.claims import PodClaims
+    from pinning.pods.resources import Member
+    from pinning.pods.types import DownwardAPI, Pod, Volume
+    from webhook.config.mutations import Fragment
+
+POD: Final = ""  # its JSON pointer
+_FIELD: Final = f"metadata.annotations['{STATUS_CPUS}']"
+_STATUS: Final[DownwardAPI] = {"items": [{"path": CPUS_FILE, "fieldRef": {"fieldPath": _FIELD}}]}
+
+
+def plan_guest_file(pod: Pod, pod_claims: PodClaims, taken: Names[str]) -> dict[str, Fragment]:
+    """Return, by JSON pointers, what is added to a pod; nothing for pods without a virtual machine or without claims.
+
+    `taken` are the names of volumes that others add.
+    """
+    spec = pod.get("spec") or {}
+    if not is_vm_handler(spec.get("runtimeClassName") or ""):
+        return {}
+    members = [pod_claims.member_of(claim) for claim in pod_claims.claims]
+    lacking = [member for member in members if not _has_something_there(member)]
+    if not lacking:
+        return {}
+    volumes = spec.get("volumes") or ()
+    there = next((volume["name"] for volume in volumes if _is_ours(volume)), "")
+    name = there or _unused_name(volumes, taken)
+    mount = {"name": name, "mountPath": CPUS_FOLDER, "readOnly": True}
+    added: dict[str, Fragment] = {member.pointer: {"volumeMounts": [mount]} for member in lacking}
+    if not there:
+        added[POD] = {"spec": {"volumes": [{"name": name, "downwardAPI": _STATUS}]}}
+    return added
+
+
+def is_guest_volume(volume: Volume) -> bool:
+    """Say whether a volume has a name that the one of the file could have."""
+    return (volume.get("name") or "").startswith(CPUS_VOLUME)
+
+
+def _has_something_there(member: Member) -> bool:
+    """Say whether something is mounted in the file's folder: the file, or what is the user's and stays so."""
+    return any(
+        (mount.get("mountPath") or "").rstrip("/") == CPUS_FOLDER
+        for mount in member.container.get("volumeMounts") or ()
+    )
+
+
+def _is_ours(volume: Volume) -> bool:
+    """Say whether a volume holds the file and nothing else; the API server adds what it has defaults for."""
+    items = (volume.get("downwardAPI") or {}).get("items") or ()
+    shown = [(item.get("path"), (item.get("fieldRef") or {}).get("fieldPath")) for item in items]
+    return is_guest_volume(volume) and shown == [(CPUS_FILE, _FIELD)]
+
+
+def _unused_name(volumes: Sequence[Volume], taken: Names[str]) -> str:
+    """Return a name for the volume; what a user has under its usual name stays the user's."""
+    named = {volume.get("name") for volume in volumes}
+    names = (CPUS_VOLUME if number == 1 else f"{CPUS_VOLUME}-{number}" for number in count(1))
+    return next(name for name in names if name not in named and name not in taken)
