@@ -19,8 +19,8 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
-from tests.agent.vm.fake_vms import FakeVMs
 from tests.agent.reconcile.sandboxes.kata import Kata
+from tests.agent.vm.fake_vms import FakeVMs
 from tests.pinning.machines import FLAT
 from tests.pinning.world import Wish, pod_document
 
