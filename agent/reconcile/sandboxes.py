@@ -57,6 +57,14 @@ class SandboxRecord(Retried):
             return NOT_FOUND
         return "" if self.takes_cpusets else AFFINITY_ALONE
 
+    def listed(self, machine: RuntimeSandbox) -> None:
+        """Take over what the runtime says."""
+        self.seen = machine
+
+    def read(self, threads: VMCPUs | None) -> None:
+        """Take over what was read of its threads."""
+        self.threads = threads
+
 
 @dataclass(slots=True)
 class Sandboxes:
@@ -70,13 +78,13 @@ class Sandboxes:
         known, self.records = self.records, {}
         for machine in machines:
             record = self.records[machine.id] = known.get(machine.id) or SandboxRecord(machine)
-            record.seen = machine
+            record.listed(machine)
         self.vms.listed(record.seen for record in self.records.values())
 
     def read(self) -> None:
         """Read from the kernel where every machine may run."""
         for key, record in self.records.items():
-            record.threads = self.vms.allowed(key)
+            record.read(self.vms.allowed(key))
 
     def cpus(self, sandbox_id: str) -> CPUSet:
         """Return where the threads of a machine may run; empty when they are not found."""
@@ -94,7 +102,7 @@ class Sandboxes:
     def confine(self, sandbox_id: str, target: SandboxSet) -> VMCPUs | None:
         """Move the threads of a machine, and return where they may run then."""
         record = self.records[sandbox_id]
-        record.threads = self.vms.confine(sandbox_id, target.own, target.others)
+        record.read(self.vms.confine(sandbox_id, target.own, target.others))
         return record.threads
 
     def waiting(self, now: float) -> frozenset[str]:
