@@ -13,10 +13,10 @@ from pinning.kubevirt.view import POOL_COUNT, find
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pinning.contract import SMTPolicy
     from pinning.kubevirt.view import VMIView
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
-    from pinning.planning.ledger import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Threads:
         return self.placement.warnings if self.placement else ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs: lists are in the order of vCPUs and of I/O threads."""
-        if self.placement is None:
-            return {"isOneToOne": False, "reason": self.reason}
+        """Return it for programs, in the words of the agent's state; lists are in the order of the threads."""
+        placement = self.placement
         return {
-            "isOneToOne": True,
-            "vcpus": list(self.placement.vcpus),
-            "emulator": str(self.placement.emulator),
-            "iothreads": [str(cpus) for cpus in self.placement.iothread_pins],
-            "warnings": list(self.placement.warnings),
+            "vcpus": [str(cpu) for cpu in placement.vcpus] if placement else [],
+            "emulator": str(placement.emulator) if placement else "",
+            "iothreads": [str(cpus) for cpus in placement.iothread_pins] if placement else [],
+            "oneToOne": placement is not None,
+            "reason": self.reason,
+            "note": "; ".join(self.warnings),
         }
 
     def __str__(self) -> str:
@@ -84,19 +84,19 @@ class Guest:
             vmi.domain.get("ioThreadsPolicy"),
         )
 
-    def threads(self, topology: Topology, assignment: Assignment) -> Threads:
-        """Return where its threads run on what the launcher holds."""
+    def threads(self, topology: Topology, cpus: CPUSet, smt: SMTPolicy) -> Threads:
+        """Return where its threads run on the CPUs of its launcher."""
         try:
             placement = place_vcpus(
                 topology,
-                assignment.cpus,
+                cpus,
                 self.topology,
                 strict=self.strict,
                 isolate_emulator=self.isolate_emulator,
                 even_parity=self.even_parity,
                 iothreads=self.iothreads,
                 iothreads_policy=self.iothreads_policy,
-                smt=assignment.smt,
+                smt=smt,
             )
         except PinningError as problem:
             return Threads(None, str(problem))

@@ -198,7 +198,7 @@ def _json(node: Node, step: Step) -> str:
 def _assignment(node: Node, step: Step, assignment: Assignment) -> dict[str, Any]:
     nodes = node.topology.numa_nodes
     memory = {"memoryNodes": list(assignment.mems)} if assignment.mems else {}
-    guest = step.guest(assignment)
+    machine = step.machines.get(assignment.name)
     return {
         "policy": str(assignment.policy),
         "smtPolicy": str(assignment.smt),
@@ -206,5 +206,5 @@ def _assignment(node: Node, step: Step, assignment: Assignment) -> dict[str, Any
         "idle": str(assignment.idle),
         "numaNodes": [number for number in nodes if nodes[number] & assignment.cpus],
         **memory,
-        **({"vm": guest.threads(node.topology, assignment).as_json()} if guest else {}),
+        **({"vm": machine.as_json()} if machine else {}),
     }

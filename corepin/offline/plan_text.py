@@ -35,19 +35,19 @@ NUMA_WORDS = {
 def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
     """Return the node after its last event."""
     held = sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
-    machines = {
-        assignment.name: guest.threads(node.topology, assignment)
+    machines = [
+        (assignment.name, step.machines[assignment.name])
         for assignment in held
-        if (guest := step.guest(assignment))
-    }
+        if assignment.name in step.machines
+    ]
     parts = {
         "": [f"{assignment.name}: {_why(node.topology, assignment)}" for assignment in held],
-        "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines.items()],
+        "threads of virtual machines": [f"{name}: {threads}" for name, threads in machines],
         "refused": [f"{refusal.name}: {refusal.reason}: {refusal.message}" for refusal in step.refusals],
         "warnings": [
             *(f"{step.pod}: {warning}" for warning in step.warnings),
             *_memory(node, held),
-            *(f"{name}: {warning}" for name, threads in machines.items() for warning in threads.warnings),
+            *(f"{name}: {warning}" for name, threads in machines for warning in threads.warnings),
         ],
         "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
     }

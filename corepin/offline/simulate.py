@@ -13,10 +13,11 @@ from pinning.planning.plan import plan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from corepin.offline.guest import Guest
+    from corepin.offline.guest import Guest, Threads
     from corepin.offline.planned import Planned
+    from pinning.contract import SMTPolicy
+    from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
-    from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.refusal import Refusal
@@ -31,11 +32,7 @@ class Step:
     warnings: tuple[str, ...]  # of the event's pod
     ledger: Ledger
     refusals: tuple[Refusal, ...]
-
-    def guest(self, assignment: Assignment) -> Guest | None:
-        """Return the guest that runs on an assignment's CPUs, if a virtual machine holds them."""
-        document = self.documents.get(f"{assignment.namespace}/{assignment.pod}")
-        return document.guest if document else None
+    machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of the assignment they run on
 
 
 @dataclass(frozen=True)
@@ -57,15 +54,35 @@ class Node:
 
     def steps(self, documents: Iterable[Planned]) -> Iterator[Step]:
         """Yield the node after each event: a pod that is seen again is an update, one that is not wanted is gone."""
-        ledger, node = Ledger(), _Pods()
+        ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
         for number, document in enumerate(documents):
             for key, event_pod in node.events(document, number):
                 pods_here = tuple(pod for pod, _ in node.here.values())
                 planned = plan(Observed(self.topology, self.topology.online, pods_here), ledger, self.config)
                 ledger = planned.ledger
                 warnings = tuple(f"{warning.field}: {warning.message}" for warning in event_pod.warnings)
-                documents_here = {name: brought_by for name, (_, brought_by) in node.here.items()}
-                yield Step(key, documents_here, warnings, ledger, planned.refusals)
+                here = {name: owner for name, (_, owner) in node.here.items()}
+                yield Step(key, here, warnings, ledger, planned.refusals, places.of(ledger, here))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the threads of virtual machines run; those whose CPUs stay the same are not placed again."""
+
+    topology: Topology
+    known: dict[tuple[Guest, CPUSet, SMTPolicy], Threads] = field(default_factory=dict)
+
+    def of(self, ledger: Ledger, documents: Mapping[str, Planned]) -> dict[str, Threads]:
+        """Return those of every machine that holds CPUs."""
+        found = {}
+        for assignment in ledger:
+            document = documents.get(f"{assignment.namespace}/{assignment.pod}")
+            if document and document.guest:
+                key = document.guest, assignment.cpus, assignment.smt
+                if key not in self.known:
+                    self.known[key] = document.guest.threads(self.topology, assignment.cpus, assignment.smt)
+                found[assignment.name] = self.known[key]
+        return found
 
 
 @dataclass

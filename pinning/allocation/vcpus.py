@@ -7,7 +7,7 @@ numbers the guest gives them does not matter. What does not fit is an error, nev
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -116,7 +116,10 @@ def _usable(topology: Topology, cpus: Iterable[int], policy: SMTPolicy) -> CPUSe
     online = CPUSet(cpus) & topology.online
     if policy is not SMTPolicy.ISOLATE:
         return online
-    return CPUSet((core.cpus & online).lowest() for core in topology.cores_of(online))
+    first: dict[int, int] = {}
+    for cpu in online:
+        first.setdefault(topology.core_of(cpu).id, cpu)
+    return CPUSet(first.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +176,13 @@ class _VM:
 
     def _nodes(self) -> list[list[Core]]:
         """Return the usable CPUs of each core, by NUMA node; both in the order of CPUs that the kernel runs."""
-        nodes: dict[int, list[Core]] = {number: [] for number in self.topology.numa_nodes}
-        touched = self.topology.cores_of(self.usable)
-        for core in sorted(touched, key=lambda core: self.topology.online_cpus_of(core).lowest()):
-            nodes[core.numa_node].append(tuple(core.cpus & self.usable))
+        nodes: defaultdict[int, list[Core]] = defaultdict(list)
+        cores = {core.id: core for core in map(self.topology.core_of, self.usable)}
+        order = sorted(
+            (core.numa_node, self.topology.online_cpus_of(core).lowest(), core.id) for core in cores.values()
+        )
+        for number, _, identity in order:
+            nodes[number].append(tuple(cores[identity].cpus & self.usable))
         return list(nodes.values())
 
     def _busy(self, vcpus: list[int]) -> CPUSet:

@@ -50,11 +50,12 @@ def test_each_thread_has_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     assert machines(capsys, tmp_path, document) == {
         "virt-launcher-desk": {
-            "isOneToOne": True,
-            "vcpus": [1, 9, 2],
+            "vcpus": ["1", "9", "2"],
             "emulator": "10",
             "iothreads": [],
-            "warnings": [],
+            "oneToOne": True,
+            "reason": "",
+            "note": "",
         }
     }
     assert (
@@ -68,7 +69,7 @@ def test_siblings_of_the_guest_are_siblings(tmp_path: Path, capsys: pytest.Captu
     document = vmi("cores: 2, threads: 2, isolateEmulatorThread: true", POOL % 2, PARITY)
 
     (vm,) = machines(capsys, tmp_path, document).values()
-    assert vm["vcpus"] == [4, 12, 5, 13]
+    assert vm["vcpus"] == ["4", "12", "5", "13"]
     assert (vm["iothreads"], vm["emulator"]) == (["6", "14"], "7,15")
     assert "; emulator on CPUs 7,15; I/O thread 1 on CPU 6, 2 on CPU 14" in text(capsys, tmp_path, document)
 
@@ -154,8 +155,8 @@ def test_no_machine_is_half_placed(
     (tmp_path / "node.yaml").write_text(f"smtPolicy: {policy}\n")
     flags = ("--config", str(tmp_path / "node.yaml"))
 
-    found = machines(capsys, tmp_path, document, flags=flags)
-    assert list(found.values()) == [{"isOneToOne": False, "reason": reason}]
+    (vm,) = machines(capsys, tmp_path, document, flags=flags).values()
+    assert (vm["oneToOne"], vm["reason"], vm["vcpus"], vm["emulator"]) == (False, reason, [], "")
     assert f"/compute: its vCPUs cannot be pinned one by one: {reason}" in text(
         capsys, tmp_path, document, flags=flags
     )
@@ -192,7 +193,7 @@ def test_what_require_cannot_have_is_a_warning(tmp_path: Path, capsys: pytest.Ca
 
     (vm,) = machines(capsys, tmp_path, document).values()
     warning = "the emulator may run on CPUs 1,9, on cores of vCPUs: set isolateEmulatorThread"
-    assert vm["warnings"] == [warning]
+    assert vm["note"] == warning
     assert f"warnings: default/virt-launcher-desk/compute: {warning}" in text(capsys, tmp_path, document)
 
 
