@@ -17,9 +17,10 @@ from agent.node_state import VMState
 from pinning.contract import LAUNCHER_CONTAINER
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import Launcher, launcher_masks, sandbox_masks
+from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
     from agent.interfaces import HeldCPUs, RuntimeSandbox, VirtualMachines
@@ -308,8 +309,9 @@ def planned_targets(
     plan: Plan,
 ) -> dict[VMPlace, VMTarget]:
     """Return where each launcher's machine is to run by the plan; launchers that hold nothing are left alone."""
+    kept = {held.owner.pod_uid for held in plan.ledger if held.claim.origin is Origin.LAUNCHER}
     targets = {}
-    for place, record, _ in _launchers(records, pods):
+    for place, record in _launchers(records, kept.union(pod.uid for pod in pods if pod.is_vm)):
         held = plan.ledger.of(record.owner)
         if held and held.is_exclusive:
             targets[place] = VMTarget(record.owner.pod_uid, held.cpus, smt=held.smt)
@@ -335,9 +337,10 @@ def observed_targets(
     held: Mapping[Owner, HeldCPUs],
 ) -> dict[VMPlace, VMTarget]:
     """Return where each machine is to run where another program allocates CPUs."""
+    launchers = {pod.uid: pod for pod in pods if pod.is_vm}
     targets = {}
-    for place, record, pod in _launchers(records, pods):
-        found, claim = held.get(record.owner), _claim_of(pod, record.owner)
+    for place, record in _launchers(records, launchers):
+        found, claim = held.get(record.owner), _claim_of(launchers[record.owner.pod_uid], record.owner)
         if found and (found.is_exclusive or _is_claimed(claim, found)):
             targets[place] = VMTarget(record.owner.pod_uid, found.cpus, smt=claim.smt if claim else None)
     for key, sandbox in sandboxes.items():
@@ -348,15 +351,13 @@ def observed_targets(
 
 
 def _launchers(
-    records: Iterable[ContainerRecord], pods: Iterable[SeenPod]
-) -> Iterator[tuple[VMPlace, ContainerRecord, SeenPod]]:
-    """Yield the containers that run in KubeVirt's launchers beside their machines, each with its pod."""
-    launchers = {pod.uid: pod for pod in pods if pod.is_vm}
+    records: Iterable[ContainerRecord], launchers: Container[str]
+) -> Iterator[tuple[VMPlace, ContainerRecord]]:
+    """Yield the containers of KubeVirt's launcher pods in which machines run, and where these are."""
     for record in records:
-        pod = launchers.get(record.owner.pod_uid)
         is_compute = record.owner.container == LAUNCHER_CONTAINER and record.is_running
-        if pod and is_compute and not record.seen.in_vm:
-            yield VMPlace(record.seen.id, record.seen.pid, record.cgroup, is_sandbox=False), record, pod
+        if is_compute and record.owner.pod_uid in launchers and not record.seen.in_vm:
+            yield VMPlace(record.seen.id, record.seen.pid, record.cgroup, is_sandbox=False), record
 
 
 def _claim_of(pod: SeenPod, owner: Owner) -> Claim | None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
 NODE_SECONDS: Final = 0.5  # that what all machines share is read once for
+MISSING_SECONDS: Final = (
+    4.0  # that nobody looks for the machine of a sandbox again: it means to look at every process
+)
 ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
 HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
@@ -80,6 +83,7 @@ class KernelVirtualMachines:
         self._affinities = affinities
         self._monotonic = monotonic
         self._machines: dict[VMPlace, _Machine] = {}
+        self._missing: dict[VMPlace, float] = {}  # sandboxes, and until when they are not looked for again
         self._node = Node(roots)
         self._node_until = 0.0
 
@@ -131,6 +135,7 @@ class KernelVirtualMachines:
     def keep(self, places: Collection[VMPlace]) -> None:
         """Forget all other machines."""
         self._machines = {place: self._machines[place] for place in places if place in self._machines}
+        self._missing = {place: self._missing[place] for place in places if place in self._missing}
 
     def _listed(self, place: VMPlace, *, fully: bool) -> _Machine:
         """Return a machine with its threads as they are now; raise AgentError when it is not there."""
@@ -141,12 +146,26 @@ class KernelVirtualMachines:
             known = None if fully else machine.threads
             machine.threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
             return machine
-        vmm = _find(node, place)
-        if vmm is None:
-            raise Gone(f"no virtual machine of {place.key}")
+        vmm = self._find(node, place)
         threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
         self._machines[place] = _Machine(vmm, read_guest_shape(self._roots, vmm), threads)
         return self._machines[place]
+
+    def _find(self, node: Node, place: VMPlace) -> VMM:
+        """Return what runs a machine; raise Gone when it is not there."""
+        vmm = self._find_in_sandbox(node, place) if place.is_sandbox else _find_in_container(node, place)
+        if vmm is None:
+            raise Gone(f"no virtual machine of {place.key}")
+        return vmm
+
+    def _find_in_sandbox(self, node: Node, place: VMPlace) -> VMM | None:
+        now = self._monotonic()
+        if now < self._missing.get(place, now):
+            return None
+        vmm = find_sandbox_vmm(node, Sandbox(place.key, place.pid, place.cgroups))
+        if vmm is None:
+            self._missing[place] = now + MISSING_SECONDS
+        return vmm
 
     def _look(self) -> Node:
         """Return what all machines share; many are read one after the other, and need it once."""
@@ -221,9 +240,7 @@ class KernelVirtualMachines:
         return frozenset(refused)
 
 
-def _find(node: Node, place: VMPlace) -> VMM | None:
-    if place.is_sandbox:
-        return find_sandbox_vmm(node, Sandbox(place.key, place.pid, place.cgroups))
+def _find_in_container(node: Node, place: VMPlace) -> VMM | None:
     return find_container_vmm(node, place.cgroup) if place.cgroup else None
 
 

@@ -198,6 +198,16 @@ def test_what_the_kernel_refuses_is_told(node: FakeNode, cpus: str) -> None:
     assert bool(state.reason) is bool(cpus)
 
 
+def test_machine_whose_pod_left_the_api_stays_pinned(node: FakeNode) -> None:
+    """It runs on, so its threads are looked after."""
+    number = launched(node)
+    del node.documents["v"]
+    node.vms.machines[number].vcpus = [CPUSet.parse("1-2,5-6")] * 4
+    node.agent.reconciler.between_passes.foreign_write(node.cgroup(number))
+    assert state_of(node).is_one_to_one
+    assert pins(node, number) == ["1", "5", "2", "6"]
+
+
 def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
     """There is no state of it, and nothing is remembered of its pins."""
     number = launched(node)

@@ -8,7 +8,7 @@ import pytest
 
 from agent.interfaces import VMPlace
 from agent.vm.affinity import Affinities
-from agent.vm.machines import NODE_SECONDS, KernelVirtualMachines
+from agent.vm.machines import MISSING_SECONDS, NODE_SECONDS, KernelVirtualMachines
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.vm_masks import VMMasks, sandbox_masks
 from pinning.vm_threads import Role
@@ -113,6 +113,19 @@ def test_machine_is_read(
     assert not seen.has_run
     assert machines.kind(place) == "qemu"
     assert machines.tasks(place) == {300, *THREADS}
+
+
+def test_sandbox_whose_machine_is_not_found_is_looked_for_now_and_then(
+    host: FakeHost, machines: KernelVirtualMachines, now: list[float]
+) -> None:
+    """It means to look at every process of the node."""
+    assert machines.read(SANDBOX) is None
+    start(host, SANDBOX)
+    now[0] += NODE_SECONDS
+    assert machines.read(SANDBOX) is None
+
+    now[0] += MISSING_SECONDS
+    assert machines.read(SANDBOX)
 
 
 def test_machine_without_a_cgroup_that_is_known(host: FakeHost, machines: KernelVirtualMachines) -> None:
