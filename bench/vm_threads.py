@@ -33,7 +33,11 @@ KERNEL_THREADS: Final = 500
 REPEATS: Final = 9
 SWEEP_SECONDS, RESCAN_SECONDS = 30, 5  # how often the agent does each
 IDLE_LIMIT: Final = 0.005  # of a core
-MOST_TIMES: Final = {"sweep": 4.0, "rescan": 4.0}  # the baseline
+MOST_TIMES: Final = {  # what each is compared with, and how many times that it may take
+    "first sweep": ("bare sweep", 4.0),
+    "sweep": ("bare sweep", 3.0),
+    "rescan": ("bare rescan", 4.0),
+}
 
 
 class Guest(NamedTuple):
@@ -93,11 +97,20 @@ def build_guest(host: FakeHost, number: int) -> Guest:
     return Guest(pid, cgroup, sandbox)
 
 
-def sweep(host: FakeHost, guests: list[Guest]) -> list[VMThreads]:
-    """Find every thread anew."""
+def first_sweep(host: FakeHost, guests: list[Guest]) -> list[VMThreads]:
+    """Find every machine and every thread."""
     look = host.look
     return [
         read_threads(look, guest.find(look), [guest.cgroup], sandbox_id=guest.sandbox) for guest in guests
+    ]
+
+
+def sweep(host: FakeHost, guests: list[Guest], found: list[VMThreads]) -> list[VMThreads]:
+    """Look for threads that are new, inside and outside."""
+    look = host.look
+    return [
+        read_threads(look, known.vmm, [guest.cgroup], sandbox_id=guest.sandbox, known=known)
+        for guest, known in zip(guests, found, strict=True)
     ]
 
 
@@ -125,14 +138,15 @@ def bare_rescan(proc: Path, guests: list[Guest]) -> int:
 
 def measure(host: FakeHost, guests: list[Guest]) -> dict[str, float]:
     """Return the CPU seconds of each, best of the repeats."""
-    found = sweep(host, guests)
+    found = first_sweep(host, guests)
     if sum(seen.own_count for seen in found) != MACHINES * THREADS or any(
         len(seen.vcpus) != VCPUS for seen in found
     ):
         raise LookupError("the threads that were made are not those that were found")
     proc = host.roots.proc
     cases: dict[str, Callable[[], object]] = {
-        "sweep": lambda: sweep(host, guests),
+        "first sweep": lambda: first_sweep(host, guests),
+        "sweep": lambda: sweep(host, guests, found),
         "bare sweep": lambda: bare_sweep(proc, guests),
         "rescan": lambda: rescan(host, found),
         "bare rescan": lambda: bare_rescan(proc, guests),
@@ -156,12 +170,12 @@ def main() -> int:
         best = measure(host, build(host))
     print(f"{MACHINES} machines with {THREADS} threads each, beside {OTHERS} processes: CPU time")
     holds = True
-    for case, most in MOST_TIMES.items():
-        times = best[case] / best[f"bare {case}"]
+    for case, (baseline, most) in MOST_TIMES.items():
+        times = best[case] / best[baseline]
         holds &= times <= most
         print(
-            f"{'holds ' if times <= most else 'MISSED'}  {case:<8}{best[case] * 1e3:>9.2f} ms, {times:.2f} x "
-            f"the baseline's {best[f'bare {case}'] * 1e3:.2f} ms, limit {most:.1f} x"
+            f"{'holds ' if times <= most else 'MISSED'}  {case:<13}{best[case] * 1e3:>9.2f} ms, {times:.2f} x "
+            f"the baseline's {best[baseline] * 1e3:.2f} ms, limit {most:.1f} x"
         )
     idle = best["sweep"] / SWEEP_SECONDS + best["rescan"] / RESCAN_SECONDS
     holds &= idle <= IDLE_LIMIT

@@ -59,17 +59,16 @@ def find_sandbox_vmm(node: Node, sandbox: Sandbox) -> VMM | None:
     if said and (said[0].pid in inside or names_sandbox(said[0].words, sandbox.id)):
         return next(iter(_vmms(node, said)), None)
     found = [command for command in _commands(node, inside) if kind_of(command.program) != "other"]
-    if not found:
-        found = [command for command in node.commands if _is_vmm_of(node, command, sandbox.id)]
+    if len(found) != 1:
+        found = [command for command in found or node.commands if _is_vmm_of(node, command, sandbox.id)]
     vmms = _vmms(node, found)
     return vmms[0] if len(vmms) == 1 else None
 
 
 def names_sandbox(words: Iterable[str], sandbox_id: str) -> bool:
     """Say whether a command line has a sandbox's id as a word, as a part of a path, or as the name of a guest."""
-    return any(
-        part.removeprefix(_SANDBOX) == sandbox_id for word in words for part in re.split(r"[/=,]", word)
-    )
+    parts = (part.removeprefix(_SANDBOX) for word in words for part in re.split(r"[/=,]", word))
+    return bool(sandbox_id) and sandbox_id in parts
 
 
 def is_outside_containers(node: Node, pid: int) -> bool:

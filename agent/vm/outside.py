@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
 from agent.vm.find import ids_in, is_outside_containers, names_sandbox
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from agent.vm.node import Node
     from pinning.vm_threads import VMM, VMThreads
+
+_VHOST: Final = "vhost-"
+_TIMER: Final = "kvm-pit/"
 
 
 def vhost_threads(node: Node, own: frozenset[int], cgroups: Iterable[str]) -> Iterator[VMThread]:
@@ -30,20 +33,25 @@ def vhost_threads(node: Node, own: frozenset[int], cgroups: Iterable[str]) -> It
         if task not in own and task not in found and (thread := node.kernel_thread(task)):
             found[task] = thread.name
     for tid, name in found.items():
-        if name.startswith("vhost-"):
+        if name.startswith(_VHOST):
             yield VMThread(tid, Role.VHOST, name)
 
 
-def pit_threads(node: Node, vmm: VMM, inner_pid: int) -> list[VMThread]:
-    """Return the kernel threads that may be the timer of a VMM with this id in its own pid namespace.
+def pit_threads(node: Node, vmm: VMM) -> list[VMThread]:
+    """Return the kernel threads that may be the timer of a VMM: they have its number in its own pid namespace.
 
-    VMMs in other namespaces may have the same id, so several may match, and one that is older is none of it.
+    VMMs in other namespaces may have the same number, so several may match, and one that is older is none of it.
     """
-    return [
-        VMThread(thread.tid, Role.PIT, thread.name)
+    timers = [
+        thread
         for thread in node.kernel_threads
-        if thread.name == f"kvm-pit/{inner_pid}" and thread.started >= vmm.started
+        if thread.name.startswith(_TIMER) and thread.started >= vmm.started
     ]
+    if not timers:
+        return []
+    with opened(node.roots.proc, vmm.pid) as process:
+        name = f"{_TIMER}{process.ids()[-1]}"
+    return [VMThread(thread.tid, Role.PIT, thread.name) for thread in timers if thread.name == name]
 
 
 def companion_threads(node: Node, sandbox_id: str) -> Iterator[VMThread]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.errors import Gone
@@ -31,8 +32,34 @@ def read_threads(
 ) -> VMThreads:
     """Return the threads of a virtual machine whose container, or sandbox, has these cgroups; raise Gone, Refused.
 
-    With what is known from an earlier look, only new threads of its process are read, and none outside.
+    The names of threads that are known from an earlier look are not read again.
     """
+    seen = _read_own(node, vmm, known)
+    own = frozenset(thread.tid for thread in seen.threads)
+    outside = list(vhost_threads(node, own, cgroups))
+    if sandbox_id:
+        outside += companion_threads(node, sandbox_id)
+    pits = pit_threads(node, vmm)
+    if len(pits) > 1:
+        tids = ", ".join(str(thread.tid) for thread in pits)
+        return _with(seen, outside, (f"threads {tids} are all called {pits[0].name}: left as they are",))
+    return _with(seen, outside + pits, ())
+
+
+def rescan_threads(node: Node, known: VMThreads, *, sandbox_id: str = "") -> VMThreads:
+    """Return the threads with what is new in the process; none is looked for outside. Raises Gone, Refused."""
+    seen = _read_own(node, known.vmm, known)
+    own = frozenset(thread.tid for thread in seen.threads)
+    return _with(seen, still_outside(node, known, own, sandbox_id), known.notes)
+
+
+def _with(seen: VMThreads, outside: Iterable[VMThread], notes: tuple[str, ...]) -> VMThreads:
+    threads = sorted((*seen.threads, *outside), key=lambda thread: thread.tid)
+    return replace(seen, threads=tuple(threads), notes=notes)
+
+
+def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
+    """Return the threads of the process itself."""
     with opened(node.roots.proc, vmm.pid) as process:
         if process.started() != vmm.started:
             raise Gone(f"process {vmm.pid} is another one now")
@@ -40,19 +67,16 @@ def read_threads(
             return VMThreads(vmm, (), "", f"its {count} threads are too many to look at", count)
         names = process.names(_settled(known))
         told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), _probed(known))
-        inner_pid = process.ids()[-1]
-    own = [_own_thread(vmm, tid, name, told.indexes) for tid, name in names.items()]
-    if known:
-        outside, notes = list(still_outside(node, known, frozenset(names), sandbox_id)), known.notes
-    else:
-        outside, notes = _read_outside(node, vmm, inner_pid, frozenset(names), cgroups, sandbox_id)
-    threads = tuple(sorted((*own, *outside), key=lambda thread: thread.tid))
-    return VMThreads(vmm, threads, told.by, told.reason, len(own), notes)
+    threads = tuple(_own_thread(vmm, tid, name, told.indexes) for tid, name in names.items())
+    return VMThreads(vmm, threads, told.by, told.reason, len(threads))
 
 
 def _settled(known: VMThreads | None) -> dict[int, str]:
-    """Return the names that are known for good: a thread gets its name after it began, so one without a role may."""
-    threads = known.threads if known else ()
+    """Return the names that are known for good.
+
+    A thread gets its own after it began: one without a role may, and one that was called as its maker, a vCPU.
+    """
+    threads = known.threads if known and known.told_by else ()
     return {thread.tid: thread.name for thread in threads if thread.role is not Role.EMULATOR}
 
 
@@ -67,17 +91,3 @@ def _own_thread(vmm: VMM, tid: int, name: str, indexes: Mapping[int, int]) -> VM
     if tid in indexes:
         return VMThread(tid, Role.VCPU, name, indexes[tid])
     return VMThread(tid, Role.EMULATOR if tid == vmm.pid else role_of(vmm.kind, name), name)
-
-
-def _read_outside(
-    node: Node, vmm: VMM, inner_pid: int, own: frozenset[int], cgroups: Iterable[str], sandbox_id: str
-) -> tuple[list[VMThread], tuple[str, ...]]:
-    """Return the threads outside, and what was left because it may be another machine's."""
-    found = list(vhost_threads(node, own, cgroups))
-    if sandbox_id:
-        found += companion_threads(node, sandbox_id)
-    pits = pit_threads(node, vmm, inner_pid)
-    if len(pits) > 1:
-        told = ", ".join(str(thread.tid) for thread in pits)
-        return found, (f"threads {told} are all called {pits[0].name}: left as they are",)
-    return found + pits, ()

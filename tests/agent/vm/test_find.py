@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from agent.errors import Gone
-from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
+from agent.kernel.procfs import started
+from agent.vm.find import (
+    Sandbox,
+    find_container_vmm,
+    find_sandbox_vmm,
+    names_sandbox,
+    read_guest_shape,
+)
 from agent.vm.names import kind_of
+from agent.vm.node import Node, Roots
 from pinning.vm_threads import VMM, Kind
 from tests.agent.vm.fake_host import FakeHost
 
@@ -113,6 +125,22 @@ def test_process_in_the_sandboxs_cgroup_is_its_own(host: FakeHost) -> None:
     assert find_sandbox_vmm(host.look, Sandbox(ID, 975)) is None
 
 
+def test_vmm_that_names_the_sandbox_comes_before_its_neighbours(host: FakeHost) -> None:
+    """Of several VMMs in the cgroups the one that was told the sandbox's id is meant."""
+    host.process(990, ["/usr/bin/qemu-system-x86_64", "-S"])
+    host.process(991, KATA)
+    host.cgroup("/kata_overhead/0123abcd", [990, 991])
+
+    assert find_sandbox_vmm(host.look, Sandbox(ID, cgroups=("/kata_overhead/0123abcd",))) == VMM(
+        991, 500, "qemu"
+    )
+
+
+def test_sandbox_without_an_id_is_named_by_nobody() -> None:
+    """An empty part of a path is no name."""
+    assert not names_sandbox(["//", ""], "")
+
+
 def test_several_vmms_of_a_sandbox_are_none(host: FakeHost) -> None:
     """Where two processes outside containers say they are a sandbox's VMM, neither is believed."""
     host.process(980, KATA)
@@ -134,3 +162,21 @@ def test_shape_is_read_from_the_command_line(host: FakeHost) -> None:
         read_guest_shape(host.roots, VMM(42, 499, "qemu"))
     with pytest.raises(Gone):
         read_guest_shape(host.roots, VMM(43, 500, "qemu"))
+
+
+def test_long_command_line_of_a_real_process_is_read(tmp_path: Path) -> None:
+    """The kernel gives all of it, and what stands at its end counts."""
+    words = ["-append", "x" * 100_000] * 15
+    program = "print(flush=True); import sys; sys.stdin.read()"
+    command = [sys.executable, "-c", program, *words, "-smp", "3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        vmm = VMM(process.pid, started(process.pid), "qemu")
+        shape = read_guest_shape(Roots(kvm=tmp_path), vmm)
+        first = Node(Roots(kvm=tmp_path)).command(process.pid)
+        process.communicate()
+
+    assert shape is not None
+    assert shape.vcpus == 3
+    assert (len(first.words), first.words[-1]) == (4, "-append")

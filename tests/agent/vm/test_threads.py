@@ -13,7 +13,7 @@ import pytest
 from agent.errors import Gone
 from agent.vm.node import Node, Roots
 from agent.vm.process import MOST_THREADS, opened
-from agent.vm.threads import count_threads, read_threads
+from agent.vm.threads import count_threads, read_threads, rescan_threads
 from pinning.vm_threads import VMM, Role
 from tests.agent.vm.fake_host import FakeHost
 
@@ -102,7 +102,8 @@ def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
     assert read_threads(host.look, QEMU).of(Role.SHIM) == ()
 
 
-def test_only_new_threads_are_read_again(host: FakeHost) -> None:
+@pytest.mark.parametrize("outside", [True, False])
+def test_only_new_threads_are_read_again(host: FakeHost, outside: bool) -> None:
     """With what is known, a thread whose role is known is not read, and one without a role is: its name comes late."""
     host.process(304, threads={**THREADS, 311: "qemu-system-x86"})
     first = read_threads(host.look, QEMU)
@@ -111,12 +112,24 @@ def test_only_new_threads_are_read_again(host: FakeHost) -> None:
     host.thread(304, 312, "CPU 2/KVM")
     host.end(304, 310)
 
-    second = read_threads(host.look, QEMU, known=first)
+    second = read_threads(host.look, QEMU, known=first) if outside else rescan_threads(host.look, first)
 
     assert second.of(Role.IOTHREAD) == (306,)
     assert second.vcpus == (308, 309, 312, 311)
     assert second.of(Role.WORKER) == ()
     assert (first.own_count, second.own_count) == (7, 7)
+
+
+def test_thread_called_like_its_maker_is_read_again(host: FakeHost) -> None:
+    """A thread that a vCPU made is called like it until it has its own name: nothing of that look is relied on."""
+    host.process(304, threads={**THREADS, 311: "CPU 1/KVM"})
+    first = read_threads(host.look, QEMU)
+    (host.roots.proc / "304/task/311/comm").write_text("worker\n")
+
+    second = rescan_threads(host.look, first)
+
+    assert (first.told_by, second.told_by) == ("", "names")
+    assert (second.vcpus, second.of(Role.WORKER)) == ((308, 309), (310, 311))
 
 
 def test_known_threads_outside_are_kept_while_they_are_there(host: FakeHost) -> None:
@@ -134,12 +147,12 @@ def test_known_threads_outside_are_kept_while_they_are_there(host: FakeHost) -> 
     host.end(601)
     host.kernel_thread(404, "vhost-304")
 
-    second = read_threads(host.look, QEMU, sandbox_id=SANDBOX, known=first)
+    second = rescan_threads(host.look, first, sandbox_id=SANDBOX)
 
     assert first.of(Role.VHOST) == (400, 401, 402)
     assert second.of(Role.VHOST) == (400,)
     assert (second.of(Role.PIT), second.of(Role.SHIM)) == ((403,), (600,))
-    assert read_threads(host.look, QEMU).of(Role.VHOST) == (400, 404)
+    assert read_threads(host.look, QEMU, known=second).of(Role.VHOST) == (400, 404)
 
 
 def test_another_process_of_the_same_number_is_not_read(host: FakeHost) -> None:
