@@ -14,7 +14,7 @@ from agent.vm.affinity import KERNEL, Affinities
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.node import Node
-from agent.vm.threads import count_threads, read_threads
+from agent.vm.threads import count_threads, read_threads, rescan_threads
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
 from pinning.vm_threads import Role
@@ -143,8 +143,12 @@ class KernelVirtualMachines:
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
-            known = None if fully else machine.threads
-            machine.threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
+            known = machine.threads
+            machine.threads = (
+                read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
+                if fully
+                else rescan_threads(node, known, sandbox_id=sandbox_id)
+            )
             return machine
         vmm = self._find(node, place)
         threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
