@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Owner, SeenPod
     from pinning.planning.refusal import Refusal
+    from pinning.planning.sandboxes import SandboxSet
+    from pinning.vm_threads import GuestID
 
 
 class Path(StrEnum):
@@ -76,6 +78,7 @@ class VMState:
     reason: str = ""  # why they have not
     note: str = ""  # what its user has to know besides
     refused: tuple[str, ...] = ()  # what threads do that the kernel does not let run where they are to
+    guest_ids: tuple[GuestID, ...] = ()  # of each vCPU in a sandbox that has a CPU of its own
     when: str = ""  # RFC 3339 in UTC: when it was first read so
 
 
@@ -88,7 +91,9 @@ class ContainerState:
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     cpus: CPUSet = EMPTY  # what it shall run on: its own CPUs, or else the shared set
-    sandbox: CPUSet = EMPTY  # what the virtual machine that it is in shall run on; empty: it is in none
+    sandbox: SandboxSet | None = (
+        None  # where the virtual machine that it is in shall run; None: it is in none
+    )
     idle: CPUSet = EMPTY
     numa_nodes: tuple[int, ...] = ()
     proof: Proof | None = None  # None: it does not run, or nothing could be read
@@ -104,7 +109,8 @@ class ContainerState:
     @property
     def is_pinned(self) -> bool:
         """Say whether it holds CPUs, and the kernel was seen to keep it on them."""
-        return self.policy is not None and self.applied == (self.sandbox or self.cpus)
+        wanted = self.sandbox.cpus if self.sandbox else self.cpus
+        return self.policy is not None and self.applied == wanted
 
     @property
     def is_reported(self) -> bool:

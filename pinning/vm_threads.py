@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["qemu", "cloud-hypervisor", "firecracker", "other"]  # of a VMM; of others no vCPU is known
 ToldBy = Literal["debugfs", "names", "probe", ""]  # how the vCPUs were told apart; "": they were not
@@ -35,6 +35,26 @@ class VMThread:
     index: int | None = None
 
 
+class GuestID(NamedTuple):
+    """Where a guest sees a vCPU: its kernel numbers CPUs in its own way, and shows these numbers with each."""
+
+    socket: int
+    core: int  # of the socket
+    thread: int  # of the core
+
+
+def guest_id(index: int, cores: int, threads: int, *, is_apic: bool) -> GuestID:
+    """Return the place of a vCPU in a guest whose sockets have so many cores, and cores so many threads.
+
+    As the kernel of the host knows vCPUs, their index is an APIC id, in which each number has bits of its own.
+    """
+    if not is_apic:
+        return GuestID(index // (cores * threads), index // threads % cores, index % threads)
+    of_thread, of_core = (threads - 1).bit_length(), (cores - 1).bit_length()
+    above = index >> of_thread
+    return GuestID(above >> of_core, above & ((1 << of_core) - 1), index & ((1 << of_thread) - 1))
+
+
 @dataclass(frozen=True, slots=True)
 class VMM:
     """The process that runs a virtual machine. A process of the same id that started at another time is not it."""
@@ -63,6 +83,15 @@ class VMThreads:
         found = (thread for thread in self.threads if thread.role is Role.VCPU)
         return tuple(
             thread.tid for thread in sorted(found, key=lambda thread: (thread.index or 0, thread.tid))
+        )
+
+    def guest_ids(self, cores: int, threads: int) -> tuple[GuestID, ...]:
+        """Return where the guest sees each vCPU, in their order; none while they are not told apart."""
+        by_tid = {thread.tid: thread.index for thread in self.threads}
+        indexes = [by_tid[tid] for tid in self.vcpus]
+        is_apic = self.told_by != "names"
+        return tuple(
+            guest_id(index, cores, threads, is_apic=is_apic) for index in indexes if index is not None
         )
 
     def of(self, role: Role) -> tuple[int, ...]:

@@ -79,11 +79,12 @@ class Observer:
 
     async def held_cpus(self) -> Mapping[Owner, HeldCPUs]:
         """Return which CPUs containers have where another program allocates them."""
-        running = [record for record in self.records.values() if record.is_running]
+        records = (record for record in self.records.values() if record.is_running)
+        running = [(record, record.applied if record.cgroup else EMPTY) for record in records]
         source = self._interfaces.observed_cpus
         if source is None:
-            return {record.owner: HeldCPUs(record.applied, None) for record in running if record.applied}
-        return await source.read([(record.seen, record.applied) for record in running])
+            return {record.owner: HeldCPUs(cpus, None) for record, cpus in running if cpus}
+        return await source.read([(record.seen, cpus) for record, cpus in running])
 
     def _look_up_unknown(self, observed: Observed) -> None:
         """Let the pods of live containers be asked for by name where they were not shown."""
@@ -125,7 +126,7 @@ class Observer:
 
     async def _read_all(self, *, moved: bool) -> tuple[SeenContainer, ...]:
         self.rewritten = []
-        self.sandboxes.read()
+        await self.sandboxes.read()
         seen = []
         for number, (key, record) in enumerate(self.records.items(), 1):
             state, cpus = self._read(record, moved=moved)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from agent.node_state import ContainerState, NodeState, PodState
 from agent.reconcile.memory import memory_state
-from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed, SeenPod
     from pinning.planning.plan import Plan
     from pinning.planning.refusal import Refusal
+    from pinning.planning.sandboxes import SandboxSet
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class PassResult:
             seen.owner: seen.sandbox for seen in self.observed.live if seen.sandbox in self.plan.sandboxes
         }
 
-    def sandbox(self, owner: Owner) -> CPUSet:
-        """Return where the virtual machine of a container shall run; empty: it is in none."""
+    def sandbox(self, owner: Owner) -> SandboxSet | None:
+        """Return where the virtual machine of a container shall run; None: it is in none."""
         machine = self._machines.get(owner)
-        return self.plan.sandboxes[machine].cpus if machine else EMPTY
+        return self.plan.sandboxes[machine] if machine else None
 
     @cached_property
     def _masks(self) -> tuple[tuple[int, Owner], ...]:
@@ -116,7 +116,7 @@ def pass_result(
         memory={
             record.owner: record.memory for record in records.values() if record.memory and record.is_running
         },
-        vms=vms,
+        vms={**observer.sandboxes.lost(plan.sandboxes), **vms},
     )
 
 
@@ -171,7 +171,7 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
     proof, refusal = result.proven.get(owner), result.refused.get(owner)
     assignment, sandbox = result.plan.ledger.of(owner), result.sandbox(owner)
     if assignment is None:
-        cpus = sandbox or result.shared
+        cpus = sandbox.cpus if sandbox else result.shared
         return ContainerState(owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal)
     return replace(
         _holding(assignment, result),

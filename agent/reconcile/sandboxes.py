@@ -8,17 +8,18 @@ counts is what the kernel says of the threads.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from agent.node_state import Path
+from agent.node_state import Path, VMState
 from agent.reconcile.container_record import Retried
 from agent.reconcile.exposure import seconds_in_vm
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import SeenSandbox, State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
     from agent.interfaces import RuntimeSandbox, VMCPUs
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
     from agent.reconcile.vms import VMKeeper
     from pinning.planning.sandboxes import SandboxSet
 
-AFFINITY_ALONE: Final = (
-    "its containers have no CPU quota, and by their cpusets the runtime would choose how many vCPUs it has:"
-    " the masks of its threads alone keep it on its CPUs"
+AT_ONCE: Final = 8  # machines before others get their turn
+NOT_FOUND: Final = (
+    "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
 )
-NOT_FOUND: Final = "the threads of the virtual machine are not found, so nobody can say where it runs"
 
 
 @dataclass(slots=True)
@@ -49,13 +49,6 @@ class SandboxRecord(Retried):
     def takes_cpusets(self) -> bool:
         """Say whether the runtime may be told the CPUs of its containers: it must not change the count of vCPUs."""
         return self.seen.has_quota or (self.threads is not None and self.threads.is_fixed)
-
-    @property
-    def note(self) -> str:
-        """What the users of the machine have to know; empty where all is as it should be."""
-        if self.threads is None:
-            return NOT_FOUND
-        return "" if self.takes_cpusets else AFFINITY_ALONE
 
     def listed(self, machine: RuntimeSandbox) -> None:
         """Take over what the runtime says."""
@@ -81,10 +74,12 @@ class Sandboxes:
             record.listed(machine)
         self.vms.listed(record.seen for record in self.records.values())
 
-    def read(self) -> None:
+    async def read(self) -> None:
         """Read from the kernel where every machine may run."""
-        for key, record in self.records.items():
+        for number, (key, record) in enumerate(self.records.items(), 1):
             record.read(self.vms.allowed(key))
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def cpus(self, sandbox_id: str) -> CPUSet:
         """Return where the threads of a machine may run; empty when they are not found."""
@@ -114,6 +109,14 @@ class Sandboxes:
         for key, record in self.records.items():
             if record.failure and key not in moved:
                 record.succeeded()
+
+    def lost(self, targets: Mapping[str, SandboxSet]) -> Mapping[str, VMState]:
+        """Return what is said of the machines that hold CPUs and are not found, by pod."""
+        return {
+            record.seen.pod_uid: VMState("", targets[key].own, (), EMPTY, reason=NOT_FOUND)
+            for key, record in self.records.items()
+            if record.threads is None and key in targets and targets[key].own
+        }
 
     @property
     def failures(self) -> Iterator[str]:

@@ -38,6 +38,10 @@ SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
 AT_ONCE: Final = 8  # machines before others get their turn
 WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
 
+AFFINITY_ALONE: Final = (
+    "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and by their cpusets Kata"
+    " would choose how many vCPUs it has"
+)
 UNSAID: Final = "the kubelet does not say which CPUs are exclusive: let corepin reach its podresources socket"
 
 logger = logging.getLogger(__name__)
@@ -269,10 +273,19 @@ class VMKeeper:
             vhost=seen.vhost,
             is_one_to_one=is_one_to_one,
             reason=_reason(masks, is_one_to_one=is_one_to_one),
-            note="; ".join(filter(None, (masks.note if masks else "", *seen.notes))),
+            note="; ".join(
+                filter(None, (masks.note if masks else "", self._alone(record, seen), *seen.notes))
+            ),
             refused=tuple(sorted(pinned.refused)),
+            guest_ids=seen.guest_ids if is_one_to_one and record.place.is_sandbox else (),
             when=self._clock.text(),
         )
+
+    def _alone(self, record: VMRecord, seen: VMSeen) -> str:
+        """Say that the runtime is told no cpusets of a sandbox that holds CPUs."""
+        sandbox = self.sandboxes.get(record.place.key)
+        is_told = sandbox is None or sandbox.has_quota or seen.is_fixed
+        return "" if is_told or not record.target.cpus else AFFINITY_ALONE
 
 
 def place_of(sandbox: RuntimeSandbox) -> VMPlace:

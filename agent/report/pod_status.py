@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agent.interfaces import PodSource
     from agent.node_state import ContainerState, NodeState, PodState, Proof, VMState
     from apiserver.client import Api
+    from pinning.machine.cpuset import CPUSet
     from pinning.planning.refusal import Refusal
     from pinning.pods.types import Pod
 
@@ -66,7 +67,7 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
     if pod.refusal:
         status["refusal"] = _refusal(pod.refusal)
     status["containers"] = {
-        container.name: _container(container, _members(old, container.name))
+        container.name: _container(container, _members(old, container.name), pod.vm)
         for container in pod.containers
         if container.is_reported
     }
@@ -82,7 +83,7 @@ def _is_waiting(pod: PodState) -> bool:
     )
 
 
-def _container(container: ContainerState, old: Mapping[str, Any]) -> dict[str, Any]:
+def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | None) -> dict[str, Any]:
     status: dict[str, Any] = {}
     if container.policy:
         status |= {
@@ -97,8 +98,11 @@ def _container(container: ContainerState, old: Mapping[str, Any]) -> dict[str, A
         words = {"memory": container.memory.word, "memoryNote": container.memory.note}
         status |= {name: text for name, text in words.items() if text}
     status["pinned"] = container.is_pinned
+    if container.policy and container.sandbox and vm and vm.is_one_to_one:
+        status["vcpus"] = [rank for rank, cpus in enumerate(vm.vcpus) if cpus <= container.cpus]
     if container.policy and container.proof:
-        status["applied"] = _applied(container.proof, old)
+        is_apart = container.is_pinned and container.sandbox  # what follows the shared set is left out
+        status["applied"] = _applied(container.proof, old, is_apart.own if is_apart else container.proof.cpus)
     if container.proof and container.proof.outside:
         status["drift"] = True
     if container.intruders:
@@ -108,9 +112,9 @@ def _container(container: ContainerState, old: Mapping[str, Any]) -> dict[str, A
     return status
 
 
-def _applied(proof: Proof, old: Mapping[str, Any]) -> Mapping[str, Any]:
+def _applied(proof: Proof, old: Mapping[str, Any], found: CPUSet) -> Mapping[str, Any]:
     """Return when the CPUs changed and by which path; the window may be known only later."""
-    cpus, before = str(proof.cpus), _members(old, "applied")
+    cpus, before = str(found), _members(old, "applied")
     applied: dict[str, Any] = {"cpus": cpus, "time": proof.when, "path": proof.path}
     if before.get("cpus") == cpus:
         applied = dict(before)
@@ -133,6 +137,7 @@ def _vm(vm: VMState, old: Mapping[str, Any]) -> Mapping[str, Any]:
         "reason": vm.reason,
         "note": vm.note,
         "refused": list(vm.refused),
+        "guest": [place._asdict() for place in vm.guest_ids],
     }
     status |= {name: value for name, value in own.items() if value}
     is_same = {**old, "time": ""} == {**status, "time": ""}

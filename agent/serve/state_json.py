@@ -106,6 +106,7 @@ def _vm(vm: VMState) -> dict[str, Any]:
         "reason": vm.reason,
         "note": vm.note,
         "refused": list(vm.refused),
+        "guest": [place._asdict() for place in vm.guest_ids],
         "when": vm.when,
     }
 

@@ -204,6 +204,7 @@ class KernelVirtualMachines:
             reason=machine.threads.reason,
             vhost=union(machine.of(Role.VHOST)),
             notes=machine.threads.notes,
+            guest_ids=machine.threads.guest_ids(shape.cores, shape.threads) if shape else (),
         )
 
     def _ticks(self, tid: int) -> int:

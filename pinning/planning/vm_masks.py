@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pinning.contract import SMTPolicy
     from pinning.machine.topology import Topology
+    from pinning.vm_threads import GuestID
 
 STABLE_SECONDS: Final = 2.0  # without another vCPU: libvirt pins those that it adds within this
 PATIENCE_SECONDS: Final = 30.0  # for a guest that does not run yet
@@ -55,6 +56,7 @@ class VMSeen:
     reason: str = ""  # why vCPUs cannot be told apart
     vhost: CPUSet = EMPTY  # where any of its vhost threads may run; empty: it has none
     notes: tuple[str, ...] = ()  # what was left as it is, and why
+    guest_ids: tuple[GuestID, ...] = ()  # of each vCPU, where the shape of the guest is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,10 @@ SECTIONS = {
 ELSEWHERE = {
     "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),
-    "Threads of virtual machines": ("agent/reconcile/vms.py", "agent/vm/names.py", "agent/vm/vcpus.py"),
+    "Threads of virtual machines": (
+        *("agent/reconcile/sandboxes.py", "agent/reconcile/vms.py"),
+        *("agent/vm/names.py", "agent/vm/vcpus.py"),
+    ),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }
 UNHEARD = {

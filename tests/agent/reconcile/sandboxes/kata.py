@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.interfaces import RuntimeSandbox, VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
-from pinning.vm_threads import Role
+from pinning.vm_threads import GuestID, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -101,6 +101,7 @@ class KataMachine:
             is_fixed=self.is_fixed,
             reason="" if self.tells_vcpus else "nothing tells them apart",
             vhost=self.allowed("vhost"),
+            guest_ids=tuple(GuestID(number, 0, 0) for number in range(len(ranked))),
         )
 
     def ranked(self) -> list[str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from agent.errors import Refused
+from agent.errors import Refused, Unavailable
+from agent.node_state import NodeState, VMState
 from agent.node_state import Path as By
-from agent.reconcile.sandboxes import AFFINITY_ALONE, NOT_FOUND
+from agent.reconcile.sandboxes import NOT_FOUND
+from agent.reconcile.vms import AFFINITY_ALONE
+from agent.report.pod_status import pod_status
 from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
@@ -18,6 +23,13 @@ from tests.agent.reconcile.scenes import PLAIN, TWO, container
 from tests.pinning.world import Wish
 
 LATER = 60.0
+
+
+def machine_state(state: NodeState) -> VMState:
+    """Return what is said of the machine of the pod a."""
+    vm = next(pod for pod in state.pods if pod.uid == "a").vm
+    assert vm is not None
+    return vm
 
 
 def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None:
@@ -40,10 +52,53 @@ def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None
     assert node.cgroups.writes == []
     for name, own in (("c0", "1,5"), ("c1", "2,6")):
         shown = container(state, "a", name)
-        assert (str(shown.cpus), str(shown.sandbox), shown.is_pinned) == (own, "1-2,5-6", True)
+        assert (str(shown.cpus), str(shown.sandbox.cpus), shown.is_pinned) == (own, "1-2,5-6", True)
         assert shown.intruders == ()
         assert shown.proof.path is By.AFFINITY
     assert str(container(state, "a", "c2").cpus) == "1-2,5-6"
+
+
+def status_of(state: NodeState, before: str | None = None) -> dict[str, Any]:
+    """Return the annotation of the pod a."""
+    text = pod_status(next(pod for pod in state.pods if pod.uid == "a"), before)
+    assert text is not None
+    read: dict[str, Any] = json.loads(text)
+    return read
+
+
+def test_map_of_vcpus_is_told_while_each_has_its_cpu(node: FakeNode) -> None:
+    """The annotation says where the guest sees each vCPU and which of them run on a container's CPUs, or neither."""
+    node.add("a", TWO, TWO)
+    node.kata.boot("a", vcpus=4)
+    node.start("a", "c0")
+    second = node.start("a", "c1")
+    status = status_of(node.run())
+    assert status["vm"]["vcpus"] == ["1", "2", "5", "6"]
+    assert status["vm"]["guest"][1] == {"socket": 1, "core": 0, "thread": 0}
+    assert [status["containers"][name]["vcpus"] for name in ("c0", "c1")] == [[0, 2], [1, 3]]
+
+    node.stop(second)
+    status = status_of(node.run())
+    assert (status["vm"]["vcpus"], status["vm"]["oneToOne"]) == (["1,5"] * 4, False)
+    assert "4 vCPUs" in status["vm"]["reason"]
+    assert "guest" not in status["vm"]
+    assert "vcpus" not in status["containers"]["c0"]
+
+
+def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> None:
+    """`vmThreads: shared`: what others take or give back is nothing that the pod's user is told again."""
+    node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
+    node.new_agent()
+    node.add("a", TWO)
+    node.kata.boot("a")
+    node.start("a")
+    before = status_of(node.run())
+    assert before["containers"]["c0"]["applied"]["cpus"] == "1,5"
+    node.add("b", TWO)
+    node.start("b")
+    node.time.now += LATER
+
+    assert status_of(node.run(), json.dumps(before)) == before
 
 
 def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> None:
@@ -97,6 +152,38 @@ def test_machine_boots_on_what_its_pod_keeps(node: FakeNode) -> None:
     assert node.runtime.calls == []
 
 
+def test_what_waits_for_others_is_not_done_beside_the_pass(node: FakeNode) -> None:
+    """A neighbour that cannot leave holds the machine's grant up, and nobody puts its threads there meanwhile."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    assert not container(node.run(), "a").is_pinned
+    keeper = node.agent.reconciler.vms
+    node.runner.run(keeper.poll())
+    node.runner.run(keeper.sweep())
+    assert str(machine.cpus()) == "0-7"
+
+    node.cgroups.errors.clear()
+    node.time.now += LATER
+    assert container(node.run(), "a").is_pinned
+
+
+def test_thread_that_comes_or_wanders_is_put_back(node: FakeNode) -> None:
+    """Between passes too: a look at all threads finds the one that is elsewhere."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    node.run()
+    machine.masks["iothread"] = CPUSet.parse("3")
+    node.time.now += LATER
+    node.runner.run(node.agent.reconciler.vms.sweep())
+
+    assert str(machine.cpus()) == "1,5"
+
+
 def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
     """By the cpusets of such containers Kata would choose the number of vCPUs: it is told none, and its user reads why."""
     node.add("a", TWO)
@@ -107,7 +194,7 @@ def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
     assert node.runtime.calls == []
     assert str(machine.cpus()) == "1,5"
     assert container(state, "a").is_pinned
-    assert node.agent.reconciler.observer.sandboxes.records["s-a"].note == AFFINITY_ALONE
+    assert machine_state(state).note == AFFINITY_ALONE
 
 
 def test_fixed_machine_is_told_without_a_quota(node: FakeNode) -> None:
@@ -236,7 +323,7 @@ def test_machine_that_is_not_found_is_never_called_pinned(node: FakeNode) -> Non
 
     assert node.runtime.calls == [(number, "1,5")]
     assert not container(state, "a").is_pinned
-    assert node.agent.reconciler.observer.sandboxes.records["s-a"].note == NOT_FOUND
+    assert machine_state(state).reason == NOT_FOUND
 
 
 def test_machine_that_nobody_can_move_is_in_nobodys_way(node: FakeNode) -> None:

@@ -1,0 +1,203 @@
+"""Whatever happens to pods in virtual machines and beside them: what holds after every single write that the kernel sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinning.contract import VMThreadsPolicy
+from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.ledger import Assignment, Ledger
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import State
+from tests.agent.fake_watch import FakeWatch
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.sandboxes.kata import KataMachine
+from tests.pinning.world import Wish
+
+WISHES = st.sampled_from(
+    [
+        Wish("2", policy="exclusive"),
+        Wish("1", policy="exclusive"),
+        Wish("1", policy="exclusive", smt="isolate"),
+        Wish("1", policy="share"),
+        Wish(),
+    ]
+)
+KINDS = st.fixed_dictionaries(
+    {"has_quota": st.booleans(), "tells_vcpus": st.booleans(), "vcpus": st.sampled_from([1, 2, 3, 4])}
+)
+ADDED = st.tuples(st.just("add"), st.lists(WISHES, min_size=1, max_size=3), st.none() | KINDS)
+EVENTS = st.one_of(
+    ADDED,
+    st.tuples(st.just("edit"), st.integers(0, 5), st.lists(WISHES, min_size=3, max_size=3)),
+    st.tuples(st.sampled_from(["stop", "remove", "restart", "delete"]), st.integers(0, 8), st.none()),
+    st.tuples(st.just("pass"), st.none(), st.none()),
+)
+
+
+class Life:
+    """A node to which things happen; after each of them the agent does a pass, or not."""
+
+    def __init__(self, folder: Path, *, forgets: bool, threads: VMThreadsPolicy) -> None:
+        self.node = FakeNode(folder, config=NodeConfig(vm_threads=threads))
+        self.watch = FakeWatch(self.node, holds=False)
+        self.watch.published = self.keep
+        self.node.container_watch = self.watch
+        self.node.check = self.check  # type: ignore[method-assign]
+        self.node.new_agent()
+        self.forgets = forgets
+        self.ledger = Ledger()
+        # who owns what before and after this pass, with nobody beside
+        self.kept: list[tuple[Assignment, CPUSet]] = []
+        self.start: dict[str, CPUSet] = {}  # where everything was when this pass began to write
+        self.pods: dict[str, int] = {}  # uid: how many containers
+
+    def play(self, event: tuple[str, object, object]) -> None:
+        """Let one thing happen."""
+        kind, first, second = event
+        if kind == "add":
+            self.add(first, second)
+        elif kind == "edit" and self.pods:
+            uid = list(self.pods)[int(str(first)) % len(self.pods)]
+            wishes: list[Wish] = second  # type: ignore[assignment]
+            self.node.add(uid, *wishes[: self.pods[uid]])
+        elif kind == "delete" and self.pods:
+            self.delete(list(self.pods)[int(str(first)) % len(self.pods)])
+        elif kind == "pass":
+            self.settle()
+        elif kind in {"stop", "remove", "restart"} and self.node.containers:
+            self.end(kind, list(self.node.containers)[int(str(first)) % len(self.node.containers)])
+
+    def add(self, wishes, facts) -> None:  # type: ignore[no-untyped-def]
+        """Start a pod, in a virtual machine if there are facts about it."""
+        uid = f"u{len(self.pods) + 1}"
+        self.pods[uid] = len(wishes)
+        self.node.add(uid, *wishes)
+        if facts:
+            self.node.kata.boot(uid, forgets=self.forgets, **facts)
+        for number in range(len(wishes)):
+            self.node.start(uid, f"c{number}")
+
+    def end(self, kind: str, number: str) -> None:
+        """End a container; what old kernels forget is more than an agent can make good while Kata counts the dead."""
+        container = self.node.containers[number]
+        self.node.stop(number)
+        if kind == "remove" or self.forgets:
+            self.node.remove(number)
+        if kind == "restart" and container.pod_uid in self.node.documents:
+            self.node.start(container.pod_uid, container.name)
+
+    def delete(self, uid: str) -> None:
+        """Take a pod away, with all that runs of it."""
+        self.node.documents.pop(uid, None)
+        for number, container in list(self.node.containers.items()):
+            if container.pod_uid == uid:
+                self.node.remove(number)
+        self.node.kata.machines.pop(f"s-{uid}", None)
+
+    def settle(self) -> None:
+        """Let the agent do a pass, and look where everything is after it."""
+        state = self.node.run()
+        assert state.failures == ()
+        for machine in self.node.kata.machines.values():
+            own = union(held.cpus for held in self.holders(machine))
+            assert machine.cpus() == self.goal(machine, own, state.shared)
+            if machine.tells_vcpus:
+                assert union(map(machine.allowed, machine.ranked())) == (own or state.shared)
+            assert all(machine.told.values())
+            if not machine.has_quota:
+                assert not machine.told
+
+    def goal(self, machine: KataMachine, own: CPUSet, shared: CPUSet) -> CPUSet:
+        """Return where the threads of a machine belong."""
+        is_apart = self.node.config.vm_threads is VMThreadsPolicy.SHARED and machine.tells_vcpus
+        return own | shared if own and is_apart else own or shared
+
+    def holders(self, machine: KataMachine) -> list[Assignment]:
+        """Return what counts for a machine: what its live containers hold, or all of its pod where none lives."""
+        containers = [it for it in self.node.containers.values() if it.sandbox == machine.id]
+        live = {it.name for it in containers if it.state is not State.EXITED}
+        held = self.ledger.pods.get(machine.pod_uid, ())
+        return [assignment for assignment in held if not live or assignment.owner.container in live]
+
+    def keep(self) -> None:
+        """Note who owns CPUs before and after this pass, as far as nobody else is there."""
+        table = self.watch.tables[-1]
+        assert table is not None
+        before, self.ledger = self.ledger, table.ledger
+        self.kept, self.start = [], self.places()
+        for now in self.ledger:
+            was = before.of(now.owner)
+            if was and was.is_exclusive and now.is_exclusive:
+                others = union(cpus for place, cpus in self.places().items() if not self.is_its(place, now))
+                self.kept.append((now, (was.footprint & now.footprint) - others))
+
+    def check(self) -> None:
+        """Check that nobody came where somebody else owns the CPUs, and nobody is nowhere."""
+        places = self.places()
+        assert all(places.values())
+        for owner, cpus in self.kept:
+            for place, found in places.items():
+                assert self.is_its(place, owner) or not found & cpus, f"{place} is on {found} of {owner.name}"
+        for owner in self.ledger:
+            if owner.is_exclusive:
+                self.check_company(owner, places)
+
+    def check_company(self, owner: Assignment, places: dict[str, CPUSet]) -> None:
+        """Check that nobody shares CPUs with their owner who did not when the pass began."""
+        own = [place for place in places if self.is_its(place, owner)]
+        for place, other in product(own, places.keys() - set(own)):
+            together = places[place] & places[other] & owner.footprint
+            before = self.start.get(place, EMPTY) & self.start.get(other, EMPTY)
+            assert together <= before, f"{owner.name} came to {other} on {together}"
+
+    def places(self) -> dict[str, CPUSet]:
+        """Return where everything may run, by cgroup and by machine."""
+        machines = {key: machine.cpus() for key, machine in self.node.kata.machines.items()}
+        return {**self.node.cpusets, **machines}
+
+    def is_its(self, place: str, assignment: Assignment) -> bool:
+        """Say whether an owner of CPUs runs there."""
+        uid, name = assignment.owner
+        if f"s-{uid}" in self.node.kata.machines:
+            return place == f"s-{uid}"
+        return place.startswith(f"/kubepods/{uid}/{uid}-{name}-")
+
+
+@contextmanager
+def life(*, forgets: bool, threads: VMThreadsPolicy) -> Iterator[Life]:
+    """Return a new node."""
+    with TemporaryDirectory() as folder:
+        lived = Life(Path(folder), forgets=forgets, threads=threads)
+        try:
+            yield lived
+        finally:
+            lived.node.close()
+
+
+@given(
+    first=st.lists(ADDED, min_size=2, max_size=3),
+    events=st.lists(EVENTS, max_size=12),
+    forgets=st.booleans(),
+    threads=st.sampled_from(VMThreadsPolicy),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_thread_is_on_the_cpus_of_another_owner(
+    first: list[tuple[str, object, object]],
+    events: list[tuple[str, object, object]],
+    forgets: bool,
+    threads: VMThreadsPolicy,
+) -> None:
+    """After each mask and each call of the runtime; and after a pass every union is right, on old kernels and new ones."""
+    with life(forgets=forgets, threads=threads) as lived:
+        for event in (*first, ("pass", None, None), *events):
+            lived.play(event)
+        lived.settle()
+        lived.settle()
