@@ -55,9 +55,7 @@ class RuntimeSandbox:
     pod: str
     handler: str  # of the pod's runtime class
     pid: int = 0  # of what runs the machine, in the host's pid namespace; 0: not known
-    cgroup: str | None = (
-        None  # where the runtime wanted it; what runs machines may have changed its last part
-    )
+    cgroup: str | None = None  # where the runtime wanted it; its last part may be another
     has_quota: bool = False  # a container of it has a quota of CPU time
 
 
@@ -186,9 +184,7 @@ class StrayTasks:
     """What the tasks of a cgroup may run on, compared with its assignment."""
 
     outside: tuple[int, ...] = ()  # task ids allowed on CPUs that are not theirs: drift
-    narrowed: tuple[
-        int, ...
-    ] = ()  # task ids allowed on fewer CPUs: their own choice, or a mask they inherited
+    narrowed: tuple[int, ...] = ()  # on fewer CPUs: their own choice, or a mask they inherited
 
 
 class NewContainer(NamedTuple):
