@@ -1,0 +1,24 @@
+"""`python -m tests.vm.look PID`: what the agent finds of a machine and makes of its threads, with the rights of who runs this."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from agent.kernel.procfs import started
+from agent.vm.node import Node, Roots
+from agent.vm.threads import read_threads
+from pinning.vm_threads import VMM
+
+
+def looked(pid: int) -> dict[str, object]:
+    """Return how its vCPUs are told apart, and which they are, after each was put on the first CPU."""
+    found = read_threads(Node(Roots()), VMM(pid, started(pid), "qemu"))
+    for tid in found.vcpus:
+        os.sched_setaffinity(tid, {0})
+    return {"toldBy": found.told_by, "reason": found.reason, "vcpus": found.vcpus}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(looked(int(sys.argv[1]))))

@@ -1,0 +1,65 @@
+"""What the agent sees of a machine with the capabilities that the manifests give it, and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.vm.guests import Guest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.vm.machines import Machine
+
+    Start = Callable[[Guest], Machine]
+
+MANIFESTS = Path("manifests")
+BASE, PROBE = MANIFESTS / "base/agent.yaml", MANIFESTS / "components/vm-probe/agent.yaml"
+
+
+def capabilities(file: Path) -> list[str]:
+    """Return what a manifest gives the agent's container."""
+    (document,) = yaml.safe_load_all(file.read_text())
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    given: list[str] = container["securityContext"]["capabilities"]["add"]
+    return given
+
+
+def look(machine: Machine, file: Path) -> Any:
+    """Return what a process of root finds that has the capabilities of a manifest."""
+    kept = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities(file))])
+    command = ["setpriv", f"--bounding-set={kept}", "--no-new-privs", sys.executable, "-m", "tests.vm.look"]
+    done = subprocess.run([*command, str(machine.pid)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_named_threads_need_no_right_to_look_into_processes(start: Start) -> None:
+    """SYS_NICE is enough for a machine whose threads have names, as KubeVirt's have: they are found and moved."""
+    machine = start(Guest(2))
+    found = look(machine, BASE)
+    assert (found["toldBy"], found["reason"]) == ("names", "")
+    assert found["vcpus"] == list(machine.truth().vcpus)
+    assert [os.sched_getaffinity(tid) for tid in found["vcpus"]] == [{0}, {0}]
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        pytest.param(BASE, "may not be read (component vm-probe)", id="base"),
+        pytest.param(PROBE, "it has no vCPU of KVM open", id="vm-probe"),
+    ],
+)
+def test_probe_needs_its_component(start: Start, file: Path, reason: str) -> None:
+    """Where nothing but the probe could tell, the reason names the component; with it the agent may look, under TCG in vain."""
+    found = look(start(Guest(2, is_named=False)), file)
+    assert (found["toldBy"], found["vcpus"]) == ("", [])
+    assert reason in found["reason"]
