@@ -18,7 +18,7 @@ from pinning.planning.sandboxes import SandboxSet, holders
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pinning.planning.ledger import Ledger
+    from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenContainer, SeenSandbox
 
@@ -57,7 +57,6 @@ class _Writer(NamedTuple):
     held: CPUSet  # what it held before
     charged: CPUSet  # the CPUs that others keep off as long as it is where it is
     must_wait: bool
-    is_settled: bool
     is_sandbox: bool = False
 
     @property
@@ -99,31 +98,46 @@ def plan_actions(
     """
     shared = sets.shared(after)
     unpinned = shared - after.share
-    writers = [_container(seen, before, after, sets, shared) for seen in observed.live_on_host]
-    movable = (machine for machine in observed.sandboxes if machine.is_movable)
-    writers += [_sandbox(machine, observed, before, after, sets, sandboxes) for machine in movable]
-    occupied = union(writer.current & writer.held for writer in writers)
+    writers, occupied = _on_host(observed, before, after, sets, shared)
+    for seen in observed.sandboxes:
+        if seen.is_movable:
+            writer = _sandbox(seen, observed, before, after, sets, sandboxes)
+            occupied |= writer.current & writer.held
+            if not _is_settled(seen, writer):
+                writers.append(writer)
     writes: list[_Write] = []
     for writer in writers:
-        if not writer.is_settled:
-            writes += _of_owner(writer, unpinned) if writer.target.own else _of_sharer(writer, occupied)
+        writes += _of_owner(writer, unpinned) if writer.target.own else _of_sharer(writer, occupied)
     return _numbered(_in_order(writes, shared - occupied), (shared - before.exclusive).mask)
 
 
-def _container(seen: SeenContainer, before: Ledger, after: Ledger, sets: NodeSets, shared: CPUSet) -> _Writer:
-    current = seen.cpus or sets.universe  # what cannot be read may be anything
-    had, has = before.of(seen.owner), after.of(seen.owner)
-    target = SandboxSet(has.cpus, EMPTY) if has else SandboxSet(EMPTY, shared)
+def _on_host(
+    observed: Observed, before: Ledger, after: Ledger, sets: NodeSets, shared: CPUSet
+) -> tuple[list[_Writer], CPUSet]:
+    """Return the containers that are to be moved, and the CPUs on which any is that held them before."""
+    writers, occupied = [], 0
+    for seen in observed.live_on_host:
+        current = seen.cpus or sets.universe  # what cannot be read may be anything
+        had, has = before.of(seen.owner), after.of(seen.owner)
+        if had:
+            occupied |= (current & had.cpus).mask
+        if current != (has.cpus if has else shared):
+            writers.append(_container(seen, current, had, has, shared))
+    return writers, CPUSet.of_mask(occupied)
+
+
+def _container(
+    seen: SeenContainer, current: CPUSet, had: Assignment | None, has: Assignment | None, shared: CPUSet
+) -> _Writer:
     return _Writer(
-        id=seen.id,
-        owner=seen.owner,
-        target=target,
-        footprint=has.footprint if has else EMPTY,
-        current=current,
-        held=had.cpus if had else EMPTY,
-        charged=current | had.idle if had else current,
-        must_wait=seen.state is not State.CREATED,  # it may start at any moment, with all it has
-        is_settled=current == target.cpus,
+        seen.id,
+        seen.owner,
+        SandboxSet(has.cpus, EMPTY) if has else SandboxSet(EMPTY, shared),
+        has.footprint if has else EMPTY,
+        current,
+        had.cpus if had else EMPTY,
+        current | had.idle if had else current,
+        seen.state is not State.CREATED,  # it may start at any moment, with all it has
     )
 
 
@@ -136,25 +150,24 @@ def _sandbox(
     sandboxes: Mapping[str, SandboxSet],
 ) -> _Writer:
     had, has = holders(seen, observed, before), holders(seen, observed, after)
-    current, target = seen.cpus or sets.universe, sandboxes[seen.id]
+    current = seen.cpus or sets.universe
     return _Writer(
         id=seen.id,
         owner=Owner(seen.pod_uid, ""),
-        target=target,
+        target=sandboxes[seen.id],
         footprint=union(assignment.footprint for assignment in has),
         current=current,
         held=union(assignment.cpus for assignment in had),
         charged=current | union(assignment.idle for assignment in had),
         must_wait=True,  # its threads run before any container does
-        is_settled=_is_settled(seen, current, target),
         is_sandbox=True,
     )
 
 
-def _is_settled(seen: SeenSandbox, current: CPUSet, target: SandboxSet) -> bool:
+def _is_settled(seen: SeenSandbox, writer: _Writer) -> bool:
     """Say whether all threads are where they shall be, and the runtime knows it of every container."""
-    is_told = all(cpus == target.cpus for cpus in seen.sent)
-    return is_told and target.is_reached(current, seen.vcpus)
+    is_told = all(cpus == writer.target.cpus for cpus in seen.sent)
+    return is_told and writer.target.is_reached(writer.current, seen.vcpus)
 
 
 def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
