@@ -134,13 +134,13 @@ class VMKeeper:
         return _cpus_of(seen) if seen else None
 
     def confine(self, sandbox_id: str, own: CPUSet, others: CPUSet) -> VMCPUs | None:
-        """Put the threads of a sandbox elsewhere at once; return where they may run then, as read back."""
+        """Put the threads of a sandbox elsewhere at once, wherever they are; return where they may run then, as read back."""
         sandbox = self.sandboxes.get(sandbox_id)
         if sandbox is None:
             return None
         record = self._records.setdefault(sandbox_id, VMRecord(place_of(sandbox)))
         record.target = VMTarget(sandbox.pod_uid, own, others)
-        seen = self._look(record)
+        seen = self._look(record, fully=True)  # others wait until no thread of it is left on their CPUs
         return _cpus_of(seen) if seen else None
 
     def target(self, sandbox_id: str) -> VMTarget | None:

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from pinning.planning.vm_masks import VMMasks
     from tests.agent.fakes import FakeNode
 
-ROLES = {"emulator": (Role.EMULATOR, 0), "iothread": (Role.IOTHREAD, 0), "vhost": (Role.VHOST, 0)}
-OUTSIDE = "vhost"  # the thread that stays in the cgroup in which the machine was made
+ROLES = {
+    "emulator": (Role.EMULATOR, 0),
+    "iothread": (Role.IOTHREAD, 0),
+    "vhost": (Role.VHOST, 0),
+    "shim": (Role.SHIM, 0),
+}
+HELPERS = ("emulator", "iothread", "vhost")  # that every machine has
+OUTSIDE = frozenset({"vhost", "shim"})  # threads that are not in the machine's cgroup
 
 
 @dataclass
@@ -38,17 +44,18 @@ class KataMachine:
     cpuset: CPUSet = EMPTY  # of its cgroup; empty: none was ever written
     told: dict[str, CPUSet] = field(default_factory=dict)  # by container, until that is removed
     masks: dict[str, CPUSet] = field(default_factory=dict)  # as they were asked for, by thread
+    unseen: dict[str, CPUSet] = field(default_factory=dict)  # of threads that only a full look finds
 
     def __post_init__(self) -> None:
         """Boot on every CPU."""
-        names = (*self.ranked(), *ROLES)
+        names = (*self.ranked(), *HELPERS)
         self.masks = dict.fromkeys(names, self.topology().online)
 
     def allowed(self, thread: str) -> CPUSet:
         """Return where a thread may run."""
         online = self.topology().online
         mask = (self.masks[thread] & online) or online
-        if thread == OUTSIDE or not self.cpuset:
+        if thread in OUTSIDE or not self.cpuset:
             return mask
         return (mask & self.cpuset) or self.cpuset
 
@@ -62,7 +69,7 @@ class KataMachine:
 
     def pin(self, thread: str, cpus: CPUSet) -> None:
         """Set the mask of a thread; what is outside of its cgroup is cut off, and nothing but that is refused."""
-        inside = cpus if thread == OUTSIDE or not self.cpuset else cpus & self.cpuset
+        inside = cpus if thread in OUTSIDE or not self.cpuset else cpus & self.cpuset
         if inside:
             self.masks[thread] = inside if self.forgets else cpus
             self.wrote()
@@ -84,7 +91,7 @@ class KataMachine:
             return
         self.cpuset = cpus
         if self.forgets:
-            inside = (thread for thread in self.masks if thread != OUTSIDE)
+            inside = (thread for thread in self.masks if thread not in OUTSIDE)
             self.masks |= dict.fromkeys(inside, cpus)
         self.wrote()
 
@@ -154,6 +161,9 @@ class Kata:
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return the masks as they are."""
         machine = self._found(place)
+        if machine and fully:
+            machine.masks |= machine.unseen
+            machine.unseen = {}
         return machine.seen() if machine else self.node.vms.read(place, fully=fully)
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
@@ -162,7 +172,7 @@ class Kata:
         if machine is None:
             return self.node.vms.pin(place, masks)
         for thread in () if self.is_stuck else list(machine.masks):
-            role, rank = ROLES.get(thread) or (Role.VCPU, int(thread.removeprefix("vcpu")))
+            role, rank = ROLES.get(thread) or (Role.VCPU, machine.ranked().index(thread))
             machine.pin(thread, masks.of(role, rank))
         return VMPinned(machine.seen())
 

@@ -171,6 +171,21 @@ def test_what_waits_for_others_is_not_done_beside_the_pass(node: FakeNode) -> No
     assert container(node.run(), "a").is_pinned
 
 
+def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> None:
+    """A thread of the shim that came since the last sweep leaves with the others, before anybody gets its CPUs."""
+    node.add("k", PLAIN)
+    machine = node.kata.boot("k")
+    node.start("k")
+    node.run()
+    machine.unseen = {"shim": CPUSet.parse("0-7")}
+    node.add("a", TWO)
+    node.start("a")
+    state = node.run()
+
+    assert machine.shown()["shim"] == "0,2-4,6-7"
+    assert container(state, "a").is_pinned
+
+
 def test_thread_that_comes_or_wanders_is_put_back(node: FakeNode) -> None:
     """Between passes too: a look at all threads finds the one that is elsewhere."""
     node.add("a", TWO)
