@@ -50,6 +50,7 @@ ROOMS = {
     "agent.checkpoint": ("agent.errors", "pinning"),
     "agent.grpc_calls": ("agent.errors",),
     "agent.config": ("pinning",),
+    "agent.vm_targets": ("agent.interfaces", "pinning"),
     "agent.interfaces": ("agent.node_state", "pinning"),
     "agent.kept_pod": ("pinning",),
     "agent.node_state": ("agent.kubelet.policy", "pinning"),
@@ -82,7 +83,7 @@ ROOMS = {
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.checkpoint", "agent.kubelet.policy", "apiserver.backoff", "pinning"),
+        *("agent.checkpoint", "agent.kubelet.policy", "agent.vm_targets", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),

@@ -23,7 +23,8 @@ from agent.reconcile.result import node_state_of, pass_result
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
-from agent.reconcile.vms import VMKeeper, observed_targets, planned_targets, sandbox_targets
+from agent.reconcile.vms import VMKeeper
+from agent.vm_targets import observed_targets, planned_targets, sandbox_targets
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import Quota
@@ -231,15 +232,16 @@ class Reconciler:
         self, plan: Plan, observed: Observed, config: NodeConfig, undone: Collection[str]
     ) -> None:
         """Put the threads of virtual machines on what these hold, by the plan or by whoever allocates instead of it."""
-        records, pods = self.observer.records, observed.by_age
+        containers, pods = [record.seen for record in self.observer.records.values()], observed.by_age
         written = {action.container_id for action in plan.actions}
         self.vms.containers_written(written | {record.seen.id for record in self.observer.rewritten})
+        sandboxes = self.vms.sandboxes
         if config.observe:
             held = await self.observer.held_cpus()
-            targets = observed_targets(records.values(), pods, self.vms.sandboxes, held)
+            targets = observed_targets(containers, pods, sandboxes.values(), held, config.vm_threads)
         else:
-            targets = planned_targets(records.values(), pods, plan)
-            targets |= sandbox_targets(plan, self.vms, undone)
+            targets = planned_targets(containers, pods, plan)
+            targets |= sandbox_targets(plan, sandboxes, self.vms.target, undone)
         await self.vms.follow(targets, observed.topology)
 
     def _unset_quotas(self, ledger: Ledger, observed: Observed, config: NodeConfig) -> None:

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from agent.interfaces import VMCPUs, VMPinned, VMPlace
+from agent.interfaces import VMCPUs, VMPinned
 from agent.node_state import VMState
-from pinning.contract import LAUNCHER_CONTAINER
-from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.vm_masks import Launcher, launcher_masks, sandbox_masks
-from pinning.pods.claims import Origin
+from agent.vm_targets import NO_TARGET, VMTarget, place_of
+from pinning.machine.cpuset import union
+from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import HeldCPUs, RuntimeSandbox, VirtualMachines
-    from agent.reconcile.container_record import ContainerRecord
-    from pinning.contract import SMTPolicy
+    from agent.interfaces import RuntimeSandbox, VirtualMachines, VMPlace
+    from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
-    from pinning.planning.observed import Owner, SeenPod
-    from pinning.planning.plan import Plan
     from pinning.planning.vm_masks import VMMasks, VMSeen
-    from pinning.pods.claims import Claim
 
 POLL_SECONDS: Final = 5.0  # between two looks at the thread counts
 SWEEP_SECONDS: Final = 29.0  # at least between two looks at every thread; others sweep after every change
@@ -42,22 +38,8 @@ AFFINITY_ALONE: Final = (
     "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and by their cpusets Kata"
     " would choose how many vCPUs it has"
 )
-UNSAID: Final = "the kubelet does not say which CPUs are exclusive: let corepin reach its podresources socket"
 
 logger = logging.getLogger(__name__)
-
-
-class VMTarget(NamedTuple):
-    """What one machine is to run on."""
-
-    pod_uid: str
-    cpus: CPUSet  # that its container, or those of its sandbox together, hold; empty: none
-    others: CPUSet = EMPTY  # of a sandbox: for all threads that are no vCPUs, and without CPUs for these too
-    smt: SMTPolicy | None = None  # None: KubeVirt's own choice
-    doubt: str = ""  # why nobody knows whether the CPUs are its own
-
-
-NO_TARGET: Final = VMTarget("", EMPTY)
 
 
 @dataclass(slots=True)
@@ -65,6 +47,7 @@ class VMRecord:
     """What is remembered of one machine while it is there."""
 
     place: VMPlace
+    known_since: float  # on the monotonic clock
     target: VMTarget = NO_TARGET
     is_due: bool = True  # it is to be looked at, whatever its thread count says
     is_waiting: bool = False  # for whoever starts it to pin it
@@ -100,6 +83,7 @@ class VMKeeper:
         self._records: dict[str, VMRecord] = {}
         self.sandboxes: Mapping[str, RuntimeSandbox] = {}  # of the node, by id
         self._topology: Topology | None = None
+        self._changed = asyncio.Event()  # machines came, or other targets
         self._is_held = False
         self._next_sweep = 0.0
 
@@ -119,6 +103,8 @@ class VMKeeper:
         """Pin these machines and no others from now on; look at those that need it."""
         self._topology = topology
         self._records = {place.key: self._record(place, target) for place, target in targets.items()}
+        if any(record.is_due for record in self._records.values()):
+            self._changed.set()
         if self._vms:
             self._vms.keep({*targets, *map(place_of, self.sandboxes.values())})
         for number, record in enumerate(self._records.values(), 1):
@@ -138,7 +124,7 @@ class VMKeeper:
         sandbox = self.sandboxes.get(sandbox_id)
         if sandbox is None:
             return None
-        record = self._records.setdefault(sandbox_id, VMRecord(place_of(sandbox)))
+        record = self._records.setdefault(sandbox_id, self._new(place_of(sandbox)))
         record.target = VMTarget(sandbox.pod_uid, own, others)
         seen = self._look(record, fully=True)  # others wait until no thread of it is left on their CPUs
         return _cpus_of(seen) if seen else None
@@ -175,7 +161,7 @@ class VMKeeper:
     async def run(self) -> None:
         """Look at machines with more or fewer threads than before, until cancelled."""
         while self._vms:
-            await asyncio.sleep(self.pause())
+            await self._wait()
             try:
                 is_news = await self.poll()
             except Exception:  # the loop's edge: a bug in one look must not end the agent
@@ -184,10 +170,23 @@ class VMKeeper:
                 if is_news:
                     self._request_pass()
 
+    async def _wait(self) -> None:
+        """Sleep until the next poll, which comes sooner when a pass brought other machines or targets."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.pause()):
+                await self._changed.wait()
+                await asyncio.sleep(SOON_SECONDS)
+
     def pause(self) -> float:
         """Return the seconds until the next poll."""
-        waits = any(record.is_due or record.is_waiting for record in self._records.values())
+        waits = any(map(self._is_expected, self._records.values()))
         return SOON_SECONDS if waits else POLL_SECONDS
+
+    def _is_expected(self, record: VMRecord) -> bool:
+        """Say whether something is about to happen: a machine starts some time after its container."""
+        is_new = self._clock.monotonic() - record.known_since < PATIENCE_SECONDS
+        return record.is_due or record.is_waiting or (record.state is None and is_new)
 
     async def poll(self) -> bool:
         """Look at machines with other thread counts, at those that wait, and for those not seen yet; say if that is news."""
@@ -215,10 +214,13 @@ class VMKeeper:
         return is_news
 
     def _record(self, place: VMPlace, target: VMTarget) -> VMRecord:
-        record = self._records.get(place.key) or VMRecord(place)
+        record = self._records.get(place.key) or self._new(place)
         record.is_due |= (place, target) != (record.place, record.target)
         record.place, record.target = place, target
         return record
+
+    def _new(self, place: VMPlace) -> VMRecord:
+        return VMRecord(place, self._clock.monotonic())
 
     def _is_wanted(self, record: VMRecord) -> bool:
         if record.is_due or record.is_waiting or record.state is None:
@@ -235,7 +237,9 @@ class VMKeeper:
             record.was_read(None)
             return None
         record.count = self._vms.count(record.place)
-        state = self._state(record, pinned)
+        is_alone = self._is_alone(record, pinned.seen)
+        kind, when = self._vms.kind(record.place), self._clock.text()
+        state = _state(record, pinned, kind, when, is_alone=is_alone)
         if record.was_read(state):
             _log(record, state)
         return pinned.seen
@@ -251,6 +255,12 @@ class VMKeeper:
             record.is_due = True
         return pinned
 
+    def _is_alone(self, record: VMRecord, seen: VMSeen) -> bool:
+        """Say whether the runtime is told no cpusets of a sandbox that holds CPUs."""
+        sandbox = self.sandboxes.get(record.place.key)
+        is_told = sandbox is None or sandbox.has_quota or seen.is_fixed
+        return not is_told and bool(record.target.cpus)
+
     def _masks(self, record: VMRecord, seen: VMSeen) -> VMMasks | None:
         target = record.target
         if record.place.is_sandbox:
@@ -261,40 +271,30 @@ class VMKeeper:
         launcher = Launcher(self._topology, target.cpus, target.smt, record.masks, unchanged)
         return launcher_masks(seen, launcher)
 
-    def _state(self, record: VMRecord, pinned: VMPinned) -> VMState:
-        seen, masks = pinned.seen, None if record.is_waiting else record.masks
-        is_one_to_one = masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus
-        return VMState(
-            kind=self._vms.kind(record.place) if self._vms else "",
-            cpus=record.target.cpus,
-            vcpus=seen.vcpus,
-            emulator=seen.main,
-            iothreads=tuple(thread.cpus for thread in seen.iothreads),
-            vhost=seen.vhost,
-            is_one_to_one=is_one_to_one,
-            reason=_reason(masks, is_one_to_one=is_one_to_one),
-            note="; ".join(
-                filter(None, (masks.note if masks else "", self._alone(record, seen), *seen.notes))
-            ),
-            refused=tuple(sorted(pinned.refused)),
-            guest_ids=seen.guest_ids if is_one_to_one and record.place.is_sandbox else (),
-            when=self._clock.text(),
-        )
-
-    def _alone(self, record: VMRecord, seen: VMSeen) -> str:
-        """Say that the runtime is told no cpusets of a sandbox that holds CPUs."""
-        sandbox = self.sandboxes.get(record.place.key)
-        is_told = sandbox is None or sandbox.has_quota or seen.is_fixed
-        return "" if is_told or not record.target.cpus else AFFINITY_ALONE
-
-
-def place_of(sandbox: RuntimeSandbox) -> VMPlace:
-    """Return where the machine of a sandbox is to be looked for."""
-    return VMPlace(sandbox.id, sandbox.pid, sandbox.cgroup, is_sandbox=True)
-
 
 def _cpus_of(seen: VMSeen) -> VMCPUs:
     return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed)
+
+
+def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, *, is_alone: bool) -> VMState:
+    """Return what was read back of a machine."""
+    seen, masks = pinned.seen, None if record.is_waiting else record.masks
+    is_one_to_one = masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus
+    notes = (masks.note if masks else "", AFFINITY_ALONE if is_alone else "", *seen.notes)
+    return VMState(
+        kind=kind,
+        cpus=record.target.cpus,
+        vcpus=seen.vcpus,
+        emulator=seen.main,
+        iothreads=tuple(thread.cpus for thread in seen.iothreads),
+        vhost=seen.vhost,
+        is_one_to_one=is_one_to_one,
+        reason=_reason(masks, is_one_to_one=is_one_to_one),
+        note="; ".join(filter(None, notes)),
+        refused=tuple(sorted(pinned.refused)),
+        guest_ids=seen.guest_ids if is_one_to_one and record.place.is_sandbox else (),
+        when=when,
+    )
 
 
 def _reason(masks: VMMasks | None, *, is_one_to_one: bool) -> str:
@@ -314,80 +314,3 @@ def _log(record: VMRecord, state: VMState) -> None:
         "refused": list(state.refused),
     }
     logger.info("vm threads read back", extra={"facts": facts})
-
-
-def planned_targets(
-    records: Iterable[ContainerRecord],
-    pods: Iterable[SeenPod],
-    plan: Plan,
-) -> dict[VMPlace, VMTarget]:
-    """Return where each launcher's machine is to run by the plan; launchers that hold nothing are left alone."""
-    kept = {held.owner.pod_uid for held in plan.ledger if held.claim.origin is Origin.LAUNCHER}
-    targets = {}
-    for place, record in _launchers(records, kept.union(pod.uid for pod in pods if pod.is_vm)):
-        held = plan.ledger.of(record.owner)
-        if held and held.is_exclusive:
-            targets[place] = VMTarget(record.owner.pod_uid, held.cpus, smt=held.smt)
-    return targets
-
-
-def sandbox_targets(plan: Plan, keeper: VMKeeper, undone: Collection[str]) -> dict[VMPlace, VMTarget]:
-    """Return where each sandbox is to run by the plan; where its move is not done, it stays where it was put last."""
-    targets = {}
-    for key, threads in plan.sandboxes.items():
-        sandbox = keeper.sandboxes.get(key)
-        planned = VMTarget(sandbox.pod_uid, threads.own, threads.others) if sandbox else None
-        target = keeper.target(key) if key in undone else planned
-        if sandbox and target:
-            targets[place_of(sandbox)] = target
-    return targets
-
-
-def observed_targets(
-    records: Collection[ContainerRecord],
-    pods: Iterable[SeenPod],
-    sandboxes: Mapping[str, RuntimeSandbox],
-    held: Mapping[Owner, HeldCPUs],
-) -> dict[VMPlace, VMTarget]:
-    """Return where each machine is to run where another program allocates CPUs."""
-    launchers = {pod.uid: pod for pod in pods if pod.is_vm}
-    targets = {}
-    for place, record in _launchers(records, launchers):
-        found, claim = held.get(record.owner), _claim_of(launchers[record.owner.pod_uid], record.owner)
-        if found and (found.is_exclusive or _is_claimed(claim, found)):
-            targets[place] = VMTarget(record.owner.pod_uid, found.cpus, smt=claim.smt if claim else None)
-    for key, sandbox in sandboxes.items():
-        inside = (record.owner for record in records if record.seen.sandbox == key and record.is_running)
-        if found_inside := [held[owner] for owner in inside if owner in held]:
-            targets[place_of(sandbox)] = _observed_sandbox(sandbox.pod_uid, found_inside)
-    return targets
-
-
-def _launchers(
-    records: Iterable[ContainerRecord], launchers: Container[str]
-) -> Iterator[tuple[VMPlace, ContainerRecord]]:
-    """Yield the containers of KubeVirt's launcher pods in which machines run, and where these are."""
-    for record in records:
-        is_compute = record.owner.container == LAUNCHER_CONTAINER and record.is_running
-        if is_compute and record.owner.pod_uid in launchers and not record.seen.in_vm:
-            yield VMPlace(record.seen.id, record.seen.pid, record.cgroup, is_sandbox=False), record
-
-
-def _claim_of(pod: SeenPod, owner: Owner) -> Claim | None:
-    return next((claim for claim in pod.claims if claim.container == owner.container), None)
-
-
-def _is_claimed(claim: Claim | None, found: HeldCPUs) -> bool:
-    """Say whether a cpuset is what a container asked for, where nobody says whose it is."""
-    return found.is_exclusive is None and claim is not None and len(found.cpus) == claim.count
-
-
-def _observed_sandbox(pod_uid: str, found: list[HeldCPUs]) -> VMTarget:
-    """Return the CPUs of a sandbox's containers together; those that own some count alone."""
-    own = union(held.cpus for held in found if held.is_exclusive)
-    unsaid = union(held.cpus for held in found if held.is_exclusive is None)
-    if own and not unsaid:
-        return VMTarget(pod_uid, own, own)
-    if unsaid:
-        return VMTarget(pod_uid, own | unsaid, own | unsaid, doubt=UNSAID)
-    return VMTarget(pod_uid, EMPTY, union(held.cpus for held in found))

@@ -86,6 +86,21 @@ def test_libvirt_gets_its_time_and_polls_come_sooner_meanwhile(node: FakeNode) -
     assert keeper.pause() == POLL_SECONDS
 
 
+def test_machine_that_starts_after_its_container_is_looked_for_every_second(node: FakeNode) -> None:
+    """Not for long: a launcher without a machine is looked at as seldom as others."""
+    node.add("v", FOUR, vm=True)
+    number = node.start("v", "compute")
+    node.run()
+    keeper = node.agent.reconciler.vms
+    assert keeper.pause() == SOON_SECONDS
+    node.time.now += 31
+    assert keeper.pause() == POLL_SECONDS
+
+    node.vms.machines[number] = machine(4, node.topology.online)
+    assert poll(node)
+    assert pins(node, number) == ["1", "5", "2", "6"]
+
+
 def test_new_threads_are_found_by_their_number(node: FakeNode) -> None:
     """A poll reads only machines that have more or fewer threads than before."""
     number = launched(node)
