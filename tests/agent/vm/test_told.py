@@ -108,6 +108,7 @@ def test_state_has_it_as_json() -> None:
         "reason": "",
         "note": "",
         "refused": [],
+        "guest": [],
         "when": WHEN,
     }
     assert to_dict(state_with(None))["pods"][0]["vm"] is None
