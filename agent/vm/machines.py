@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
 NODE_SECONDS: Final = 0.5  # that what all machines share is read once for
-MISSING_SECONDS: Final = (
-    4.0  # that nobody looks for the machine of a sandbox again: it means to look at every process
-)
+MISSING_SECONDS: Final = 4.0  # until a sandbox is searched for again, among all processes of the node
 ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
 HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
