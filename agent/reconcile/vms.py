@@ -229,6 +229,9 @@ class VMKeeper:
 
     def _look(self, record: VMRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""
+        count = (
+            self._vms.count(record.place) if self._vms else 0
+        )  # first: what comes meanwhile makes it another
         seen = self._vms.read(record.place, fully=fully) if self._vms else None
         record.is_due = False
         pinned = self._pin(record, seen) if seen else None
@@ -236,7 +239,7 @@ class VMKeeper:
             record.count, record.vcpus, record.masks, record.is_waiting = 0, None, None, False
             record.was_read(None)
             return None
-        record.count = self._vms.count(record.place)
+        record.count = count
         is_alone = self._is_alone(record, pinned.seen)
         kind, when = self._vms.kind(record.place), self._clock.text()
         state = _state(record, pinned, kind, when, is_alone=is_alone)

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent.interfaces import StrayTasks
+from agent.interfaces import StrayTasks, VMPinned, VMPlace
 from agent.node_state import VMState
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.refusal import Reason
+from pinning.planning.vm_masks import VMMasks
 from pinning.vm_threads import Role
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import container
@@ -115,6 +116,26 @@ def test_new_threads_are_found_by_their_number(node: FakeNode) -> None:
     assert not poll(node)  # nothing to publish
     assert node.vms.reads[number] == before + 1
     assert vm.all_cpus()["1-2,5-6"] == 4
+
+
+def test_thread_that_comes_during_a_look_is_found_by_the_next_poll(node: FakeNode) -> None:
+    """The number that counts is that of before the look."""
+    number = launched(node)
+    vm = node.vms.machines[number]
+    pin = node.vms.pin
+
+    def pin_and_grow(place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        pinned = pin(place, masks)
+        vm.others[Role.WORKER].append(node.topology.online)
+        return pinned
+
+    node.vms.pin = pin_and_grow  # type: ignore[method-assign]
+    node.agent.reconciler.between_passes.foreign_write(node.cgroup(number))
+    node.run()
+    node.vms.pin = pin  # type: ignore[method-assign]
+    assert vm.all_cpus()["0-7"] == 1
+    poll(node)
+    assert vm.all_cpus()["0-7"] == 0
 
 
 def test_added_vcpu_is_pinned_by_rank(node: FakeNode) -> None:
