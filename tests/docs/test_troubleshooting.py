@@ -38,7 +38,12 @@ MACHINES = (
     "pinning/kubevirt/warnings.py",
     "webhook/rules/vms.py",
 )
-THREADS = ("pinning/allocation/vcpus.py", "pinning/planning/vm_masks.py")
+THREADS = (
+    "agent/vm/names.py",
+    "agent/vm/vcpus.py",
+    "pinning/allocation/vcpus.py",
+    "pinning/planning/vm_masks.py",
+)
 NODES = (
     "pinning/planning/plan.py",
     "pinning/planning/assign.py",
@@ -60,7 +65,7 @@ ELSEWHERE = {
     "Refusals and warnings about virtual machines": (),
     "Threads of virtual machines": (
         *("agent/reconcile/sandboxes.py", "agent/reconcile/vms.py", "agent/vm_targets.py"),
-        *("agent/vm/names.py", "agent/vm/vcpus.py"),
+        "agent/vm/threads.py",
     ),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }
