@@ -156,8 +156,11 @@ class SandboxMover:
             for container in live:
                 are_told &= await self._tell(container, target.cpus)
             found = self._sandboxes.confine(sandbox_id, target)
-        if found is None:  # it ended, or the runtime's word is all there is
-            return are_told
+        if found is None and record.takes_cpusets:
+            return are_told  # the runtime's word is all there is
+        if found is None:  # it was there a moment ago: if it ended, the next listing says so
+            record.failed(NOT_FOUND, self._clock.monotonic())
+            return False
         self._note(record, live, found, target, are_told=are_told)
         return found.cpus <= target.cpus
 

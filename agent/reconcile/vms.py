@@ -58,11 +58,14 @@ class VMRecord:
     state: VMState | None = None  # None: it is not there
 
     def has_count(self, seen: VMSeen, now: float) -> None:
-        """Take note of the number of vCPUs: of a machine that is older than its record it did not change just now."""
+        """Take note of the number of vCPUs: of a machine that is older than its record it did not change just now.
+
+        Where it did, another look comes soon: a thread that is called like its maker, a vCPU, hides all of them.
+        """
         if self.vcpus is None:
             self.since = now - seen.seconds
         elif self.vcpus != len(seen.vcpus):
-            self.since = now
+            self.since, self.is_due = now, True
         self.vcpus = len(seen.vcpus)
 
     def was_read(self, state: VMState | None) -> bool:
@@ -124,8 +127,8 @@ class VMKeeper:
         sandbox = self.sandboxes.get(sandbox_id)
         if sandbox is None:
             return None
-        record = self._records.setdefault(sandbox_id, self._new(place_of(sandbox)))
-        record.target = VMTarget(sandbox.pod_uid, own, others)
+        record = self._record(place_of(sandbox), VMTarget(sandbox.pod_uid, own, others))
+        self._records[sandbox_id] = record
         seen = self._look(record, fully=True)  # others wait until no thread of it is left on their CPUs
         return _cpus_of(seen) if seen else None
 

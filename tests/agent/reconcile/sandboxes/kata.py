@@ -36,6 +36,7 @@ class KataMachine:
     pod_uid: str
     topology: Callable[[], Topology]
     wrote: Callable[[], None]
+    pid: int = 0  # as the runtime says
     vcpus: int = 2
     has_quota: bool = True
     is_fixed: bool = False
@@ -126,6 +127,7 @@ class Kata:
     node: FakeNode
     machines: dict[str, KataMachine] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()  # machines that are not found
+    hidden: frozenset[str] = frozenset()  # those that a full look does not find
     is_stuck: bool = False  # nothing that is asked of the kernel is done
 
     def boot(self, uid: str, **facts: Any) -> KataMachine:
@@ -143,11 +145,13 @@ class Kata:
                 namespace="test",
                 pod=f"pod-{machine.pod_uid}",
                 handler="kata",
+                pid=machine.pid,
                 has_quota=machine.has_quota,
             )
 
     def _found(self, place: VMPlace) -> KataMachine | None:
-        return None if place.key in self.lost else self.machines.get(place.key)
+        machine = self.machines.get(place.key)
+        return machine if machine and machine.pid == place.pid and place.key not in self.lost else None
 
     def kind(self, place: VMPlace) -> str:
         """Return the kind of every machine here."""
@@ -161,6 +165,8 @@ class Kata:
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return the masks as they are."""
         machine = self._found(place)
+        if fully and place.key in self.hidden:
+            return None
         if machine and fully:
             machine.masks |= machine.unseen
             machine.unseen = {}

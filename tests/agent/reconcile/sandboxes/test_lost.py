@@ -1,0 +1,68 @@
+"""Machines of Kata pods that cannot be found where they were, or whose vCPUs cannot be told apart for a moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
+from pinning.machine.cpuset import CPUSet
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import PLAIN, TWO, container
+
+LATER = 60.0
+
+
+@pytest.mark.parametrize("has_quota", [False, True])
+def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_quota: bool) -> None:
+    """The number of its process is often told later than the machine: nobody gets its CPUs before it left them."""
+    node.add("k", PLAIN)
+    machine = node.kata.boot("k", has_quota=has_quota)
+    node.start("k")
+    node.run()
+    machine.pid = 77
+    machine.wrote = lambda: None  # it still is where it was until it leaves
+    node.add("a", TWO)
+    node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
+
+    assert container(node.run(), "a").is_pinned
+    assert str(machine.cpus()) == "0,2-4,6-7"
+
+
+def test_nobody_gets_the_cpus_of_a_machine_that_was_there_a_moment_ago(node: FakeNode) -> None:
+    """It may have ended, or it may just not be readable: the next pass knows, and comes soon."""
+    node.add("k", PLAIN)
+    node.kata.boot("k", has_quota=False)
+    node.start("k")
+    node.run()
+    node.kata.hidden = frozenset({"s-k"})
+    node.add("a", TWO)
+    number = node.start("a")
+    state = node.run()
+    assert (node.cpus(number), state.failures) == ("0-7", ("test/pod-k",))
+    assert node.agent.reconciler.retry_seconds() is not None
+
+    node.kata.hidden = frozenset()
+    node.time.now += LATER
+    state = node.run()
+    assert container(state, "a").is_pinned
+    assert state.failures == ()
+
+
+def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: FakeNode) -> None:
+    """A thread is called like its maker until it names itself: with a second vCPU 0 nobody knows which is which."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    node.run()
+    keeper = node.agent.reconciler.vms
+    machine.tells_vcpus = False
+    machine.masks["shim"] = CPUSet.parse("1,5")
+    node.runner.run(keeper.poll())
+    assert machine.shown()["vcpu0"] == "1,5"
+    assert keeper.pause() == SOON_SECONDS
+
+    machine.tells_vcpus = True
+    node.runner.run(keeper.poll())
+    assert machine.shown()["vcpu0"] == "1"
+    node.runner.run(keeper.poll())
+    assert keeper.pause() == POLL_SECONDS
