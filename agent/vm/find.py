@@ -6,15 +6,14 @@ processes that are in no container. Its start time is kept with it.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone
 from agent.kernel.cgroupfs import PROCS, read_text, subfolders
-from agent.vm.names import kind_of
-from agent.vm.node import MOST_COMMAND_BYTES
+from agent.vm.names import kind_of, parts_of
 from agent.vm.process import opened
 from agent.vm.qemu_args import read_args, read_shape
 from pinning.vm_threads import VMM
@@ -27,7 +26,9 @@ if TYPE_CHECKING:
     from agent.vm.node import Command, Node, Roots
     from pinning.vm_threads import GuestShape
 
-_SANDBOX: Final = "sandbox-"  # Kata names a guest of QEMU so, and then the sandbox's id
+MOST_COMMAND_BYTES: Final = 2**19  # of a guest with hundreds of devices; who starts the process chooses them
+MOST_PROCESSES: Final = 256  # of one container or sandbox, that are looked at: KubeVirt's have a dozen
+_FIRST_WORDS: Final = 64  # libvirt names the guest in the third
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,16 @@ def find_sandbox_vmm(node: Node, sandbox: Sandbox) -> VMM | None:
         return next(iter(_vmms(node, said)), None)
     found = [command for command in _commands(node, inside) if kind_of(command.program) != "other"]
     if len(found) != 1:
-        found = [command for command in found or node.commands if _is_vmm_of(node, command, sandbox.id)]
+        several = {command.pid for command in found}
+        named = (command for command in node.commands_of(sandbox.id) if kind_of(command.program) != "other")
+        found = [command for command in named if not several or command.pid in several]
     vmms = _vmms(node, found)
     return vmms[0] if len(vmms) == 1 else None
 
 
 def names_sandbox(words: Iterable[str], sandbox_id: str) -> bool:
     """Say whether a command line has a sandbox's id as a word, as a part of a path, or as the name of a guest."""
-    parts = (part.removeprefix(_SANDBOX) for word in words for part in re.split(r"[/=,]", word))
-    return bool(sandbox_id) and sandbox_id in parts
-
-
-def is_outside_containers(node: Node, pid: int) -> bool:
-    """Say whether a process is in no pid namespace but the node's, as all of Kata's are and most containers' are not."""
-    with suppress(AgentError), opened(node.roots.proc, pid) as process:
-        return len(process.ids()) == 1
-    return False
+    return sandbox_id in parts_of(words)
 
 
 def read_guest_shape(roots: Roots, vmm: VMM) -> GuestShape | None:
@@ -88,16 +83,8 @@ def read_guest_shape(roots: Roots, vmm: VMM) -> GuestShape | None:
         return read_shape(read_args(process.command_line(MOST_COMMAND_BYTES)))
 
 
-def _is_vmm_of(node: Node, command: Command, sandbox_id: str) -> bool:
-    return (
-        kind_of(command.program) != "other"
-        and names_sandbox(command.words, sandbox_id)
-        and is_outside_containers(node, command.pid)
-    )
-
-
 def _guest_name(command: Command) -> str:
-    return read_args(command.words).name.get("guest", "")
+    return read_args(command.words[:_FIRST_WORDS]).name.get("guest", "")
 
 
 def ids_in(hierarchy: Hierarchy | None, cgroups: Iterable[str], file: str) -> list[int]:
@@ -115,8 +102,7 @@ def _ids_below(folder: Path, file: str) -> Iterator[int]:
 
 
 def _commands(node: Node, pids: Iterable[int]) -> list[Command]:
-    read = (node.command(pid, MOST_COMMAND_BYTES) for pid in pids)
-    return [command for command in read if command.words]
+    return [command for command in map(node.command, islice(pids, MOST_PROCESSES)) if command.words]
 
 
 def _vmms(node: Node, commands: Iterable[Command]) -> list[VMM]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pinning.vm_threads import Kind, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _VMMS: Final[tuple[tuple[re.Pattern[str], Kind], ...]] = (
     (re.compile(r"qemu-(?:system-.*|kvm.*)"), "qemu"),
@@ -29,6 +29,7 @@ _VCPUS: Final[Mapping[Kind, re.Pattern[str]]] = {
     "cloud-hypervisor": re.compile(r"vcpu([0-9]{1,5})"),
     "firecracker": re.compile(r"fc_vcpu ([0-9]{1,5})"),
 }
+_SANDBOX: Final = "sandbox-"  # Kata names a guest of QEMU so, and then the sandbox's id
 _ROUND_ROBIN: Final = "ALL CPUs/TCG"
 _MONITOR: Final = "IO mon_iothread"  # QEMU's own, for its monitors: no disk is served by it
 _ROLES: Final = (
@@ -58,6 +59,12 @@ def kind_of(program: str) -> Kind:
 def companion_role(program: str) -> Role | None:
     """Return what a program of Kata's beside the VMM does; None for another program."""
     return next((role for pattern, role in _COMPANIONS if pattern.fullmatch(program)), None)
+
+
+def parts_of(words: Iterable[str]) -> frozenset[str]:
+    """Return what a command line names: its words, the parts of its paths, and the sandbox of a guest."""
+    parts = (part.removeprefix(_SANDBOX) for word in words for part in re.split(r"[/=,]", word))
+    return frozenset(filter(None, parts))
 
 
 @lru_cache(maxsize=1024)

@@ -10,18 +10,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.errors import AgentError
 from agent.kernel.procfs import PARENT, STARTED, parse_stat
-from agent.vm.names import companion_role, kind_of
-from agent.vm.process import processes, read_piece, read_words
+from agent.vm.names import companion_role, kind_of, parts_of
+from agent.vm.process import opened, processes, read_piece, read_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agent.kernel.cgroupfs import Hierarchy
 
 KTHREADD: Final = 2  # the kernel's first thread, parent of all its others
-MOST_COMMAND_BYTES: Final = 8 * 2**20  # above what the kernel takes: 6 MB
-_FIRST_BYTES: Final = 16_384  # of a command line: Kata says at its beginning for what sandbox it is
+_FIRST_BYTES: Final = 16_384  # of a command line: which guest or sandbox it is for is said at its beginning
 _MOST_MACHINES: Final = 65_536
 _KERNEL_THREADS: Final = ("vhost-", "kvm-pit/")
 
@@ -113,8 +113,42 @@ class Node:
             if kind_of(command.program) != "other" or companion_role(command.program)
         )
 
-    def command(self, pid: int, limit: int = _FIRST_BYTES) -> Command:
-        """Return a process, or the process of a thread, with so much of its command line; no words when it ended."""
+    def command(self, pid: int) -> Command:
+        """Return a process, or the process of a thread, with its first words; none when it ended."""
         with suppress(OSError):
-            return Command(pid, tuple(read_words(f"{self.roots.proc}/{pid}/cmdline", limit)))
+            return Command(pid, tuple(read_words(f"{self.roots.proc}/{pid}/cmdline", _FIRST_BYTES)))
         return Command(pid, ())
+
+    def commands_of(self, sandbox_id: str) -> tuple[Command, ...]:
+        """Return the VMMs and Kata's other programs, outside of containers, that name a sandbox, ascending."""
+        return tuple(self._outside_by_part.get(sandbox_id, ()))
+
+    @cached_property
+    def _outside_by_part(self) -> Mapping[str, list[Command]]:
+        """Those programs by all that their command lines name: of containers' processes nothing is looked at."""
+        found: dict[str, list[Command]] = {}
+        for command in self._outside:
+            for part in parts_of(command.words):
+                found.setdefault(part, []).append(command)
+        return found
+
+    @cached_property
+    def _outside(self) -> tuple[Command, ...]:
+        """Return those that are in no container; virtiofsd puts a child of its own into a namespace."""
+        outside = {command.pid for command in self.commands if self._is_outside(command.pid)}
+        return tuple(
+            command
+            for command in self.commands
+            if command.pid in outside or self._parent(command.pid) in outside
+        )
+
+    def _is_outside(self, pid: int) -> bool:
+        """Say whether a process is in no pid namespace but the node's, as all of Kata's are and most containers' are not."""
+        with suppress(AgentError), opened(self.roots.proc, pid) as process:
+            return len(process.ids()) == 1
+        return False
+
+    def _parent(self, pid: int) -> int:
+        with suppress(AgentError), opened(self.roots.proc, pid) as process:
+            return process.parent()
+        return 0

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.vm.find import ids_in, is_outside_containers, names_sandbox
+from agent.vm.find import ids_in, names_sandbox
 from agent.vm.names import companion_role
-from agent.vm.process import opened
+from agent.vm.process import MOST_THREADS, opened
 from pinning.vm_threads import Role, VMThread
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def vhost_threads(node: Node, own: frozenset[int], cgroups: Iterable[str]) -> It
     """
     found = {thread.tid: thread.name for thread in node.kernel_threads if _number(thread.name) in own}
     hierarchy = node.roots.hierarchy
-    for task in ids_in(hierarchy, cgroups, hierarchy.tasks) if hierarchy else ():
+    tasks = ids_in(hierarchy, cgroups, hierarchy.tasks) if hierarchy else []
+    for task in tasks[:MOST_THREADS]:
         if task not in own and task not in found and (thread := node.kernel_thread(task)):
             found[task] = thread.name
     for tid, name in found.items():
@@ -55,19 +56,10 @@ def pit_threads(node: Node, vmm: VMM) -> list[VMThread]:
 
 
 def companion_threads(node: Node, sandbox_id: str) -> Iterator[VMThread]:
-    """Yield the threads of a Kata sandbox's shim and file system daemons.
-
-    They are outside of containers; virtiofsd puts a child of its own into a namespace.
-    """
-    named = {
-        command.pid: role
-        for command in node.commands
-        if (role := companion_role(command.program)) and names_sandbox(command.words, sandbox_id)
-    }
-    outside = {pid for pid in named if is_outside_containers(node, pid)}
-    for pid, role in named.items():
-        with suppress(AgentError), opened(node.roots.proc, pid) as process:
-            if pid in outside or process.parent() in outside:
+    """Yield the threads of a Kata sandbox's shim and file system daemons."""
+    for command in node.commands_of(sandbox_id):
+        if role := companion_role(command.program):
+            with suppress(AgentError), opened(node.roots.proc, command.pid) as process:
                 yield from (VMThread(task, role, name) for task, name in process.names().items())
 
 

@@ -11,6 +11,7 @@ import pytest
 from agent.errors import Gone
 from agent.kernel.procfs import started
 from agent.vm.find import (
+    MOST_PROCESSES,
     Sandbox,
     find_container_vmm,
     find_sandbox_vmm,
@@ -69,6 +70,24 @@ def test_kubevirts_guest_is_found_in_the_container(host: FakeHost, below: str) -
 
     assert find_container_vmm(host.look, COMPUTE) == VMM(42, 777, "qemu")
     assert find_container_vmm(host.look, "/kubepods/pod2/compute") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "command", "is_found"),
+    [
+        (MOST_PROCESSES - 1, GUEST, True),
+        (MOST_PROCESSES, GUEST, False),
+        (0, [QEMU, *["-S"] * 1_000, *GUEST[1:]], False),
+    ],
+)
+def test_only_the_beginning_of_a_container_is_looked_at(
+    host: FakeHost, number: int, command: list[str], is_found: bool
+) -> None:
+    """Whoever is in it chooses how many processes it has and what they are called: looking at them has an end."""
+    pids = [host.process(1_000 + at, [QEMU, "-S"]) for at in range(number)]
+    host.cgroup(COMPUTE, [*pids, host.process(9_000, command)])
+
+    assert (find_container_vmm(host.look, COMPUTE) is not None) is is_found
 
 
 def test_container_without_a_guest_has_no_vmm(host: FakeHost) -> None:
@@ -166,7 +185,7 @@ def test_shape_is_read_from_the_command_line(host: FakeHost) -> None:
 
 def test_long_command_line_of_a_real_process_is_read(tmp_path: Path) -> None:
     """The kernel gives all of it, and what stands at its end counts."""
-    words = ["-append", "x" * 100_000] * 15
+    words = ["-append", "x" * 100_000] * 4
     program = "print(flush=True); import sys; sys.stdin.read()"
     command = [sys.executable, "-c", program, *words, "-smp", "3"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
