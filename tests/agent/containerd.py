@@ -29,6 +29,7 @@ from tests.agent.image_archive import add_link, write_archive
 from tests.servers.build import cache_folder, find
 from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
 from tests.servers.daemon import Daemon, running
+from tests.vm import lifeline
 from tests.vm.kata.install import install_shim
 
 if TYPE_CHECKING:
@@ -284,6 +285,7 @@ def start_containerd(
     folders = (*programs.folders, install_shim(directory / "shims"))
     containerd = Containerd(replace(programs, folders=folders, host=host), directory, snapshotter)
     (directory / "config.toml").write_text(config_text(programs.version, directory, IMAGE, snapshotter))
+    held = lifeline.hold(directory)
     try:
         containerd.start()
         _import_image(containerd)
@@ -291,6 +293,7 @@ def start_containerd(
         containerd.remove_pods()
     finally:
         containerd.stop()
+        os.close(held)
         _clean(containerd)
 
 

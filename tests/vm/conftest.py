@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers.daemon import dies_with_parent, plain_environment
 from tests.vm.guests import PACKAGES, Guest, libvirt_command
-from tests.vm.machines import Machine, sockets_folder
+from tests.vm.machines import Machine, SocketsFolder
 from tests.vm.pods import MONITOR
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ def start(qemu: None) -> Iterator[Callable[[Guest], Machine]]:
 
 
 def _started(stack: ExitStack, guest: Guest) -> Machine:
-    folder = sockets_folder()
-    command = libvirt_command(guest, "alone", folder / MONITOR)
+    sockets = SocketsFolder.new()
+    command = libvirt_command(guest, "alone", sockets.path / MONITOR)
     process = subprocess.Popen(
         dies_with_parent(command),
         env=plain_environment(),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    machine = Machine("alone", folder, lambda: process.pid)
+    machine = Machine("alone", sockets.path, lambda: process.pid, sockets)
     stack.callback(machine.clean)
     stack.callback(process.wait)
     stack.callback(process.kill)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 PACKAGES: Final = {"qemu-system-x86": "qemu-system-x86_64"}
 QEMU: Final = "/usr/bin/qemu-system-x86_64"
 CPU: Final = "max-x86_64-cpu"  # what `-cpu max` is, for who plugs one more
+FIRMWARE: Final = "firmware"
 _MEGABYTES: Final = 32
 
 
@@ -28,11 +29,10 @@ class Guest:
     is_paused: bool = True
     host_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to: guestMappingPassthrough
     vsock: int = 0  # its address: the kernel has a vhost thread for it; 0: it has none
-    firmware: Path | None = None  # None: SeaBIOS
 
-    def running(self, firmware: Path) -> Guest:
-        """Return the same, which runs a firmware at once."""
-        return replace(self, is_paused=False, firmware=firmware)
+    def running(self) -> Guest:
+        """Return the same, which runs at once: a firmware beside its monitor keeps every vCPU busy."""
+        return replace(self, is_paused=False)
 
 
 def libvirt_command(guest: Guest, name: str, qmp: Path) -> list[str]:
@@ -68,8 +68,7 @@ def _machine(guest: Guest, qmp: Path) -> list[str]:
         *("-smp", smp, "-m", str(_MEGABYTES)),
         *("-nodefaults", "-no-user-config", "-display", "none", "-vga", "none", "-nic", "none"),
         *("-qmp", f"unix:path={qmp},server=on,wait=off"),
-        *(["-S"] if guest.is_paused else []),
-        *(["-bios", str(guest.firmware)] if guest.firmware else []),
+        *(["-S"] if guest.is_paused else ["-bios", str(qmp.parent / FIRMWARE)]),
         *(["-device", f"vhost-vsock-pci,guest-cid={guest.vsock}"] if guest.vsock else []),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING
 from agent.kernel.cgroupfs import V2, Hierarchy
 from pinning.machine.cpuset import CPUSet
 from tests.node.waiting import until
+from tests.vm.firmware import write_firmware
+from tests.vm.guests import FIRMWARE
+from tests.vm.lifeline import hold
 from tests.vm.pods import MONITOR
 from tests.vm.qmp import SECONDS, monitor
 from tests.vm.threads import Truth, allowed, tell
@@ -22,9 +26,24 @@ if TYPE_CHECKING:
     from tests.vm.qmp import Monitor
 
 
-def sockets_folder() -> Path:
-    """Make a folder whose path is short enough for a socket in it."""
-    return Path(tempfile.mkdtemp(prefix="vm-"))
+@dataclass(frozen=True, slots=True)
+class SocketsFolder:
+    """A folder of sockets with a firmware, and the lifeline of the machine that has them."""
+
+    path: Path
+    held: int
+
+    @classmethod
+    def new(cls) -> SocketsFolder:
+        """Make a folder whose path is short enough for a socket in it."""
+        path = Path(tempfile.mkdtemp(prefix="vm-"))
+        write_firmware(path / FIRMWARE)
+        return cls(path, hold(path))
+
+    def remove(self) -> None:
+        """Let go of the machine, and remove the folder."""
+        os.close(self.held)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 @dataclass
@@ -34,7 +53,7 @@ class Machine:
     name: str
     folder: Path  # of its sockets
     find: Callable[[], int | None]
-    owns_folder: bool = True
+    owned: SocketsFolder | None = None  # the folder, where it is the test's
     _pid: int = field(default=0, init=False)
 
     @property
@@ -57,9 +76,9 @@ class Machine:
         return {tid: allowed(tid) for tid in self.truth().all}
 
     def clean(self) -> None:
-        """Remove its folder."""
-        if self.owns_folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove its folder, and end it if it still runs."""
+        if self.owned:
+            self.owned.remove()
 
 
 def keep_house(hierarchy: Hierarchy, container: Path, cpus: CPUSet, truth: Truth) -> Path:

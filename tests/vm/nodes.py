@@ -17,7 +17,7 @@ from tests.agent.containerd import CGROUP_ROOT
 from tests.node.node import AgentProcess, Container
 from tests.node.waiting import until
 from tests.vm.kata.install import HANDLER
-from tests.vm.machines import Machine, sockets_folder
+from tests.vm.machines import Machine, SocketsFolder
 from tests.vm.pods import EXCLUSIVE, HOST, SOCKETS, kata_annotations, kata_pod, launcher_command, launcher_pod
 from tests.vm.threads import PROC, qemus
 
@@ -81,10 +81,11 @@ class LocalNode:
         self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
     ) -> Machine:
         """Start a machine as KubeVirt does."""
-        folder = sockets_folder()
+        sockets = SocketsFolder.new()
+        folder = sockets.path
         command = launcher_command(guest, name, str(folder))
         self.manifests.write(launcher_pod(name, guest, command, annotations, cpus))
-        self.machines[name] = Machine(name, folder, lambda: _of_folder(folder))
+        self.machines[name] = Machine(name, folder, lambda: _of_folder(folder), sockets)
         return self.machines[name]
 
     def compute(self, name: str) -> Container:
@@ -127,21 +128,23 @@ class ContainerdNode:
         self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
     ) -> Machine:
         """Start a machine as KubeVirt does."""
-        folder = sockets_folder()
+        sockets = SocketsFolder.new()
         command = launcher_command(guest, name, SOCKETS)
         document = launcher_pod(name, guest, command, annotations, cpus)
         self.manifests.write(document)
         labels = document["metadata"]["labels"]
         self.sandboxes[name] = pod = self.containerd.run_pod(name, f"uid-{name}", annotations, labels=labels)
         mounts = [api_pb2.Mount(host_path=path, container_path=path, readonly=True) for path in HOST]
-        mounts.append(api_pb2.Mount(host_path=str(folder), container_path=SOCKETS))
+        mounts.append(api_pb2.Mount(host_path=str(sockets.path), container_path=SOCKETS))
         devices = ["/dev/vhost-vsock"] if guest.vsock else []
         key = pod.create(
             COMPUTE, command, quota=(cpus or guest.vcpus) * PERIOD, mounts=mounts, devices=devices
         )
         self.containers[name, COMPUTE] = pod.start(key)
         container = self.compute(name)
-        self.machines[name] = Machine(name, folder, lambda: next(iter(qemus(container.pids)), None))
+        self.machines[name] = Machine(
+            name, sockets.path, lambda: next(iter(qemus(container.pids)), None), sockets
+        )
         return self.machines[name]
 
     def compute(self, name: str) -> Container:
@@ -167,7 +170,7 @@ class ContainerdNode:
         )
         self.sandboxes[name] = pod
         folder = self.containerd.directory / "kata" / pod.id[:12]
-        self.machines[name] = Machine(name, folder, lambda: _pid_in(folder / "pid"), owns_folder=False)
+        self.machines[name] = Machine(name, folder, lambda: _pid_in(folder / "pid"))
         return self.machines[name]
 
     def start(self, name: str, container: str, cpuset: str = "", quota: int = 0) -> str:

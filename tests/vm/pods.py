@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import LAUNCHER_CONTAINER, VIRT_LAUNCHER
+from tests.vm import lifeline
 from tests.vm.guests import Guest, kata_command, libvirt_command
 from tests.vm.kata.sandbox import QEMU, THIS_FOLDER, THIS_SANDBOX
 
@@ -18,8 +19,13 @@ HOST: Final = ("/usr", "/lib", "/lib64")  # what QEMU needs of the host, to be m
 SOCKETS: Final = "/var/run/vm"  # in the container: where the test finds the monitor
 MONITOR: Final = "monitor.sock"
 EXCLUSIVE: Final = MappingProxyType({"cpu-manager.corepin.io/pod": "exclusive"})
-# virt-launcher-monitor, virt-launcher, and what libvirt starts and gives to the first of them
-LAUNCHER: Final = ("/bin/sh", "-c", '/bin/sleep 1000000 & "$@" </dev/null & wait', "virt-launcher-monitor")
+# virt-launcher-monitor with virt-launcher, and what libvirt starts; all of them end with the test
+LAUNCHER: Final = """
+/bin/sleep 1000000 & launcher=$!
+"$@" </dev/null & qemu=$!
+read -r _ <"$LIFELINE"
+kill -9 $launcher $qemu
+"""
 
 
 def launcher_pod(
@@ -38,7 +44,9 @@ def launcher_pod(
 
 def launcher_command(guest: Guest, name: str, sockets: str) -> list[str]:
     """Return the command of a compute container whose QEMU has its monitor in a folder."""
-    return [*LAUNCHER, *libvirt_command(guest, name, Path(sockets) / MONITOR)]
+    script = f"LIFELINE={sockets}/{lifeline.NAME}\n{LAUNCHER}"
+    command = libvirt_command(guest, name, Path(sockets) / MONITOR)
+    return ["/bin/sh", "-c", script, "virt-launcher-monitor", *command]
 
 
 def kata_pod(

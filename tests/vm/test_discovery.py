@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
-from agent.vm.node import Node, Roots
-from agent.vm.threads import count_threads, read_threads
 
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.procfs import started
+from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
+from agent.vm.node import Node, Roots
+from agent.vm.threads import count_threads, read_threads
 from pinning.vm_threads import VMM, Role, VMThreads
 from tests.agent.containerd import CGROUP_ROOT
-from tests.vm.firmware import write_firmware
 from tests.vm.guests import Guest
 from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
 from tests.vm.threads import PROC, tasks, ticks
@@ -60,9 +59,9 @@ def test_threads_of_a_paused_machine(start: Start, vcpus: int) -> None:
     assert count_threads(look().roots, vmm_of(machine)) == found.own_count == len(tasks(machine.pid))
 
 
-def test_threads_of_a_running_machine(start: Start, tmp_path: Path) -> None:
+def test_threads_of_a_running_machine(start: Start) -> None:
     """While both vCPUs of a guest work they are told apart in the same way."""
-    machine = start(Guest(2).running(write_firmware(tmp_path / "firmware")))
+    machine = start(Guest(2).running())
     truth = machine.truth()
     before = [ticks(tid) for tid in truth.vcpus]
     while any(ticks(tid) == was for tid, was in zip(truth.vcpus, before, strict=True)):

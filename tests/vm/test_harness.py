@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.kernel.cgroupfs import V1, find_hierarchy
+from agent.kernel.procfs import is_alive
 from pinning.machine.cpuset import CPUSet
 from tests.agent.containerd import CGROUP_ROOT
 from tests.node.waiting import until
-from tests.vm.firmware import write_firmware
 from tests.vm.guests import Guest
 from tests.vm.kata import wire
 from tests.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
 from tests.vm.machines import keep_house
+from tests.vm.nodes import ContainerdNode, Manifests
 from tests.vm.seen import Seen, see
 from tests.vm.threads import PROC, allowed, ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.agent.containerd import Containerd
     from tests.vm.machines import Machine
-    from tests.vm.nodes import ContainerdNode, LocalNode
+    from tests.vm.nodes import LocalNode
 
 
 @pytest.mark.parametrize(
@@ -40,17 +44,27 @@ def test_message_is_read_as_written(fields: dict[int, wire.Value]) -> None:
     assert wire.decode(wire.encode(fields)) == fields
 
 
-def test_every_processor_of_the_firmware_works(start: Callable[[Guest], Machine], tmp_path: Path) -> None:
+def test_every_processor_of_the_firmware_works(start: Callable[[Guest], Machine]) -> None:
     """Both vCPUs of a guest without a kernel use time."""
-    truth = start(Guest(2).running(write_firmware(tmp_path / "firmware"))).truth()
+    truth = start(Guest(2).running()).truth()
     for tid in truth.vcpus:
         until("it works", lambda tid=tid: ticks(tid) > 10)  # type: ignore[misc]
 
 
+class Nobody:
+    """No agent: whatever the shim does stays."""
+
+    def state(self) -> None:
+        """Return nothing."""
+
+
 @pytest.fixture
-def sandbox(containerd_node: ContainerdNode) -> Machine:
-    """Return a sandbox without containers."""
-    return containerd_node.sandbox("vm", Guest(2), {})
+def unattended(qemu: None, containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
+    """Return a node without an agent."""
+    node = ContainerdNode(containerd, Nobody(), Manifests(tmp_path))
+    yield node
+    for name in list(node.machines):
+        node.remove(name)
 
 
 def masks(machine: Machine) -> Seen:
@@ -58,28 +72,29 @@ def masks(machine: Machine) -> Seen:
     return see(machine.truth())
 
 
-def test_shim_writes_the_union(containerd_node: ContainerdNode, sandbox: Machine) -> None:
+def test_shim_writes_the_union(unattended: ContainerdNode) -> None:
     """Who has no cpuset adds nothing; an empty union is not written, and what was written stays."""
+    sandbox = unattended.sandbox("vm", Guest(2), {})
     everywhere = masks(sandbox)
-    containerd_node.start("vm", "a", "1")
+    unattended.start("vm", "a", "1")
     assert masks(sandbox).is_all_on(CPUSet((1,)))
-    containerd_node.start("vm", "b")
+    unattended.start("vm", "b")
     assert masks(sandbox).is_all_on(CPUSet((1,)))
-    containerd_node.update("vm", "b", "0")
+    unattended.update("vm", "b", "0")
     assert masks(sandbox).is_all_on(CPUSet((0, 1)))
     assert masks(sandbox) == everywhere
-    containerd_node.stop("vm", "a")
+    unattended.stop("vm", "a")
     assert masks(sandbox).is_all_on(CPUSet((0,)))
-    containerd_node.stop("vm", "b")
+    unattended.stop("vm", "b")
     assert masks(sandbox).is_all_on(CPUSet((0,)))
 
 
-def test_shim_without_a_sandbox_cgroup_for_all(containerd_node: ContainerdNode) -> None:
+def test_shim_without_a_sandbox_cgroup_for_all(unattended: ContainerdNode) -> None:
     """On version 1 the vCPUs alone are in the sandbox's cgroup, on version 2 the whole process; nothing confines the rest."""
     words = {CGROUP_ONLY: "false"}
-    truth = containerd_node.sandbox("vm", Guest(2), {}, words=words).truth()
-    containerd_node.start("vm", "a", "1")
-    key = containerd_node.sandboxes["vm"].id
+    truth = unattended.sandbox("vm", Guest(2), {}, words=words).truth()
+    unattended.start("vm", "a", "1")
+    key = unattended.sandboxes["vm"].id
     rest = f":{OVERHEAD}/{key}\n" in (PROC / str(truth.pid) / "cgroup").read_text()
     assert [str(allowed(tid)) for tid in truth.vcpus] == ["1", "1"]
     assert rest is (find_hierarchy(CGROUP_ROOT).version == V1)
@@ -94,3 +109,17 @@ def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
     found = see(truth)
     assert {*found.others, *found.iothreads.values()} == {"0"}
     assert found.vcpus == (str(container.cpus),)
+
+
+@pytest.mark.parametrize("runtime", ["local", "launcher", "sandbox"])
+def test_nothing_outlives_a_test_that_is_killed(qemu: None, runtime: str, tmp_path: Path) -> None:
+    """When the process of a test is killed, its machines end, whoever started them."""
+    test = subprocess.Popen(
+        [sys.executable, "-m", "tests.vm.killed", runtime, str(tmp_path)], stdout=subprocess.PIPE
+    )
+    with test:
+        assert test.stdout
+        pid = int(test.stdout.readline())
+        assert (PROC / str(pid)).exists()
+        test.kill()
+    until("the machine is gone", lambda: not is_alive(pid))

@@ -72,8 +72,11 @@ def qemus(pids: Iterable[int]) -> list[int]:
 
 
 def allowed(tid: int) -> CPUSet:
-    """Return where the kernel lets a thread run."""
-    return CPUSet.parse(_status(tid, "Cpus_allowed_list:"))
+    """Return where the kernel lets a thread run; nowhere when it has ended."""
+    try:
+        return CPUSet.parse(_status(tid, "Cpus_allowed_list:"))
+    except (FileNotFoundError, ProcessLookupError):
+        return CPUSet()
 
 
 def ticks(tid: int) -> int:

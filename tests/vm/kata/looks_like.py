@@ -1,4 +1,4 @@
-"""Look like another program in /proc: `looks_like.py NAME ARGUMENT...` does so, and sleeps until its parent ends."""
+"""Look like another program in /proc: `looks_like.py NAME ARGUMENT...` does so, says it, and sleeps."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ def look_like(name: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Be somebody else, twice, until the parent ends."""
+    """Be somebody else, twice, until the parent ends; say when that is so."""
     prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
     look_like(sys.argv[1], sys.argv[2:])
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     if os.fork() == 0:
         prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
+        sys.stdout.write("!")  # its parent is there already
+        sys.stdout.flush()
     threading.Event().wait()
 
 

@@ -185,18 +185,15 @@ def enter(cgroup: str, pid: int) -> None:
 
 
 def start_virtiofsd(sandbox: str) -> subprocess.Popen[bytes]:
-    """Start what looks like virtiofsd: a process of two threads, and its child."""
+    """Start what looks like virtiofsd, a process of two threads and its child, and wait until it is there."""
     words = ["/usr/libexec/virtiofsd", "--syslog", "--cache=auto"]
     words.append(f"--shared-dir=/run/kata-containers/shared/sandboxes/{sandbox}/shared/")
-    child = [
-        sys.executable,
-        "-IS",
-        str(Path(__file__).with_name("looks_like.py")),
-        "virtiofsd",
-        *words,
-        "--fd=3",
-    ]
-    return subprocess.Popen(child, stdin=subprocess.DEVNULL)
+    program = str(Path(__file__).with_name("looks_like.py"))
+    command = [sys.executable, "-IS", program, "virtiofsd", *words, "--fd=3"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.read(1)
+    return process
 
 
 def _connect(path: Path) -> socket.socket:

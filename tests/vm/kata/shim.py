@@ -19,6 +19,7 @@ from typing import Any, Final
 from tests.vm.kata import wire
 from tests.vm.kata.looks_like import look_like
 from tests.vm.kata.sandbox import Container, Sandbox
+from tests.vm.lifeline import wait_for_end
 
 SANDBOX: Final = "io.kubernetes.cri.sandbox-id"
 NAME: Final = "containerd-shim-kata-v2"
@@ -184,6 +185,12 @@ def start(options: dict[str, str]) -> None:
     sys.stdout.write(f"unix://{address}")
 
 
+def end_with_test(shim: Shim) -> None:
+    """Let the shim be over when the test that runs containerd is."""
+    wait_for_end(shim.sandbox.folder.parents[1])
+    shim.over.set()
+
+
 def _detach(log: Path) -> None:
     os.setsid()
     os.chdir("/")
@@ -197,7 +204,8 @@ def run(sandbox: Sandbox, listener: socket.socket) -> None:
     look_like(NAME[:15], [f"/opt/kata/bin/{NAME}", *sys.argv[1:-1]])
     sandbox.start()
     shim = Shim(sandbox)
-    threading.Thread(target=serve, args=(shim, listener), daemon=True).start()
+    for target, words in ((serve, (shim, listener)), (end_with_test, (shim,))):
+        threading.Thread(target=target, args=words, daemon=True).start()
     shim.over.wait()
     sandbox.end()
     sandbox.remove()

@@ -1,0 +1,172 @@
+"""Machines as Kata starts them: every thread, wherever its cgroup, runs on the CPUs of the sandbox's containers together."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from cri_api.v1 import api_pb2
+
+from pinning.machine.cpuset import CPUSet, union
+from tests.node.waiting import until, until_equal
+from tests.vm.guests import Guest
+from tests.vm.kata.sandbox import CGROUP_ONLY
+from tests.vm.nodes import PERIOD
+from tests.vm.pods import EXCLUSIVE
+from tests.vm.seen import see
+from tests.vm.threads import allowed, tasks
+from tests.vm.told import told, until_reason, until_told
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.vm.machines import Machine
+    from tests.vm.nodes import ContainerdNode
+
+OWN, SHARED, BOTH = CPUSet((1,)), CPUSet((0,)), CPUSet((0, 1))
+OVERHEAD = {CGROUP_ONLY: "false"}  # threads outside of the sandbox's cgroup
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away")
+
+
+def on(what: str, machine: Machine, cpus: CPUSet) -> None:
+    """Wait until every thread of QEMU may run on these CPUs, and nowhere else."""
+    until(f"{what} on {cpus}", lambda: see(machine.truth()).is_all_on(cpus))
+
+
+def beside(node: ContainerdNode, name: str = "vm") -> CPUSet:
+    """Return where the shim and virtiofsd of a sandbox may run."""
+    key = node.sandboxes[name].id
+    lines = {pid: line for pid, line in command_lines() if key in line and "qemu" not in line}
+    assert len(lines) == 3
+    return union(allowed(tid) for pid in lines for tid in tasks(pid))
+
+
+def command_lines() -> list[tuple[int, str]]:
+    """Return the command line of every process."""
+    found = []
+    for folder in os.listdir("/proc"):  # noqa: PTH208 names alone are wanted
+        if folder.isdecimal():
+            try:
+                with open(f"/proc/{folder}/cmdline", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                    found.append((int(folder), file.read()))
+            except OSError:
+                continue
+    return found
+
+
+def sent(node: ContainerdNode, container: str = "app", name: str = "vm") -> str:
+    """Return the cpuset that the runtime remembers of a container."""
+    request = api_pb2.ContainerStatusRequest(container_id=node.containers[name, container])
+    answer = node.containerd.call("ContainerStatus", request, api_pb2.ContainerStatusResponse)
+    return str(answer.status.resources.linux.cpuset_cpus)
+
+
+@pytest.mark.parametrize("words", [{}, OVERHEAD], ids=["in-one-cgroup", "in-two"])
+def test_sandbox_without_claims_leaves_what_others_own(
+    sandboxes: ContainerdNode, words: Mapping[str, str]
+) -> None:
+    """It runs on the shared CPUs, all of its processes, and gets back what nobody owns any more."""
+    machine = sandboxes.sandbox("vm", Guest(2, iothreads=("io0",)), {"app": 0}, words=words)
+    sandboxes.start("vm", "app")
+    on("alone", machine, BOTH)
+    sandboxes.launch("owner", Guest(1))
+    on("beside an owner", machine, SHARED)
+    until_equal("shim and virtiofsd", lambda: beside(sandboxes), SHARED)
+    sandboxes.remove("owner")
+    on("alone again", machine, BOTH)
+    until_equal("shim and virtiofsd", lambda: beside(sandboxes), BOTH)
+
+
+@pytest.mark.parametrize("words", [{}, OVERHEAD], ids=["in-one-cgroup", "in-two"])
+def test_sandbox_runs_on_what_its_containers_own(sandboxes: ContainerdNode, words: Mapping[str, str]) -> None:
+    """All of it is on the CPU of one container, the other container's threads too; without it, on the shared CPUs."""
+    machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1, "side": 0}, EXCLUSIVE, words)
+    sandboxes.start("vm", "app", quota=PERIOD)
+    sandboxes.start("vm", "side", quota=PERIOD // 2)
+    on("with an owner", machine, OWN)
+    until_equal("shim and virtiofsd", lambda: beside(sandboxes), OWN)
+    until_told(sandboxes.agent, cpus="1", oneToOne=True)
+    assert told(sandboxes.agent)["vcpus"] == ["1"]
+    until_equal("sent", lambda: (sent(sandboxes), sent(sandboxes, "side")), ("1", "1"))
+    sandboxes.remove("vm")
+
+
+def test_count_that_differs_is_told(sandboxes: ContainerdNode) -> None:
+    """Kata's default is one vCPU more than the containers have CPUs: all of them share these, and the reason is told."""
+    machine = sandboxes.sandbox("vm", Guest(2), {"app": 1}, EXCLUSIVE)
+    sandboxes.start("vm", "app", quota=PERIOD)
+    on("with an owner", machine, OWN)
+    until_reason(sandboxes.agent, "it has 2 vCPUs")
+    assert told(sandboxes.agent)["oneToOne"] is False
+
+
+def test_threads_without_names_are_confined_too(sandboxes: ContainerdNode) -> None:
+    """Where nothing tells vCPUs apart, all threads are on the CPUs of the containers, and the reason is told."""
+    machine = sandboxes.sandbox("vm", Guest(2, is_named=False), {"app": 1}, EXCLUSIVE)
+    sandboxes.start("vm", "app", quota=PERIOD)
+    on("with an owner", machine, OWN)
+    until_reason(sandboxes.agent, "no thread is called a vCPU")
+
+
+def test_sandbox_that_may_grow_is_sent_no_cpuset(sandboxes: ContainerdNode) -> None:
+    """Without a quota Kata would add vCPUs for a cpuset, so it is sent none: affinity alone keeps the threads in place."""
+    machine = sandboxes.sandbox("vm", Guest(1, most=4), {"app": 1}, EXCLUSIVE, OVERHEAD)
+    sandboxes.start("vm", "app")
+    on("with an owner", machine, OWN)
+    until_told(sandboxes.agent, oneToOne=True)
+    assert sent(sandboxes) == ""
+
+
+def test_plugged_vcpu_is_confined(sandboxes: ContainerdNode) -> None:
+    """A vCPU that comes later, at the guest's last place, is on the CPUs of the containers, and no longer alone there."""
+    machine = sandboxes.sandbox("vm", Guest(1, most=4), {"app": 1}, EXCLUSIVE, OVERHEAD)
+    sandboxes.start("vm", "app")
+    until_told(sandboxes.agent, oneToOne=True)
+    with machine.talk() as talker:
+        talker.plug()
+    until_told(sandboxes.agent, vcpus=["1", "1"])
+    on("with two vCPUs", machine, OWN)
+    assert told(sandboxes.agent)["oneToOne"] is False
+
+
+def test_end_of_the_owner_gives_its_cpus_back(sandboxes: ContainerdNode) -> None:
+    """A pod keeps the CPUs of a container that may start again; when its machine is gone they are everybody's."""
+    bystander = sandboxes.sandbox("bystander", Guest(1), {"app": 0})
+    machine = sandboxes.sandbox("vm", Guest(1), {"app": 1}, EXCLUSIVE)
+    sandboxes.start("vm", "app", quota=PERIOD)
+    on("with an owner", machine, OWN)
+    on("bystander", bystander, SHARED)
+    sandboxes.remove("vm")
+    on("bystander", bystander, BOTH)
+
+
+def test_foreign_update_is_put_right(sandboxes: ContainerdNode) -> None:
+    """Somebody else's cpuset moves all threads of a sandbox; the agent moves them back."""
+    machine = sandboxes.sandbox("vm", Guest(1), {"app": 1}, EXCLUSIVE)
+    sandboxes.start("vm", "app", quota=PERIOD)
+    on("with an owner", machine, OWN)
+    until_equal("sent", lambda: sent(sandboxes), "1")
+    sandboxes.update("vm", "app", "0")
+    until_equal("put right", lambda: sent(sandboxes), "1")
+    on("put right", machine, OWN)
+
+
+class TestShared:
+    """With `vmThreads: shared` everything but the vCPUs runs on the shared CPUs."""
+
+    @pytest.fixture(autouse=True)
+    def shared(self, node_config: dict[str, object]) -> None:
+        """Configure the agent before the node is made."""
+        node_config["vmThreads"] = "shared"
+
+    def test_vcpus_alone_are_on_the_containers_cpus(self, sandboxes: ContainerdNode) -> None:
+        """The vCPU has the CPU of its container, emulator, iothread, shim and virtiofsd have the other one."""
+        machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1}, EXCLUSIVE)
+        sandboxes.start("vm", "app", quota=PERIOD)
+        until_told(sandboxes.agent, oneToOne=True)
+        seen = see(machine.truth())
+        assert seen.vcpus == ("1",)
+        assert {*seen.others, *seen.iothreads.values()} == {"0"}
+        until_equal("shim and virtiofsd", lambda: beside(sandboxes), SHARED)
+        until_equal("sent", lambda: sent(sandboxes), "0-1")
