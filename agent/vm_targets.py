@@ -70,6 +70,12 @@ def sandbox_targets(
     return targets
 
 
+def run_machines(containers: Iterable[RuntimeContainer], pods: Iterable[SeenPod]) -> frozenset[str]:
+    """Return the ids of the containers that run in a virtual machine, or one in them."""
+    launchers = {pod.uid for pod in pods if pod.is_vm}
+    return frozenset(it.id for it in containers if it.sandbox or it.pod_uid in launchers)
+
+
 def observed_targets(
     containers: Collection[RuntimeContainer],
     pods: Iterable[SeenPod],
@@ -84,10 +90,13 @@ def observed_targets(
         found, claim = held.get(owner), _claim_of(launchers[owner.pod_uid], owner)
         if found and (found.is_exclusive or _is_claimed(claim, found)):
             targets[place] = VMTarget(owner.pod_uid, found.cpus, smt=claim.smt if claim else None)
+    inside: dict[str, list[HeldCPUs]] = {}
+    for it in containers:
+        if it.sandbox and _is_running(it) and (found := held.get(_owner(it))):
+            inside.setdefault(it.sandbox, []).append(found)
     for sandbox in sandboxes:
-        inside = map(_owner, (it for it in containers if it.sandbox == sandbox.id and _is_running(it)))
-        if found_inside := [held[owner] for owner in inside if owner in held]:
-            targets[place_of(sandbox)] = _observed_sandbox(sandbox.pod_uid, found_inside, policy)
+        if sandbox.id in inside:
+            targets[place_of(sandbox)] = _observed_sandbox(sandbox.pod_uid, inside[sandbox.id], policy)
     return targets
 
 

@@ -17,7 +17,7 @@ from pinning.planning.observed import Observed, SeenContainer, SeenPod, State
 from pinning.pods.identity import by_runtime_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from agent.clock import Clock
     from agent.interfaces import Interfaces, RuntimeContainer
@@ -77,9 +77,11 @@ class Observer:
             self._look_up_unknown(observed)
         return observed
 
-    async def held_cpus(self) -> Mapping[Owner, HeldCPUs]:
-        """Return which CPUs containers have where another program allocates them."""
-        records = (record for record in self.records.values() if record.is_running)
+    async def held_cpus(self, ids: Collection[str]) -> Mapping[Owner, HeldCPUs]:
+        """Return which CPUs these containers have where another program allocates them."""
+        records = [self.records[key] for key in ids if self.records[key].is_running]
+        if not records:
+            return {}
         running = [(record, record.applied if record.cgroup else EMPTY) for record in records]
         source = self._interfaces.observed_cpus
         if source is None:

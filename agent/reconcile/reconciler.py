@@ -24,7 +24,7 @@ from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
 from agent.reconcile.vms import VMKeeper
-from agent.vm_targets import observed_targets, planned_targets, sandbox_targets
+from agent.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import Quota
@@ -237,7 +237,7 @@ class Reconciler:
         self.vms.containers_written(written | {record.seen.id for record in self.observer.rewritten})
         sandboxes = self.vms.sandboxes
         if config.observe:
-            held = await self.observer.held_cpus()
+            held = await self.observer.held_cpus(run_machines(containers, pods))
             targets = observed_targets(containers, pods, sandboxes.values(), held, config.vm_threads)
         else:
             targets = planned_targets(containers, pods, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone
 from agent.interfaces import VMPinned
@@ -28,11 +28,21 @@ if TYPE_CHECKING:
     from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
 NODE_SECONDS: Final = 0.5  # that what all machines share is read once for
-MISSING_SECONDS: Final = 4.0  # until a sandbox is searched for again, among all processes of the node
+# Until a sandbox is searched for again, among all processes of the node: twice as long each time, for the machines of
+# some are on another node.
+MISSING_SECONDS: Final = 4.0
+LONGEST_MISSING_SECONDS: Final = 60.0
 ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
 HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
+
+
+class _Missing(NamedTuple):
+    """A machine that was not found, and until when, for how long, it is not looked for again."""
+
+    until: float
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -81,7 +91,7 @@ class KernelVirtualMachines:
         self._affinities = affinities
         self._monotonic = monotonic
         self._machines: dict[VMPlace, _Machine] = {}
-        self._missing: dict[VMPlace, float] = {}  # sandboxes, and until when they are not looked for again
+        self._missing: dict[VMPlace, _Missing] = {}
         self._node = Node(roots)
         self._node_until = 0.0
 
@@ -161,12 +171,14 @@ class KernelVirtualMachines:
         return vmm
 
     def _find_in_sandbox(self, node: Node, place: VMPlace) -> VMM | None:
-        now = self._monotonic()
-        if now < self._missing.get(place, now):
+        now, missing = self._monotonic(), self._missing.pop(place, None)
+        if missing and now < missing.until:
+            self._missing[place] = missing
             return None
         vmm = find_sandbox_vmm(node, Sandbox(place.key, place.pid, place.cgroups))
         if vmm is None:
-            self._missing[place] = now + MISSING_SECONDS
+            seconds = min(2 * missing.seconds, LONGEST_MISSING_SECONDS) if missing else MISSING_SECONDS
+            self._missing[place] = _Missing(now + seconds, seconds)
         return vmm
 
     def _look(self) -> Node:

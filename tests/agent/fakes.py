@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.interfaces import ContainerWatch, RuntimeSandbox
+    from agent.interfaces import ContainerWatch, ObservedCPUs, RuntimeSandbox
     from agent.node_state import NodeState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -276,6 +276,7 @@ class FakeNode:
         self.cgroups = FakeCgroups(self)
         self.kata = Kata(self)
         self.container_watch: ContainerWatch | None = None  # for the next agent
+        self.kubelet: ObservedCPUs | None = None  # the same
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
@@ -316,7 +317,7 @@ class FakeNode:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups)
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
-        interfaces = Interfaces(*edges, vms=self.kata)
+        interfaces = Interfaces(*edges, self.kubelet, self.kata)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,7 +21,25 @@ from tests.agent.reconcile.scenes import container
 from tests.agent.vm.fake_vms import FakeVM, machine
 from tests.pinning.world import Wish
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.interfaces import HeldCPUs, RuntimeContainer
+    from pinning.planning.observed import Owner
+
 FOUR = Wish("4")  # KubeVirt's dedicated CPUs: the launcher's container is called compute
+
+
+@dataclass
+class KubeletAsked:
+    """A kubelet that says nothing, and remembers what it was asked (interface `ObservedCPUs`)."""
+
+    ids: list[list[str]] = field(default_factory=list)
+
+    async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
+        """Say nothing."""
+        self.ids.append([seen.id for seen, _ in containers])
+        return {}
 
 
 def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
@@ -284,6 +303,22 @@ def test_observing_agent_pins_inside_the_cpus_of_others(node: FakeNode) -> None:
     assert node.cgroups.writes == []
     assert state.conflicts == ()
     assert state_of(node).cpus != EMPTY
+
+
+def test_kubelet_is_asked_about_machines_alone(node: FakeNode) -> None:
+    """An observing agent on a node without any asks nobody."""
+    node.settings = Settings("node-1", NodeConfig(observe=True))
+    node.kubelet = asked = KubeletAsked()
+    node.new_agent()
+    node.add("p", Wish("500m"))
+    node.start("p")
+    node.run()
+    assert asked.ids == []
+
+    node.add("v", FOUR, vm=True)
+    number = node.start("v", "compute")
+    node.run()
+    assert asked.ids == [[number]]
 
 
 def test_machine_on_every_held_cpu_is_told_again_only_when_it_changes(node: FakeNode) -> None:
