@@ -153,8 +153,7 @@ class SandboxMover:
         live = [container for container in containers if container.seen.state is not State.EXITED]
         found, are_told = self._sandboxes.confine(sandbox_id, target), True
         if record.takes_cpusets:
-            for container in live:
-                are_told &= await self._tell(container, target.cpus)
+            are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in live)))
             found = self._sandboxes.confine(sandbox_id, target)
         if found is None and record.takes_cpusets:
             return are_told  # the runtime's word is all there is

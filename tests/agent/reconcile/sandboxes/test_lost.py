@@ -1,6 +1,8 @@
-"""Machines of Kata pods that cannot be found where they were, or whose vCPUs cannot be told apart for a moment."""
+"""Machines of Kata pods in trouble: not found where they were, vCPUs that hide, a guest whose agent does not answer."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
@@ -66,3 +68,23 @@ def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: Fake
     assert machine.shown()["vcpu0"] == "1"
     node.runner.run(keeper.poll())
     assert keeper.pause() == POLL_SECONDS
+
+
+def test_guest_that_does_not_answer_keeps_the_pass_waiting_once(node: FakeNode) -> None:
+    """The runtime is told of all containers of a machine at the same time, or each would take its time to fail."""
+    node.add("a", TWO, PLAIN, PLAIN)
+    node.kata.boot("a")
+    for name in ("c0", "c1", "c2"):
+        node.start("a", name)
+
+    async def calls_at_once() -> int:
+        node.runtime.gate = asyncio.Event()
+        work = asyncio.create_task(node.run_pass())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        flying = node.runtime.flying
+        node.runtime.gate.set()
+        await work
+        return flying
+
+    assert node.runner.run(calls_at_once()) == 3
