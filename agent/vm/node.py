@@ -113,6 +113,19 @@ class Node:
             if kind_of(command.program) != "other" or companion_role(command.program)
         )
 
+    def vmms_called(self, number: int) -> tuple[tuple[int, int], ...]:
+        """Return the ids of the VMMs that have a number in their own pid namespaces, and when each started."""
+        return tuple(self._vmms_by_number.get(number, ()))
+
+    @cached_property
+    def _vmms_by_number(self) -> Mapping[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for command in self.commands:
+            if kind_of(command.program) != "other":
+                with suppress(AgentError), opened(self.roots.proc, command.pid) as process:
+                    found.setdefault(process.ids()[-1], []).append((command.pid, process.started()))
+        return found
+
     def command(self, pid: int) -> Command:
         """Return a process, or the process of a thread, with its first words; none when it ended."""
         with suppress(OSError):

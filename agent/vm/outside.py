@@ -12,9 +12,9 @@ from agent.vm.process import MOST_THREADS, opened
 from pinning.vm_threads import Role, VMThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.vm.node import Node
+    from agent.vm.node import KernelThread, Node
     from pinning.vm_threads import VMM, VMThreads
 
 _VHOST: Final = "vhost-"
@@ -38,21 +38,34 @@ def vhost_threads(node: Node, own: frozenset[int], cgroups: Iterable[str]) -> It
             yield VMThread(tid, Role.VHOST, name)
 
 
-def pit_threads(node: Node, vmm: VMM) -> list[VMThread]:
-    """Return the kernel threads that may be the timer of a VMM: they have its number in its own pid namespace.
+def pit_threads(node: Node, vmm: VMM) -> tuple[list[VMThread], str]:
+    """Return the kernel's timer of a VMM, with its number in its own pid namespace; or none, and why it is left.
 
-    VMMs in other namespaces may have the same number, so several may match, and one that is older is none of it.
+    VMMs in other namespaces may have the same number, and not every guest has a timer: so several may match, or one that
+    another VMM may have made. What is older than a VMM is none of it.
     """
-    timers = [
-        thread
-        for thread in node.kernel_threads
-        if thread.name.startswith(_TIMER) and thread.started >= vmm.started
-    ]
-    if not timers:
-        return []
+    timers = [thread for thread in node.kernel_threads if thread.name.startswith(_TIMER)]
+    if not any(timer.started >= vmm.started for timer in timers):
+        return [], ""
     with opened(node.roots.proc, vmm.pid) as process:
-        name = f"{_TIMER}{process.ids()[-1]}"
-    return [VMThread(thread.tid, Role.PIT, thread.name) for thread in timers if thread.name == name]
+        number = process.ids()[-1]
+    found = [timer for timer in timers if _is_called(timer, number) and timer.started >= vmm.started]
+    vmms = {
+        vmm.pid,
+        *(pid for pid, at in node.vmms_called(number) if any(at <= timer.started for timer in found)),
+    }
+    if len(found) == len(vmms) == 1:
+        return [VMThread(found[0].tid, Role.PIT, found[0].name)], ""
+    return [], _unclear(found, vmms) if found else ""
+
+
+def _is_called(timer: KernelThread, number: int) -> bool:
+    return timer.name == f"{_TIMER}{number}"
+
+
+def _unclear(timers: Sequence[KernelThread], vmms: Iterable[int]) -> str:
+    tids, pids = (", ".join(map(str, sorted(ids))) for ids in ((timer.tid for timer in timers), vmms))
+    return f"threads {tids} are called {timers[0].name}, and processes {pids} may have made them: left as they are"
 
 
 def companion_threads(node: Node, sandbox_id: str) -> Iterator[VMThread]:

@@ -39,11 +39,8 @@ def read_threads(
     outside = list(vhost_threads(node, own, cgroups))
     if sandbox_id:
         outside += companion_threads(node, sandbox_id)
-    pits = pit_threads(node, vmm)
-    if len(pits) > 1:
-        tids = ", ".join(str(thread.tid) for thread in pits)
-        return _with(seen, outside, (f"threads {tids} are all called {pits[0].name}: left as they are",))
-    return _with(seen, outside + pits, ())
+    timers, note = pit_threads(node, vmm)
+    return _with(seen, outside + timers, (note,) if note else ())
 
 
 def rescan_threads(node: Node, known: VMThreads, *, sandbox_id: str = "") -> VMThreads:

@@ -65,7 +65,7 @@ ELSEWHERE = {
     "Refusals and warnings about virtual machines": (),
     "Threads of virtual machines": (
         *("agent/reconcile/sandboxes.py", "agent/reconcile/vms.py", "agent/vm_targets.py"),
-        "agent/vm/threads.py",
+        *("agent/vm/threads.py", "agent/vm/outside.py"),
     ),
     "Why a claim is not fulfilled": ("pinning/planning/refusal.py",),
 }

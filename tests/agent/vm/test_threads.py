@@ -78,7 +78,23 @@ def test_several_timers_are_left(host: FakeHost) -> None:
     found = read_threads(host.look, QEMU)
 
     assert found.of(Role.PIT) == ()
-    assert found.notes == ("threads 400, 401 are all called kvm-pit/77: left as they are",)
+    assert found.notes == (
+        "threads 400, 401 are called kvm-pit/77, and processes 304 may have made them: left as they are",
+    )
+
+
+@pytest.mark.parametrize(("started", "is_its"), [(499, False), (501, False), (502, True)])
+def test_timer_that_another_machine_may_have_made_is_left(host: FakeHost, started: int, is_its: bool) -> None:
+    """A guest may have no timer in the kernel; then the only one of its number is that of an older guest, or a newer."""
+    host.process(304, ["/usr/bin/qemu-kvm"], ids=(304, 77), threads=THREADS)
+    host.process(900, ["/usr/bin/qemu-kvm"], ids=(900, 77), started=started)
+    host.process(901, ["/usr/bin/qemu-kvm"], ids=(901, 78))
+    host.kernel_thread(400, "kvm-pit/77", started=501)
+
+    found = read_threads(host.look, QEMU)
+
+    assert found.of(Role.PIT) == ((400,) if is_its else ())
+    assert bool(found.notes) is not is_its
 
 
 def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
