@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
-from agent.interfaces import RuntimeContainer
+from agent.interfaces import RuntimeContainer, RuntimeSandbox
 from agent.local.affinity import MARK
 from agent.local.container import LocalContainer
 from agent.local.pod_shutdown import PodShutdown
@@ -80,8 +80,19 @@ class LocalPod:
         are_there = all(spec.name in self._containers for spec in self.run.containers)
         return are_there and all(container.pid for container in self._containers.values())
 
+    @property
+    def sandbox(self) -> RuntimeSandbox | None:
+        """The virtual machine that its processes are, in the cgroup above those of its containers; mostly none."""
+        run = self.run
+        if run is None or not run.is_vm or not self.live:
+            return None
+        return RuntimeSandbox(
+            self.uid, self.uid, run.namespace, run.name, run.runtime_class, cgroup=self._cgroup
+        )
+
     def listed(self) -> Iterator[RuntimeContainer]:
         """Yield its containers as the agent sees them."""
+        in_vm = self.run is not None and self.run.is_vm
         for container in self._containers.values():
             yield RuntimeContainer(
                 id=container.id,
@@ -91,7 +102,9 @@ class LocalPod:
                 name=container.name,
                 state=container.state,
                 pid=container.pid,
-                cgroup=container.cgroup,
+                cgroup=None if in_vm else container.cgroup,
+                in_vm=in_vm,
+                sandbox=self.uid if in_vm else "",
             )
             if container.state is State.CREATED:
                 container.is_shown = True

@@ -78,8 +78,8 @@ class LocalRuntime:
         return tuple(container for pod in self._pods.values() for container in pod.listed())
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
-        """Return none: nothing runs in virtual machines here."""
-        return ()
+        """Return the pods of Kata's runtime classes: a process of theirs runs the machine."""
+        return tuple(sandbox for pod in self._pods.values() if (sandbox := pod.sandbox))
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Put a container on `cpus` and its memory on `mems`, and start it if it only waited for them.

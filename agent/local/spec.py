@@ -10,6 +10,7 @@ import msgspec
 
 from agent.local.manifest import BadManifest, name_of
 from pinning.pods.resources import Role
+from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     containers: list[_Container]
     init_containers: list[_Container] | None = None
     restart_policy: str | None = None
+    runtime_class_name: str | None = None
     termination_grace_period_seconds: float | None = None
 
 
@@ -66,6 +68,12 @@ class PodRun:
     name: str
     containers: tuple[ContainerSpec, ...]
     grace_seconds: float
+    runtime_class: str = ""
+
+    @property
+    def is_vm(self) -> bool:
+        """Say whether its processes are taken for one virtual machine, as Kata's runtime classes ask."""
+        return is_vm_handler(self.runtime_class)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ def read_run(pod: Pod) -> PodRun:
         grace_seconds=30.0
         if spec.termination_grace_period_seconds is None
         else spec.termination_grace_period_seconds,
+        runtime_class=spec.runtime_class_name or "",
     )
 
 

@@ -16,9 +16,19 @@ from agent.kernel.cgroupfs import find_hierarchy
 from tests.agent.containerd import CGROUP_ROOT
 from tests.node.node import AgentProcess, Container
 from tests.node.waiting import until
+from tests.vm.guests import kata_command
 from tests.vm.kata.install import HANDLER
 from tests.vm.machines import Machine, SocketsFolder
-from tests.vm.pods import EXCLUSIVE, HOST, SOCKETS, kata_annotations, kata_pod, launcher_command, launcher_pod
+from tests.vm.pods import (
+    EXCLUSIVE,
+    HOST,
+    MONITOR,
+    SOCKETS,
+    kata_annotations,
+    kata_pod,
+    launcher_command,
+    launcher_pod,
+)
 from tests.vm.threads import PROC, qemus
 
 if TYPE_CHECKING:
@@ -85,6 +95,18 @@ class LocalNode:
         folder = sockets.path
         command = launcher_command(guest, name, str(folder))
         self.manifests.write(launcher_pod(name, guest, command, annotations, cpus))
+        self.machines[name] = Machine(name, folder, lambda: _of_folder(folder), sockets)
+        return self.machines[name]
+
+    def sandbox(self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE) -> Machine:
+        """Start a machine as the only container of a pod of Kata's, with as many CPUs as it has vCPUs, or without."""
+        sockets = SocketsFolder.new()
+        folder = sockets.path
+        uid = f"uid-{name}"
+        command = kata_command(guest, uid, folder / MONITOR, folder / "pid")
+        document = kata_pod(name, {"app": guest.vcpus if annotations else 0}, annotations, HANDLER)
+        document["spec"]["containers"][0]["command"] = ["setpriv", "--pdeathsig", "KILL", *command]
+        self.manifests.write(document)
         self.machines[name] = Machine(name, folder, lambda: _of_folder(folder), sockets)
         return self.machines[name]
 

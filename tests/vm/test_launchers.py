@@ -18,7 +18,6 @@ from tests.vm.seen import see
 from tests.vm.told import told, until_reason, until_told
 
 if TYPE_CHECKING:
-
     from tests.vm.machines import Machine
     from tests.vm.nodes import ContainerdNode, Launchers
 

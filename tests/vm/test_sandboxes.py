@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.vm.machines import Machine
-    from tests.vm.nodes import ContainerdNode
+    from tests.vm.nodes import ContainerdNode, LocalNode
 
 OWN, SHARED, BOTH = CPUSet((1,)), CPUSet((0,)), CPUSet((0, 1))
 OVERHEAD = {CGROUP_ONLY: "false"}  # threads outside of the sandbox's cgroup
@@ -150,6 +150,18 @@ def test_foreign_update_is_put_right(sandboxes: ContainerdNode) -> None:
     sandboxes.update("vm", "app", "0")
     until_equal("put right", lambda: sent(sandboxes), "1")
     on("put right", machine, OWN)
+
+
+def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
+    """Without a container runtime too the machine of a pod is on its CPU, and one that claims nothing leaves it."""
+    free = local_node.sandbox("free", Guest(2, iothreads=("io0",)), {})
+    on("alone", free, BOTH)
+    machine = local_node.sandbox("vm", Guest(1, iothreads=("io0",)))
+    until_told(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
+    on("with an owner", machine, OWN)
+    on("beside an owner", free, SHARED)
+    local_node.remove("vm")
+    on("alone again", free, BOTH)
 
 
 class TestShared:

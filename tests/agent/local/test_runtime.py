@@ -261,6 +261,23 @@ def test_command_that_cannot_run_is_a_container_that_ended(world: World, command
     run(world, steps())
 
 
+def test_pod_of_kata_is_a_sandbox(world: World) -> None:
+    """Its containers have no cgroups that anybody but the runtime changes; the cgroup above them is the machine's."""
+    world.put(app(), runtimeClassName="kata-qemu")
+
+    async def steps() -> None:
+        container = (await world.until(running("app")))["app"]
+        (sandbox,) = world.runtime.sandboxes()
+        assert (container.in_vm, container.sandbox, container.cgroup) == (True, sandbox.id, None)
+        assert (sandbox.pod_uid, sandbox.handler, sandbox.cgroup) == (UID, "kata-qemu", f"{world.root}/{UID}")
+        assert world.cpusets.read(world.cgroup("app")) == LAST
+        world.remove()
+        await world.until(lambda found: not found)
+        assert world.runtime.sandboxes() == ()
+
+    run(world, steps())
+
+
 def test_two_agents_have_cgroups_of_their_own(tmp_path: Path) -> None:
     """The name hangs on the state directory, so that nobody ends the other's processes."""
     roots = []
