@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from agent.interfaces import HeldCPUs
@@ -54,8 +55,17 @@ class KubeletAssignments:
         return {owner: found for owner, found in held.items() if found.cpus}
 
     def _remember(self, live: list[RuntimeContainer], told: Mapping[str, CPUSet]) -> None:
-        known = {seen.id: told.get(seen.full_name, self._told.get(seen.id)) for seen in live}
+        """Take over the kubelet's word, but not of a name that two pods have: one was deleted by force and still runs."""
+        pods = Counter((namespace, pod) for namespace, pod, _ in {_pod(seen) for seen in live})
+        known = {
+            seen.id: (told if pods[_pod(seen)[:2]] == 1 else {}).get(seen.full_name, self._told.get(seen.id))
+            for seen in live
+        }
         self._told = {key: cpus for key, cpus in known.items() if cpus is not None}
+
+
+def _pod(container: RuntimeContainer) -> tuple[str, str, str]:
+    return container.namespace, container.pod, container.pod_uid
 
 
 def _held(told: CPUSet | None, confined: CPUSet) -> HeldCPUs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.interfaces import HeldCPUs, RuntimeContainer
 from agent.observed_cpus import KubeletAssignments
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.observed import State
+from pinning.planning.observed import Owner, State
 
 OWN, SHARED = CPUSet([2, 3]), CPUSet([0, 1])
 
@@ -90,6 +90,23 @@ def test_the_kubelets_word_outlives_its_silence() -> None:
     assert read(assignments, (container("main-1"), SHARED)) == {"main": HeldCPUs(OWN, is_exclusive=True)}
     assert read(assignments, (container("main-2"), SHARED)) == {"main": HeldCPUs(SHARED, is_exclusive=None)}
     assert read(assignments, (container("main-1"), SHARED)) == {"main": HeldCPUs(SHARED, is_exclusive=None)}
+
+
+def test_pod_that_was_deleted_by_force_does_not_get_the_cpus_of_the_next() -> None:
+    """The kubelet names pods by their names: while two of one name run, what it said of the first counts, and no more."""
+    old, new = container("main-1"), replace(container("main-2"), pod_uid="v")
+    others = Others({"ns/p/main": OWN})
+    assignments = KubeletAssignments(others, others)
+    read(assignments, (old, OWN))
+    others.told = {"ns/p/main": CPUSet([4, 5])}
+    both = asyncio.run(assignments.read([(old, OWN), (new, SHARED)]))
+    assert both == {
+        Owner("u", "main"): HeldCPUs(OWN, is_exclusive=True),
+        Owner("v", "main"): HeldCPUs(SHARED, is_exclusive=None),
+    }
+
+    alone = asyncio.run(assignments.read([(new, SHARED)]))
+    assert alone == {Owner("v", "main"): HeldCPUs(CPUSet([4, 5]), is_exclusive=True)}
 
 
 def test_of_two_containers_of_one_name_the_running_one_counts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -303,6 +304,20 @@ def test_observing_agent_pins_inside_the_cpus_of_others(node: FakeNode) -> None:
     assert node.cgroups.writes == []
     assert state.conflicts == ()
     assert state_of(node).cpus != EMPTY
+
+
+def test_reset_leaves_the_pins_of_a_running_machine(node: FakeNode) -> None:
+    """Its container gets every CPU; libvirt believes that each vCPU is where it was pinned."""
+    number = launched(node)
+
+    async def reset() -> None:
+        sync = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+        await node.agent.reconciler.reset()
+        sync.cancel()
+
+    node.runner.run(reset())
+    assert node.cpus(number) == "0-7"
+    assert pins(node, number) == ["1", "5", "2", "6"]
 
 
 def test_kubelet_is_asked_about_machines_alone(node: FakeNode) -> None:
