@@ -38,7 +38,7 @@ class Kubelet:
 
     program: Path
     directory: Path
-    kubeconfig: Path
+    kubeconfig: Path | None  # None: it runs static pods alone, without an API server
     node: str
     host: tuple[str, ...] = ()  # the beginning of a command line that is run on a host apart
     flags: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Kubelet:
             *self.host,
             str(self.program),
             f"--config={self.directory / 'config.json'}",
-            f"--kubeconfig={self.kubeconfig}",
+            *([f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []),
             f"--root-dir={self.directory / 'root'}",
             f"--cert-dir={self.directory / 'pki'}",
             f"--hostname-override={self.node}",
@@ -84,7 +84,7 @@ class Kubelet:
 @contextmanager
 def start_kubelet(
     program: Path,
-    server: ApiServer,
+    server: ApiServer | None,
     node: str,
     directory: Path,
     runtime: Path,
@@ -95,7 +95,7 @@ def start_kubelet(
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Kubelet]:
     """Run a kubelet until the block ends, with `settings` of its configuration besides; its pods stay."""
-    kubeconfig = server.add_user(f"system:node:{node}", group="system:nodes")
+    kubeconfig = server.add_user(f"system:node:{node}", group="system:nodes") if server else None
     kubelet = Kubelet(program, directory, kubeconfig, node, host, flags)
     for folder in (kubelet.static_pods, kubelet.logs, directory / "root"):
         folder.mkdir(parents=True, exist_ok=True)

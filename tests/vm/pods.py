@@ -49,6 +49,27 @@ def launcher_command(guest: Guest, name: str, sockets: str) -> list[str]:
     return ["/bin/sh", "-c", script, "virt-launcher-monitor", *command]
 
 
+def mount_host(pod: dict[str, Any], image: str, sockets: str) -> None:
+    """Let a launcher's pod start in a cluster: by an image that is there, with the host's programs and a folder of it."""
+    paths = {**{path: path for path in HOST}, SOCKETS: sockets}
+    volumes = {f"host-{number}": place for number, place in enumerate(paths)}
+    (compute,) = pod["spec"]["containers"]
+    compute |= {
+        "image": image,
+        "imagePullPolicy": "Never",
+        "volumeMounts": [
+            {"name": name, "mountPath": place, "readOnly": place != SOCKETS}
+            for name, place in volumes.items()
+        ],
+    }
+    pod["spec"] |= {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": name, "hostPath": {"path": paths[place]}} for name, place in volumes.items()],
+    }
+
+
 def kata_pod(
     name: str, cpus: Mapping[str, int], annotations: Mapping[str, str], handler: str
 ) -> dict[str, Any]:
