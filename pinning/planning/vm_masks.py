@@ -133,7 +133,7 @@ def _pinned(masks: Sequence[CPUSet], cpus: CPUSet) -> tuple[CPUSet, ...]:
 
 def _pinned_by_libvirt(seen: VMSeen, cpus: CPUSet) -> tuple[CPUSet, ...]:
     """Return the masks of the vCPUs if they are pins; a vCPU that was just added has the mask of the first thread."""
-    inherited = seen.main if len(seen.main) == 1 and seen.main != cpus else EMPTY
+    inherited = seen.main if len(seen.main) == 1 and _has_room(seen, cpus - seen.main) else EMPTY
     return _pinned(seen.vcpus, cpus - seen.housekeeping - inherited)
 
 
@@ -160,11 +160,15 @@ def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
     if own := seen.housekeeping & cpus:
         return own
     own = seen.main & cpus
-    if own and own != cpus and own.isdisjoint(pins) and (pins or len(own) <= 2):
+    if own and own.isdisjoint(pins) and (pins or len(own) <= 2) and _has_room(seen, cpus - own):
         return own
-    if before and before.is_isolated:
-        return (before.emulator & cpus) - pins or cpus - pins
-    return EMPTY
+    own = (before.emulator & cpus) - pins or cpus - pins if before and before.is_isolated else EMPTY
+    return own if _has_room(seen, cpus - own) else EMPTY
+
+
+def _has_room(seen: VMSeen, cpus: CPUSet) -> bool:
+    """Say whether CPUs are enough for the vCPUs: what would leave too few is not the emulator's own."""
+    return len(cpus) >= max(1, len(seen.vcpus))
 
 
 def _one_to_one(seen: VMSeen, launcher: Launcher, pins: tuple[CPUSet, ...]) -> VMMasks:

@@ -312,3 +312,23 @@ def test_masks_are_whole_inside_and_stay(drawn: tuple[VMSeen, Launcher]) -> None
     )
     after = replace(machine, vcpus=masks.vcpus, main=masks.emulator, iothreads=put)
     assert masks_of(after, replace(place, before=masks)).vcpus == masks.vcpus
+
+
+@pytest.mark.parametrize(("cpus", "plugged"), [("1-2,5-6", 2), ("1-2,5", 1)])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_added_vcpus_get_the_cpus_that_the_emulator_had_alone(
+    cpus: str, plugged: int, is_pinned: bool
+) -> None:
+    """Under require it kept off the vCPUs' cores; nobody gave it these CPUs, and with more vCPUs they are needed."""
+    held = CPUSet.parse(cpus)
+    two = VMSeen((held,) * 2, held, held, has_run=True, seconds=99.0)
+    first = launcher_masks(two, Launcher(FLAT, held, SMTPolicy.REQUIRE, None, 99.0))
+    assert first
+    assert first.is_isolated
+
+    rest = tuple(CPUSet([cpu]) for cpu in first.emulator) if is_pinned else (first.emulator,) * plugged
+    more = VMSeen((*first.vcpus, *rest), first.emulator, held, has_run=True, seconds=199.0)
+    second = launcher_masks(more, Launcher(FLAT, held, SMTPolicy.REQUIRE, first, 99.0))
+    assert second
+    assert second.is_one_to_one
+    assert (second.pins, second.emulator) == (held, held)
