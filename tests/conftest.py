@@ -14,7 +14,7 @@ settings.load_profile("corepin")
 keep_from_children()
 
 # The first test of these waits until a machine has booted, a cluster runs or the image is built.
-_SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 1500, "node": 1500}
+_SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 2100, "node": 1500}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agent.containerd import VERSIONS, find_programs
-from tests.servers.build import cache_folder
+from tests.agent.containerd import VERSIONS, _missing, find_programs
+from tests.servers.build import cache_folder, find
+from tests.servers.catalog import KUBELET
 from tests.smt.guest import Report, boot
 
 ISOLATED = "4-7,12-13"
@@ -24,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what a node of two sockets, eight cores and sixteen threads reported."""
     find_programs(VERSIONS[-1])
+    if find(KUBELET, cache_folder()) is None:
+        raise _missing("the kubelet is not built; run `python -m tests.servers`")
     options = f"COREPIN_CACHE={cache_folder().parent}"
     return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"), kernel_options=options)
 

@@ -1,4 +1,4 @@
-"""Inside the guest: local runtime, SMT policies, a live change, a CPU that goes and comes back, ten kills, NRI."""
+"""Inside the guest: local runtime, SMT policies, a live change, a CPU that goes and comes back, VMs, ten kills, NRI, a static kubelet."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pinning.machine.cpuset import CPUSet
 from tests.agent.containerd import VERSIONS
 from tests.smt.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
 from tests.smt.local_runtime import local_runtime
+from tests.smt.scenario_static import static_kubelet
+from tests.smt.scenario_vms import vms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +39,10 @@ def main() -> None:
         smt_policies(node)
         live_change(node)
         offline_and_back(node)
+        vms(node)
         kills(node)
         births_over_nri(node)
+        static_kubelet(node)
 
 
 def report_topology() -> None:

@@ -1,0 +1,99 @@
+"""Inside the guest, at its end: a kubelet with the static policy, and a machine on the CPUs that it gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.agent.containerd import IMAGE
+from tests.node.kubelet import start_kubelet
+from tests.servers.build import cache_folder, find
+from tests.servers.catalog import KUBELET
+from tests.smt.inside import SECONDS, WORK, ask, report
+from tests.vm.guests import Guest
+from tests.vm.machines import Machine, SocketsFolder
+from tests.vm.pods import SOCKETS, launcher_command, launcher_pod, mount_host
+from tests.vm.seen import see
+from tests.vm.threads import PROC, qemus
+from tests.vm.told import told
+
+if TYPE_CHECKING:
+    from tests.smt.inside import Node
+
+NAME: Final = "static"
+CGROUP: Final = "/static"  # of the kubelet; it ends what it does not know below its own
+GUEST: Final = Guest(4, cores=2, threads=2, iothreads=("iothread1",), vsock=110)
+
+
+class Asking:
+    """The agent in the guest, which is asked for its state alone."""
+
+    @staticmethod
+    def state() -> object:
+        """Return its state."""
+        return ask()
+
+
+def static_kubelet(node: Node) -> None:
+    """Let the kubelet give four CPUs to a machine, and report where its threads may run then."""
+    node.agent.kill()
+    for name in list(node.wanted):
+        node.remove(name)
+    for folder in ("/var/lib", "/var/log"):  # the host's are read-only here
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
+    document, machine = pod()
+    with ExitStack() as stack:
+        program = find(KUBELET, cache_folder())
+        assert program
+        settings = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-1"}
+        kubelet = stack.enter_context(
+            start_kubelet(
+                *(program, None, "guest", WORK / "kubelet", node.containerd.socket, CGROUP), settings=settings
+            )
+        )
+        text = json.dumps(document)
+        (kubelet.static_pods / "vm.json").write_text(text)
+        (WORK / "pods" / "vm.json").write_text(text)
+        flags = {"--kubelet-state": str(kubelet.cpu_manager_state), "--kubelet-cgroup-root": CGROUP}
+        node.agent.arguments += [word for flag in flags.items() for word in flag]
+        node.agent.start()
+        tell(machine)
+
+
+def pod() -> tuple[dict[str, Any], Machine]:
+    """Return the pod of a machine as KubeVirt writes it, and the machine that it will be."""
+    sockets = SocketsFolder.new()
+    document = launcher_pod(NAME, GUEST, launcher_command(GUEST, NAME, SOCKETS), {})
+    document["metadata"]["annotations"]["kubernetes.io/config.hash"] = document["metadata"]["uid"]
+    mount_host(document, IMAGE, str(sockets.path))
+    document["spec"]["hostNetwork"] = True
+    document["spec"]["containers"][0]["securityContext"] = {"privileged": True}  # for /dev/vhost-vsock
+    return document, Machine(NAME, sockets.path, find_qemu, sockets)
+
+
+def find_qemu() -> int | None:
+    """Return the only QEMU of the machine."""
+    return next(iter(qemus(int(path.name) for path in PROC.glob("[0-9]*"))), None)
+
+
+def tell(machine: Machine) -> None:
+    """Report where the threads may run as soon as each vCPU has a CPU, or after too long."""
+    truth = machine.truth()
+    deadline = time.monotonic() + SECONDS
+    while not told(Asking(), NAME).get("oneToOne") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    cgroup = (PROC / str(truth.pid) / "cgroup").read_text().strip().removeprefix("0::")
+    cpuset = Path(f"/sys/fs/cgroup{cgroup}/cpuset.cpus.effective").read_text().strip()
+    state = ask() or {}
+    report(
+        *("static",),
+        seen=see(truth).to_dict(),
+        cpuset=cpuset,
+        told=told(Asking(), NAME),
+        sets=state.get("sets"),
+        observes=state.get("observes"),
+    )

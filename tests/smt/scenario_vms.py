@@ -1,0 +1,115 @@
+"""Inside the guest: virtual machines of KubeVirt and Kata, and where the agent lets each of their threads run."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+from pinning.contract import SMT_POLICY
+from pinning.machine.cpuset import CPUSet
+from tests.smt.inside import SECONDS, WORK, ask, report
+from tests.vm.guests import Guest
+from tests.vm.kata.sandbox import WITHOUT_CPUSET
+from tests.vm.nodes import PERIOD, ContainerdNode, Manifests
+from tests.vm.pods import EXCLUSIVE
+from tests.vm.seen import Seen, see
+from tests.vm.told import told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.smt.inside import Node
+    from tests.vm.threads import Truth
+
+A, UNION = CPUSet.parse("2-3"), CPUSet.parse("2-3,6-7")  # of one container, of both
+
+
+class Asking:
+    """The agent in the guest, which is asked for its state alone."""
+
+    @staticmethod
+    def state() -> Any:
+        """Return its state."""
+        return ask()
+
+
+def vms(node: Node) -> None:
+    """Start machines, and report where their threads may run; a sandbox without claims is there all the time."""
+    subprocess.run(["modprobe", "vhost_vsock"], check=True)
+    pods = ContainerdNode(node.containerd, Asking(), Manifests(WORK / "pods"))
+    free = sandbox_without_claims(pods)
+    launchers(pods, free)
+    walk_of_a_sandbox(pods)
+    pods.remove("free")
+
+
+def sandbox_without_claims(pods: ContainerdNode) -> Truth:
+    """Start a sandbox that claims nothing, in a cgroup that confines nobody."""
+    machine = pods.sandbox("free", Guest(16, vsock=101), {"app": 0}, words={WITHOUT_CPUSET: "true"})
+    pods.start("free", "app")
+    truth = machine.truth()
+    tell(pods, "free", "alone", until_seen(truth, lambda seen: seen.is_all_on(shared())))
+    return truth
+
+
+def launchers(pods: ContainerdNode, free: Truth) -> None:
+    """Give KubeVirt's machines CPUs of their own; no guest runs, so each is placed half a minute after it is made."""
+    isolate, require = ({f"{SMT_POLICY}/pod": policy} for policy in ("isolate", "require"))
+    pairs = Guest(4, cores=2, threads=2, iothreads=("iothread1",), host_nodes=(0,), vsock=102)
+    few = {
+        "pairs": (pairs, EXCLUSIVE),
+        "isolate": (Guest(2, vsock=103), isolate),
+        "require": (Guest(3, vsock=104), require),
+    }
+    many = {"many": (Guest(12, cores=6, threads=2, vsock=105), EXCLUSIVE)}
+    for guests in (few, many):
+        machines = {name: pods.launch(name, *guest) for name, guest in guests.items()}
+        for name, machine in machines.items():
+            seen = until_seen(machine.truth(), lambda seen: seen.one_each() is not None)
+            tell(pods, name, "placed", seen, cpuset=str(pods.compute(name).cpus))
+        tell(pods, "free", f"beside {name}", until_seen(free, lambda seen: seen.is_all_on(shared())))
+        for name in guests:
+            pods.remove(name)
+
+
+def walk_of_a_sandbox(pods: ContainerdNode) -> None:
+    """Walk with a sandbox: on the CPUs of one container, of two, one CPU for each vCPU, of one again."""
+    containers = {"a": 2, "gap": 2, "b": 2}  # the second is never started, and has the CPUs in between
+    machine = pods.sandbox("walk", Guest(2, most=4, vsock=106, iothreads=("io0",)), containers, EXCLUSIVE)
+    pods.start("walk", "a", quota=2 * PERIOD)
+    tell(pods, "walk", "first", until_seen(machine.truth(), lambda seen: seen.all() == A))
+    pods.start("walk", "b", quota=2 * PERIOD)
+    tell(pods, "walk", "union", until_seen(machine.truth(), lambda seen: seen.is_all_on(UNION)))
+    with machine.talk() as talker:
+        talker.plug(2)
+    tell(pods, "walk", "one each", until_seen(machine.truth(), lambda seen: seen.one_each() is not None))
+    pods.stop("walk", "b")
+    tell(pods, "walk", "shrunk", until_seen(machine.truth(), lambda seen: seen.is_all_on(A)))
+    pods.remove("walk")
+
+
+def shared() -> CPUSet:
+    """Return the shared set as the agent says."""
+    return CPUSet.parse((ask() or {})["sets"]["shared"])
+
+
+def until_seen(truth: Truth, is_so: Callable[[Seen], bool]) -> Seen:
+    """Look until something is so, or for too long: what is reported then shows it."""
+    deadline = time.monotonic() + SECONDS
+    while not is_so(seen := see(truth)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return seen
+
+
+def tell(pods: ContainerdNode, pod: str, step: str, seen: Seen, **more: object) -> None:
+    """Report where the threads of a machine may run, and what the agent says of it."""
+    report(
+        "vm",
+        pod=pod,
+        step=step,
+        seen=seen.to_dict(),
+        told=told(pods.agent, pod),
+        shared=str(shared()),
+        **more,
+    )

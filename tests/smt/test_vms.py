@@ -1,0 +1,116 @@
+"""What the kernel of an SMT machine shows of the threads of virtual machines. None of them runs: all are paused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from tests.smt.facts import CORES, whole_cores
+from tests.smt.guest import Report
+from tests.smt.scenario_vms import UNION, A
+from tests.vm.seen import Seen
+
+
+def step(node: Report, pod: str, name: str = "placed") -> dict[str, Any]:
+    """Return what was reported of a machine at one step."""
+    (found,) = (fact for fact in node.all("vm") if (fact["pod"], fact["step"]) == (pod, name))
+    return found
+
+
+def seen(node: Report, pod: str, name: str = "placed") -> Seen:
+    """Return where the threads of a machine might run at one step."""
+    return Seen.of(step(node, pod, name)["seen"])
+
+
+@pytest.mark.parametrize(("pod", "vcpus"), [("pairs", 4), ("isolate", 2), ("require", 3), ("many", 12)])
+def test_each_vcpu_has_a_cpu_of_its_own(node: Report, pod: str, vcpus: int) -> None:
+    """Every vCPU runs on one CPU of the container, no two on the same, and nothing of the machine runs elsewhere."""
+    cpuset = CPUSet.parse(step(node, pod)["cpuset"])
+    cpus = seen(node, pod).one_each()
+
+    assert cpus is not None
+    assert len(cpus) == len(cpuset) == vcpus
+    assert seen(node, pod).all() == cpuset
+
+
+@pytest.mark.parametrize("pod", ["pairs", "many"])
+def test_siblings_of_the_guest_are_siblings_of_the_host(node: Report, pod: str) -> None:
+    """Each core of the guest is one core."""
+    cpus = seen(node, pod).one_each() or []
+
+    assert [CPUSet(pair) in CORES for pair in zip(cpus[::2], cpus[1::2], strict=True)] == [True] * (
+        len(cpus) // 2
+    )
+
+
+def test_isolated_machine_has_no_two_threads_on_a_core(node: Report) -> None:
+    """Each vCPU under `isolate` has a core, on which nobody else runs."""
+    cpus = CPUSet(seen(node, "isolate").one_each() or [])
+
+    assert len(whole_cores(cpus)) == 4
+    assert not (whole_cores(cpus) - cpus) & seen(node, "isolate").all()
+
+
+@pytest.mark.parametrize("pod", ["pairs", "isolate", "require", "many"])
+def test_vhost_threads_stay_on_the_machine_s_cpus(node: Report, pod: str) -> None:
+    """The kernel's own thread for a device is found, and runs where the machine may."""
+    masks = [CPUSet.parse(text) for text in seen(node, pod).vhost]
+
+    assert len(masks) == 1
+    assert masks[0] <= CPUSet.parse(step(node, pod)["cpuset"])
+
+
+def test_sandbox_walks_with_its_containers(node: Report) -> None:
+    """With the first container it is on its CPUs, with the second on those of both, and again on those of the first."""
+    assert seen(node, "walk", "first").all() == A
+    assert seen(node, "walk", "union").is_all_on(UNION)
+    assert seen(node, "walk", "shrunk").is_all_on(A)
+
+
+def test_vcpus_of_a_sandbox_get_one_cpu_each_when_they_are_as_many(node: Report) -> None:
+    """Two vCPUs that are plugged later, with the last indexes, follow the first; all else keeps the union."""
+    found = seen(node, "walk", "one each")
+
+    assert found.one_each() == list(UNION)
+    assert {*found.others, *found.vhost, *found.iothreads.values()} == {str(UNION)}
+
+
+@pytest.mark.parametrize("name", ["alone", "beside require", "beside many"])
+def test_sandbox_without_claims_follows_the_shared_set(node: Report, name: str) -> None:
+    """Sixteen vCPUs in a cgroup that confines nobody run on the shared CPUs, and leave those that somebody claims."""
+    assert len(seen(node, "free", name).vcpus) == 16
+    assert seen(node, "free", name).is_all_on(CPUSet.parse(step(node, "free", name)["shared"]))
+
+
+def test_claims_leave_little_to_share(node: Report) -> None:
+    """The shared set that the sandbox follows shrinks with the machines that claim CPUs."""
+    alone, few, many = (
+        CPUSet.parse(step(node, "free", name)["shared"])
+        for name in ("alone", "beside require", "beside many")
+    )
+
+    assert [len(alone), len(few), len(many)] == [16, 4, 4]
+
+
+def test_machine_is_pinned_inside_the_kubelet_s_cpus(node: Report) -> None:
+    """The kubelet gave it two cores: each vCPU has a CPU of them, siblings beside siblings, and nothing leaves them."""
+    fact = node.one("static")
+    found, cpuset = Seen.of(fact["seen"]), CPUSet.parse(fact["cpuset"])
+    cpus = found.one_each() or []
+
+    assert len(cpuset) == 4
+    assert whole_cores(cpuset) == cpuset == CPUSet(cpus)
+    assert [CPUSet(pair) in CORES for pair in (cpus[:2], cpus[2:])] == [True, True]
+    assert found.all() == cpuset
+    assert len(found.vhost) == 1
+
+
+def test_agent_tells_what_the_kubelet_gave(node: Report) -> None:
+    """It says that it observes, whose CPUs they are, and where each vCPU runs."""
+    fact = node.one("static")
+
+    assert fact["told"]["cpus"] == fact["cpuset"]
+    assert fact["told"]["vcpus"] == fact["seen"]["vcpus"]
+    assert fact["told"]["oneToOne"] is True
