@@ -67,11 +67,18 @@ class TestOnBothCPUs:
         assert {*seen.others, *seen.iothreads.values()} == {"0-1"}
         assert (told(launchers.agent)["emulator"], told(launchers.agent)["iothreads"]) == ("0-1", ["0-1"])
 
-    def test_paused_machine_gets_them_too(self, sandboxes: ContainerdNode) -> None:
-        """A guest that does not run is waited for, and not forever; meanwhile the agent says what it waits for."""
+    def test_machines_that_are_waited_for(self, sandboxes: ContainerdNode) -> None:
+        """A guest that does not run, and one that nobody sees run, are waited for, and not forever; the reason is told.
+
+        Where nothing tells vCPUs apart none is pinned, and every thread has all CPUs.
+        """
+        unnamed = sandboxes.launch("unnamed", Guest(2, is_named=False).running())
         machine = sandboxes.launch("vm", Guest(2))
         until_reason(sandboxes.agent, "libvirt")
         pinned(sandboxes, machine, [0, 1])
+        until("told", lambda: "no thread is called" in told(sandboxes.agent, "unnamed").get("reason", ""))
+        assert see(unnamed.truth()).is_all_on(BOTH)
+        assert told(sandboxes.agent, "unnamed")["vcpus"] == []
 
     def test_pins_of_libvirt_stay(self, launchers: Launchers) -> None:
         """What libvirt pinned one to one is taken over as it is, also in another order than the agent's."""
@@ -79,13 +86,6 @@ class TestOnBothCPUs:
         for tid, cpu in zip(machine.truth().vcpus, (1, 0), strict=True):
             os.sched_setaffinity(tid, {cpu})
         pinned(launchers, machine, [1, 0])
-
-    def test_threads_without_names_stay_together(self, sandboxes: ContainerdNode) -> None:
-        """Where nothing tells vCPUs apart none is pinned, every thread has all CPUs, and the reason is told."""
-        machine = sandboxes.launch("vm", Guest(2, is_named=False).running())
-        until_reason(sandboxes.agent, "no thread is called a vCPU")
-        assert see(machine.truth()).is_all_on(BOTH)
-        assert (told(sandboxes.agent)["vcpus"], told(sandboxes.agent)["oneToOne"]) == ([], False)
 
     def test_plugged_vcpu_gets_its_cpu(self, launchers: Launchers) -> None:
         """It has the guest's last place and is the second of two; the first one stays where it was."""
