@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,11 +120,15 @@ class LocalNode:
         return Container(name, 0, hierarchy, hierarchy.folder(cgroup.removesuffix("/housekeeping")))
 
     def remove(self, name: str) -> None:
-        """Take a machine away, and wait until it is gone."""
+        """Take a machine away, and end what virt-handler moved below its cgroup."""
+        folder = self.compute(name).folder
         self.manifests.remove(name)
         machine = self.machines.pop(name)
         until(f"{name} is gone", lambda: _of_folder(machine.folder) is None)
         machine.clean()
+        with suppress(OSError):  # the cgroup is gone already, as most are
+            for pid in (folder / "housekeeping/cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _of_folder(folder: Path) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 from agent.kernel.cgroupfs import V1, find_hierarchy
 from agent.kernel.procfs import is_alive
 from pinning.machine.cpuset import CPUSet
-from tests.agent.containerd import CGROUP_ROOT
+from tests.agent.containerd import CGROUP_ROOT, VERSIONS, Containerd, _clean, find_programs
 from tests.node.waiting import until
 from tests.vm.guests import Guest
 from tests.vm.kata import wire
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.agent.containerd import Containerd
     from tests.vm.machines import Machine
     from tests.vm.nodes import LocalNode
 
@@ -123,3 +122,6 @@ def test_nothing_outlives_a_test_that_is_killed(qemu: None, runtime: str, tmp_pa
         assert (PROC / str(pid)).exists()
         test.kill()
     until("the machine is gone", lambda: not is_alive(pid))
+    if runtime != "local":  # what else a killed containerd leaves
+        cgroup = f"/corepin-test-{test.pid}-1"
+        _clean(Containerd(find_programs(VERSIONS[-1]), tmp_path / "containerd", cgroup=cgroup))
