@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
@@ -128,7 +127,7 @@ def _enable_cpuset(folder: Path) -> None:
 
 def _remove(folder: Path) -> bool:
     try:
-        os.rmdir(folder)  # noqa: PTH106 a cgroup is removed with its files in it
+        folder.rmdir()
     except FileNotFoundError:
         return True
     except OSError:

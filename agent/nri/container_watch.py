@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.planning.starts import StartTable
 
-# An answer needs the interpreter some ten times, and a pass would keep it 5 ms each; with 0.1 ms passes are no slower.
+# An answer needs the interpreter several times, and a pass would keep it 5 ms each; with 0.1 ms passes are no slower.
 SWITCH_SECONDS: Final = 0.0001
 
 logger = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ class _Attempt:
 class EventReport:
     """Sends what happened, oldest first."""
 
-    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:  # noqa: B008 frozen
+    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:
         self._api = api
         self._node = node
         self._pods = pods

@@ -49,7 +49,7 @@ class MetricsReport:
         registry: CollectorRegistry,
         api: Api,
         pods: PodSource,
-        options: NodeOptions = NodeOptions(),  # noqa: B008 frozen
+        options: NodeOptions = NodeOptions(),
     ) -> None:
         registry.register(ApiCounts(api))
         self._pods = pods

@@ -47,8 +47,8 @@ class NodeReport:
         api: Api,
         node: str,
         pods: PodSource,
-        options: NodeOptions = NodeOptions(),  # noqa: B008 frozen
-        clock: Clock = Clock(),  # noqa: B008 frozen
+        options: NodeOptions = NodeOptions(),
+        clock: Clock = Clock(),
         interval_seconds: float = INTERVAL_SECONDS,
         labels: OverwrittenLabels | None = None,
     ) -> None:

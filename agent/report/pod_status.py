@@ -168,7 +168,7 @@ def _members(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class PodReport:
     """Writes the annotation of every pod of the node that differs from what it should be."""
 
-    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:  # noqa: B008 frozen
+    def __init__(self, api: Api, node: str, pods: PodSource, clock: Clock = Clock()) -> None:
         self._api = api
         self._node = node
         self._source = pods

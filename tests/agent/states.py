@@ -59,7 +59,7 @@ def bound(name: str, *containers: Any, annotations: Mapping[str, str] | None = N
 def state_of(
     *pods: Pod,
     machine: Topology = MACHINE,
-    config: NodeConfig = NodeConfig(),  # noqa: B008 frozen
+    config: NodeConfig = NodeConfig(),
     ledger: Ledger | None = None,
     proven: bool = True,
     path: Path = Path.CGROUP,
