@@ -80,6 +80,8 @@ def test_guest_that_does_not_answer_keeps_the_pass_waiting_once(node: FakeNode) 
     async def calls_at_once() -> int:
         node.runtime.gate = asyncio.Event()
         work = asyncio.create_task(node.run_pass())
+        while not node.runtime.flying and not work.done():  # its checkpoint is written in a thread before
+            await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
         flying = node.runtime.flying
