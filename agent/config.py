@@ -68,6 +68,7 @@ class AgentConfig:
     api: ApiFlags | None = None  # None: the account that every pod of a cluster has
     namespace: str = CMK_CONFIG_MAP_NAMESPACE  # of the ConfigMap that mirrors the pools
     node_options: NodeOptions = NodeOptions()
+    cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
 
     def __post_init__(self) -> None:
         if not self.node:
@@ -108,6 +109,13 @@ def parse_configz(url: str | None) -> str | None:
             f"--kubelet-configz: {url!r} is not the kubelet of a node: write https://NODE:10250/configz, or off"
         )
     return f"https://{parts.netloc}"
+
+
+def parse_cmk_reports(text: str) -> bool:
+    """Read on or off."""
+    if text not in {"on", "off"}:
+        raise BadContract(f"--cmk-reports: {text!r} is unknown: write on or off")
+    return text == "on"
 
 
 def parse_nri(text: str) -> Path | None:

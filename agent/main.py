@@ -235,7 +235,7 @@ def reporters(
     from agent.report.overwritten_labels import OverwrittenLabels
     from agent.report.pod_status import PodReport
 
-    return (
+    chosen: tuple[Reporter, ...] = (
         LogReport(),
         PodReport(api, config.node, pods),
         EventReport(api, config.node, pods),
@@ -243,3 +243,8 @@ def reporters(
         PoolReport(api, config.node, config.namespace),
         MetricsReport(metrics.registry, api, pods, config.node_options),
     )
+    if not config.cmk_reports:
+        return chosen
+    from agent.report.cmk_reports import CMKReports
+
+    return (*chosen, CMKReports(api, config.node, config.namespace))

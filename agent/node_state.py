@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
+    from pinning.cmk.pools import Task
     from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
@@ -177,6 +178,8 @@ class NodeState:
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
     start_reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
+    tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
+    reclaimed: tuple[Task, ...] = ()  # those that ended lately, the newest last
 
     @property
     def is_synchronised(self) -> bool:

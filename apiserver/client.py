@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
 # Nobody waits for a free connection in vain: whoever has one gives it back in time. A time-out of that wait can meet
 # a connection that was just handed over, which httpcore 1.0 then never gives to anybody again.
 APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)

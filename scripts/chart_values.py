@@ -33,6 +33,7 @@ WHEN = {
     frozenset({"vm-probe"}): ".Values.agent.vmProbe",
     frozenset({"priority-quota"}): ".Values.priorityQuota",
     frozenset({"guard"}): ".Values.guard.enabled",
+    frozenset({"cmk"}): ".Values.agent.cmk",
 }
 # The values that make such a condition true. What else an overlay changes is found in its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -43,6 +44,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "vm-probe": {"agent.vmProbe": True},
     "priority-quota": {"priorityQuota": True},
     "guard": {"guard.enabled": True, "agent.nri": True},
+    "cmk": {"agent.cmk": True},
 }
 
 

@@ -45,6 +45,7 @@ ROOMS = {
     "pinning.allocation": ("pinning.contract", "pinning.errors", "pinning.machine"),
     "pinning.planning": (*PODS, "pinning.allocation", "pinning.machine", "pinning.vm_threads"),
     "pinning.kubevirt": (*PODS, "pinning.brief"),
+    "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
     "agent.clock": (),
     "agent.errors": (),
     "agent.checkpoint": ("agent.errors", "pinning"),

@@ -13,6 +13,7 @@ from pinning.planning.ledger_json import ledger_to_dict
 
 if TYPE_CHECKING:
     from agent.node_state import ContainerState, MemoryState, NodeState, PodState, Proof, VMState
+    from pinning.cmk.pools import Task
     from pinning.planning.refusal import Refusal
 
 VERSION = 1
@@ -45,6 +46,8 @@ def to_dict(state: NodeState) -> dict[str, Any]:
             {"container": conflict.container, "rewrites": conflict.rewrites} for conflict in state.conflicts
         ],
         "failures": list(state.failures),
+        "tasks": [_task(task) for task in state.tasks],
+        "reclaimed": [_task(task) for task in state.reclaimed],
     }
 
 
@@ -124,6 +127,10 @@ def _proof(proof: Proof) -> dict[str, Any]:
         "narrowed": proof.narrowed,
         "windowSeconds": proof.window_seconds,
     }
+
+
+def _task(task: Task) -> dict[str, Any]:
+    return {"pid": task.pid, "container": task.container, "pool": task.pool, "cpus": str(task.cpus)}
 
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
         "cmk|overcommit",
         "taints to set: cmk is cmk=true:NoSchedule, overcommit is set while the shared CPUs are overcommitted",
     )
+    add_flag(parser, "--cmk-reports", "on|off", "write CMK's reports about this node as objects", "off")
     text = "the webhook's sidecarResources, to report what its sidecars cost"
     add_flag(parser, "--sidecar-resources", "CPU,MEMORY", text, f"{SIDECAR_CPU},{SIDECAR_MEMORY}")
 
@@ -125,7 +126,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 
 def _config(args: argparse.Namespace) -> AgentConfig:
-    from agent.config import AgentConfig, parse_configz, parse_nri
+    from agent.config import AgentConfig, parse_cmk_reports, parse_configz, parse_nri
     from corepin.node_file import read_node_file
     from pinning.errors import BadContract
     from pinning.planning.node_config import DEFAULT
@@ -151,6 +152,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             api=_api(args),
             namespace=args.namespace,
             node_options=_node_options(args),
+            cmk_reports=parse_cmk_reports(args.cmk_reports),
         )
     except BadContract as problem:
         raise CommandFailed(str(problem)) from problem

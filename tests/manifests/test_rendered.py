@@ -56,6 +56,7 @@ STABLE = {
     "networking.k8s.io/v1",
     "rbac.authorization.k8s.io/v1",
     "admissionregistration.k8s.io/v1",
+    "apiextensions.k8s.io/v1",
 }
 
 

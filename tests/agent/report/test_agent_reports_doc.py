@@ -12,10 +12,11 @@ from agent.config import NodeOptions
 from agent.node_state import Path as Way
 from agent.node_state import Proof
 from agent.report import desired_node, events
-from agent.report.cmk_config_map import cmk_pools, cmk_yaml
+from agent.report.cmk_node import cmk_node
 from agent.report.extended_resources import RESOURCES
 from agent.report.pod_status import pod_status
 from pinning import contract
+from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.machine.cpuset import CPUSet
 from tests.agent.states import ISOLATE, WHEN, bound, owner, state_of
 from tests.pods import container
@@ -44,8 +45,8 @@ def test_the_json_examples_are_written_so() -> None:
 def test_the_config_map_is_written_so() -> None:
     """To the letter, and a YAML reader understands it."""
     [text] = examples("yaml")
-    assert cmk_yaml(cmk_pools(STATE)) == text
-    assert yaml.safe_load(text) == cmk_pools(STATE)
+    assert cmk_yaml(cmk_pools(cmk_node(STATE))) == text
+    assert yaml.safe_load(text) == cmk_pools(cmk_node(STATE))
 
 
 def test_every_name_is_in_the_reference() -> None:

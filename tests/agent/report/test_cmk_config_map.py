@@ -10,9 +10,11 @@ import httpx
 import pytest
 import yaml
 
-from agent.report.cmk_config_map import PoolReport, cmk_pools, cmk_yaml
+from agent.report.cmk_config_map import PoolReport
+from agent.report.cmk_node import cmk_node
 from apiserver.access import Access
 from apiserver.client import Api
+from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.pods.types import Pod
@@ -76,7 +78,7 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
 )
 def test_pools(pods: list[Pod], config: NodeConfig, pools: dict[str, Any]) -> None:
     """Pool, socket, CPU list, holders; and a YAML reader gets exactly that, sockets as numbers."""
-    shown = cmk_pools(state_of(*pods, config=config))
+    shown = cmk_pools(cmk_node(state_of(*pods, config=config)))
     assert shown == pools
     assert yaml.safe_load(cmk_yaml(shown)) == pools
 

@@ -1,0 +1,62 @@
+"""The state of the node in Intel CMK's words: for its ConfigMap, its reports, and whoever asks in a container. Pure."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from pinning.cmk.pools import CMKNode, cmk_pools
+from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
+from pinning.contract import PRODUCT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.node_state import NodeState
+    from pinning.cmk.pools import Holder, Lists
+
+
+def cmk_node(state: NodeState) -> CMKNode:
+    """Return what CMK's words are made of."""
+    sets = state.sets
+    return CMKNode(
+        topology=state.topology,
+        universe=sets.universe,
+        exclusive=sets.pools.exclusive,
+        non_isolcpus=sets.pools.non_isolcpus,
+        set_aside=sets.pools.set_aside,
+        shared=state.shared,
+        ledger=state.ledger,
+        tasks=state.tasks,
+        reclaimed=state.reclaimed,
+    )
+
+
+def _nameless(state: NodeState) -> dict[str, Lists]:
+    """Return the pools without names of containers: who asks in a container need not know its neighbours."""
+    pools = cmk_pools(cmk_node(state))
+    for lists in (lists for sockets in pools.values() for lists in sockets.values()):
+        lists.update({cpus: [_unnamed(holder) for holder in holders] for cpus, holders in lists.items()})
+    return pools
+
+
+def _unnamed(holder: Holder) -> Holder:
+    return PRODUCT if isinstance(holder, str) else holder
+
+
+def _describe(state: NodeState) -> str:
+    return report_text(describe(_nameless(state)))
+
+
+def _node_report(state: NodeState) -> str:
+    return report_text(node_report(_nameless(state), state.topology))
+
+
+def _reconcile(state: NodeState) -> str:
+    return report_text(reconcile_report(state.reclaimed))
+
+
+# What `cmk VERB` prints in a container, by its verb.
+TEXTS: Final[Mapping[str, Callable[[NodeState], str]]] = MappingProxyType(
+    {"describe": _describe, "node-report": _node_report, "reconcile": _reconcile}
+)

@@ -1,0 +1,86 @@
+"""Write Intel CMK's reports about the node as objects, under CMK's names; each in place, and only when it changed.
+
+CMK deleted and made them anew every few seconds. They are named as the node is, dots and all: CMK's dashes for dots
+would be one name for two nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.report.cmk_node import cmk_node
+from apiserver.client import JSON_PATCH
+from apiserver.errors import Conflict, Gone
+from pinning.cmk.pools import cmk_pools
+from pinning.cmk.reports import node_report, reconcile_report
+from pinning.contract import CMK_GROUP_VERSION, CMK_NODE_REPORT, CMK_RECONCILE_REPORT, PRODUCT
+
+if TYPE_CHECKING:
+    from agent.node_state import NodeState
+    from apiserver.client import Api
+
+INTERVAL_SECONDS: Final = 2.0
+KINDS: Final = (CMK_NODE_REPORT, CMK_RECONCILE_REPORT)
+
+
+class CMKReports:
+    """Writes the two objects of the node, at most once per interval."""
+
+    def __init__(
+        self, api: Api, node: str, namespace: str, interval_seconds: float = INTERVAL_SECONDS
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._folder = f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}"
+        self._interval = interval_seconds
+        self._written: dict[str, Any] = {}  # by kind
+        self.writes = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Write the reports that changed; then rest, so that what comes meanwhile is one write."""
+        if not state.is_synchronised:
+            return
+        reports = (
+            node_report(cmk_pools(cmk_node(state)), state.topology),
+            reconcile_report(state.reclaimed),
+        )
+        changed = [
+            (kind, report)
+            for kind, report in zip(KINDS, reports, strict=True)
+            if self._written.get(kind[0]) != report
+        ]
+        for (kind, plural), report in changed:
+            await self._write(kind, plural, {"report": report})
+            self._written[kind] = report
+        if changed:
+            await asyncio.sleep(self._interval)
+
+    async def reset(self) -> None:
+        """Empty the reports: the agent's account deletes nothing."""
+        self._written = {}
+        for _, plural in KINDS:
+            try:
+                await self._replace(plural, {})
+            except Gone:
+                continue
+
+    async def _write(self, kind: str, plural: str, spec: dict[str, Any]) -> None:
+        self.writes += 1
+        try:
+            await self._replace(plural, spec)
+        except Gone:
+            await self._create(kind, plural, spec)
+
+    async def _replace(self, plural: str, spec: dict[str, Any]) -> None:
+        """Put another spec in the place of the old one: a merge would keep lists that are gone."""
+        change = [{"op": "add", "path": "/spec", "value": spec}]
+        await self._api.patch(f"{self._folder}/{plural}/{self._node}", change, JSON_PATCH)
+
+    async def _create(self, kind: str, plural: str, spec: dict[str, Any]) -> None:
+        metadata = {"name": self._node, "labels": {"app.kubernetes.io/managed-by": PRODUCT}}
+        document = {"apiVersion": CMK_GROUP_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+        try:
+            await self._api.create(f"{self._folder}/{plural}", document)
+        except Conflict:  # somebody else was faster
+            await self._replace(plural, spec)

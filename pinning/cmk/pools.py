@@ -1,0 +1,136 @@
+"""The pools of a node as Intel CMK writes them: pool, socket, CPU list, and who holds it.
+
+A list is a whole core in the pools that are exclusive, and all of a socket in the two others. Whoever called
+`cmk isolate` is named by its process id on the host, as CMK did; a container that holds cores without such a process
+by its name, so that a list without an entry is always a free one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES
+from pinning.machine.cpuset import CPUSet, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pinning.machine.topology import Core, Topology
+    from pinning.planning.ledger import Ledger
+
+EXCLUSIVE: Final = "exclusive"
+NON_ISOLCPUS: Final = "exclusive-non-isolcpus"
+INFRA: Final = "infra"
+SHARED: Final = "shared"
+EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
+POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS, INFRA, SHARED)
+
+Holder = int | str  # a process id on the host, or a container: namespace/pod/container
+Lists = dict[int, dict[str, list[Holder]]]  # by socket: CPU list, and who holds it
+
+
+class Task(NamedTuple):
+    """A process that called `cmk isolate`, and what it got."""
+
+    pid: int  # on the host
+    container: str  # namespace/pod/container
+    pool: str
+    cpus: CPUSet  # whole cores of an exclusive pool, else what it runs on
+
+
+class CMKNode(NamedTuple):
+    """What CMK's words about a node are made of."""
+
+    topology: Topology
+    universe: CPUSet
+    exclusive: CPUSet  # from which claims may take cores
+    non_isolcpus: CPUSet
+    set_aside: CPUSet  # the cores of the shared pool; empty: it is all that nobody owns
+    shared: CPUSet  # what nobody owns
+    ledger: Ledger
+    tasks: tuple[Task, ...] = ()
+    reclaimed: tuple[Task, ...] = ()  # what ended: their cores are free again
+
+
+def cmk_pools(node: CMKNode) -> dict[str, Lists]:
+    """Return CMK's four pools; a free core of a dynamic node is in `exclusive` and in `infra`, as it may be both."""
+    listed, common = _exclusive_cores(node)
+    holders = _holders(node)
+    return {
+        EXCLUSIVE: _by_core(node, common, holders),
+        NON_ISOLCPUS: _by_core(node, listed, holders),
+        INFRA: _whole(node, INFRA, node.shared),
+        SHARED: _whole(node, SHARED, node.set_aside or node.shared),
+    }
+
+
+def cmk_yaml(pools: Mapping[str, Lists]) -> str:
+    """Return the pools as CMK's tools read them: sockets as numbers, lists comma-joined and quoted, like all tasks."""
+    lines = []
+    for pool, sockets in pools.items():
+        lines.append(f"{pool}:")
+        for socket, lists in sockets.items():
+            lines.append(f"  {socket}:{'' if lists else ' {}'}")
+            lines += [f"    '{cpus}': [{', '.join(map(_quoted, tasks))}]" for cpus, tasks in lists.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _exclusive_cores(node: CMKNode) -> tuple[list[Core], list[Core]]:
+    """Return the cores of the pool outside isolcpus, and of the common one; each core is in one of them.
+
+    Where the operator listed none, a core counts as of that pool while a claim of its resource holds it.
+    """
+    cores = node.topology.cores_of((node.exclusive | node.non_isolcpus) & node.universe)
+    held = union(
+        assignment.footprint
+        for assignment in node.ledger
+        if assignment.claim.resource == EXCLUSIVE_NON_ISOLCPUS_CORES
+    )
+    listed = node.non_isolcpus if node.non_isolcpus.isdisjoint(node.exclusive) else held
+    return [core for core in cores if core.cpus & listed], [core for core in cores if not core.cpus & listed]
+
+
+def _by_core(node: CMKNode, cores: Iterable[Core], holders: Mapping[int, list[Holder]]) -> Lists:
+    lists: Lists = {package: {} for package in node.topology.packages}
+    for core in cores:
+        lists[core.package][_joined(core.cpus)] = holders.get(core.id, [])
+    return lists
+
+
+def _holders(node: CMKNode) -> Mapping[int, list[Holder]]:
+    """Return who holds CPUs of each core, by its id: process ids in their order, then names."""
+    holders: defaultdict[int, list[Holder]] = defaultdict(list)
+    for assignment in node.ledger:
+        if assignment.is_exclusive:
+            own = [task for task in node.tasks if task.container == assignment.name]
+            for core in {node.topology.core_of(cpu).id for cpu in assignment.footprint}:
+                pids = _on(node.topology.siblings(core), own, EXCLUSIVE_POOLS)
+                holders[core] += pids or [assignment.name]
+    return {core: sorted(found, key=_order) for core, found in holders.items()}
+
+
+def _on(cpus: CPUSet, tasks: Iterable[Task], pools: Iterable[str]) -> list[Holder]:
+    return sorted(task.pid for task in tasks if task.pool in pools and task.cpus & cpus)
+
+
+def _order(holder: Holder) -> tuple[bool, int, str]:
+    return (False, holder, "") if isinstance(holder, int) else (True, 0, holder)
+
+
+def _whole(node: CMKNode, pool: str, cpus: CPUSet) -> Lists:
+    """Return one list per socket, core by core, as CMK lists its pools that are not exclusive."""
+    lists: Lists = {package: {} for package in node.topology.packages}
+    for package, members in node.topology.packages.items():
+        inside = [core.cpus & cpus for core in node.topology.cores_of(members & cpus)]
+        if inside:
+            lists[package][",".join(map(_joined, inside))] = _on(union(inside), node.tasks, (pool,))
+    return lists
+
+
+def _joined(cpus: CPUSet) -> str:
+    return ",".join(map(str, cpus))
+
+
+def _quoted(holder: Holder) -> str:
+    return f"'{holder}'"  # names of Kubernetes hold no quotes

@@ -1,0 +1,84 @@
+"""What `cmk describe`, `cmk node-report` and `cmk reconcile` say of a node, in the shapes of Intel CMK.
+
+Lists, sockets, cores and CPUs stand in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from pinning.cmk.pools import EXCLUSIVE_POOLS
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pinning.cmk.pools import Lists, Task
+    from pinning.machine.topology import Core, Topology
+
+Report = dict[str, Any]
+
+
+def report_text(report: Report) -> str:
+    """Return a report as CMK printed it: JSON with two spaces."""
+    return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+
+
+def describe(pools: Mapping[str, Lists]) -> Report:
+    """Return the pools with the CPU lists of all sockets, and who holds them."""
+    return {"pools": {name: _pool(name, sockets) for name, sockets in pools.items()}}
+
+
+def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:
+    """Return the pools, the machine, and whether a list that somebody holds is somebody else's too."""
+    errors = list(_overlaps(pools))
+    return {
+        "description": describe(pools),
+        "checks": {"configDirectory": {"ok": not errors, "errors": errors}},
+        "topology": {"sockets": {str(socket): _socket(socket, topology) for socket in topology.packages}},
+    }
+
+
+def reconcile_report(reclaimed: Iterable[Task]) -> Report:
+    """Return which CPU lists are free again because the process that had them ended."""
+    lists = [
+        {"pid": task.pid, "pool": task.pool, "cpus": ",".join(map(str, task.cpus))}
+        for task in sorted(reclaimed, key=lambda task: task.pid)
+    ]
+    return {"reclaimedCpuLists": lists}
+
+
+def _pool(name: str, sockets: Lists) -> Report:
+    lists = {
+        cpus: {"cpus": cpus, "tasks": tasks}
+        for _, found in sorted(sockets.items())
+        for cpus, tasks in found.items()
+    }
+    return {"cpuLists": lists, "exclusive": name in EXCLUSIVE_POOLS, "name": name}
+
+
+def _socket(socket: int, topology: Topology) -> Report:
+    cores = topology.cores_of(topology.packages[socket] & topology.online)
+    return {"id": socket, "cores": [_core(core, topology) for core in cores]}
+
+
+def _core(core: Core, topology: Topology) -> Report:
+    cpus = core.cpus & topology.online
+    return {"id": core.id, "cpus": [{"id": cpu, "isolated": cpu in topology.isolated} for cpu in cpus]}
+
+
+def _overlaps(pools: Mapping[str, Lists]) -> Iterator[str]:
+    """Yield CPU lists that meet though somebody holds one of them; free ones of a dynamic node may be in several."""
+    lists = [
+        (name, cpus, CPUSet.parse(cpus), name in EXCLUSIVE_POOLS and bool(tasks))
+        for name, sockets in pools.items()
+        for found in sockets.values()
+        for cpus, tasks in found.items()
+    ]
+    for (pool, cpus, one, held), (other_pool, other_cpus, other, other_held) in combinations(lists, 2):
+        both = one & other
+        if both and (held or other_held):
+            where = f"{pool}:{cpus} and {other_pool}:{other_cpus}"
+            yield f"CPU list overlap detected in {where} (in both: {', '.join(map(str, both))})"

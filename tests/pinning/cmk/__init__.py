@@ -1,0 +1,1 @@
+"""A node in Intel CMK's words."""

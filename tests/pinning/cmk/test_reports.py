@@ -1,0 +1,131 @@
+"""What `cmk describe`, `node-report` and `reconcile` say: shapes, order, process ids, and lists that meet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from agent.report.cmk_node import TEXTS, cmk_node
+from pinning.cmk.pools import EXCLUSIVE, INFRA, SHARED, Task, cmk_pools, cmk_yaml
+from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, assemble
+from pinning.planning.node_config import NodeConfig, StaticPools
+from tests.agent.states import EXCLUSIVE as EXCLUSIVE_POD
+from tests.agent.states import bound, state_of
+from tests.pods import CORES, container
+
+TWO = bound("a", container("main", {CORES: 2}))
+STATIC = NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))
+NAME = "default/a/main"
+
+
+def task(pid: int, pool: str, cpus: str, name: str = NAME) -> Task:
+    """Return a process that called `cmk isolate`."""
+    return Task(pid, name, pool, CPUSet.parse(cpus))
+
+
+def test_processes_stand_on_their_cores_and_names_where_there_is_none() -> None:
+    """A core with a wrapper lists its pid, one that is only held the container; a pool that is shared lists its callers."""
+    tasks = (
+        task(48624, EXCLUSIVE, "1,5"),
+        task(9, SHARED, "3,7", "default/b/main"),
+        task(70, INFRA, "0,4", "default/c/main"),
+    )
+    pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC))._replace(tasks=tasks))
+    assert pools[EXCLUSIVE] == {0: {"1,5": [48624]}, 1: {"2,6": [NAME]}}
+    assert pools[SHARED] == {0: {}, 1: {"3,7": [9]}}
+    assert pools[INFRA] == {0: {"0,4": [70]}, 1: {}}
+    assert "    '1,5': ['48624']\n" in cmk_yaml(pools)
+
+
+def test_two_wrappers_of_one_container_stand_in_the_order_of_their_pids() -> None:
+    """As numbers, not as text."""
+    tasks = (task(1000, EXCLUSIVE, "1,5"), task(999, EXCLUSIVE, "1,5"))
+    pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC))._replace(tasks=tasks))
+    assert pools[EXCLUSIVE][0] == {"1,5": [999, 1000]}
+
+
+def test_describe_has_cmks_shape() -> None:
+    """Pools, their CPU lists of all sockets, tasks as numbers, and whether they are exclusive."""
+    node = cmk_node(state_of(TWO, config=STATIC))._replace(tasks=(task(7, EXCLUSIVE, "1-2,5-6"),))
+    assert describe(cmk_pools(node))["pools"] == {
+        "exclusive": {
+            "cpuLists": {"1,5": {"cpus": "1,5", "tasks": [7]}, "2,6": {"cpus": "2,6", "tasks": [7]}},
+            "exclusive": True,
+            "name": "exclusive",
+        },
+        "exclusive-non-isolcpus": {"cpuLists": {}, "exclusive": True, "name": "exclusive-non-isolcpus"},
+        "infra": {
+            "cpuLists": {"0,4": {"cpus": "0,4", "tasks": []}},
+            "exclusive": False,
+            "name": "infra",
+        },
+        "shared": {
+            "cpuLists": {"3,7": {"cpus": "3,7", "tasks": []}},
+            "exclusive": False,
+            "name": "shared",
+        },
+    }
+
+
+def test_cores_stand_in_the_order_of_their_numbers() -> None:
+    """CMK sorted them as text: 1, 10, 11, 2."""
+    machine = assemble([CPUFacts(cpu, cpu, cpu // 6, cpu // 6) for cpu in range(12)], CPUSet(range(12)))
+    pools = cmk_pools(cmk_node(state_of(machine=machine)))
+    assert list(describe(pools)["pools"]["exclusive"]["cpuLists"]) == [str(cpu) for cpu in range(1, 12)]
+
+
+def test_the_node_report_shows_sockets_cores_and_isolated_cpus() -> None:
+    """Cores are named by their lowest CPU, and offline CPUs are left out."""
+    machine = assemble(
+        [CPUFacts(cpu, cpu % 4, cpu % 4 // 2, cpu % 4 // 2) for cpu in range(8)],
+        CPUSet([0, 1, 2, 3, 4, 5, 6]),
+        isolated=CPUSet([2, 6]),
+    )
+    report = node_report(cmk_pools(cmk_node(state_of(machine=machine))), machine)
+    assert report["topology"]["sockets"]["1"] == {
+        "id": 1,
+        "cores": [
+            {"id": 2, "cpus": [{"id": 2, "isolated": True}, {"id": 6, "isolated": True}]},
+            {"id": 3, "cpus": [{"id": 3, "isolated": False}]},
+        ],
+    }
+    assert report["checks"] == {"configDirectory": {"ok": True, "errors": []}}
+
+
+def test_a_core_that_is_held_and_shared_is_told() -> None:
+    """A container with half a core leaves the sibling to everybody, which CMK's pools do not know."""
+    half = bound("a", container("main", 1), annotations=EXCLUSIVE_POD)
+    state = state_of(half)
+    check = node_report(cmk_pools(cmk_node(state)), state.topology)["checks"]["configDirectory"]
+    assert check["ok"] is False
+    assert check["errors"][0] == "CPU list overlap detected in exclusive:1,5 and infra:0,4,5 (in both: 5)"
+
+
+def test_what_was_reclaimed_is_sorted_by_pid() -> None:
+    """As CMK reported it, whenever each ended."""
+    ended = (task(12, EXCLUSIVE, "2,6"), task(3, SHARED, "3,7"))
+    assert reconcile_report(ended) == {
+        "reclaimedCpuLists": [
+            {"pid": 3, "pool": "shared", "cpus": "3,7"},
+            {"pid": 12, "pool": "exclusive", "cpus": "2,6"},
+        ]
+    }
+
+
+def test_every_report_is_json_with_two_spaces() -> None:
+    """And ends with a line feed, for whoever prints it in a container."""
+    assert report_text({"a": {"b": 1}}) == '{\n  "a": {\n    "b": 1\n  }\n}\n'
+    assert TEXTS.keys() == {"describe", "node-report", "reconcile"}
+    for text in TEXTS.values():
+        assert json.loads(text(state_of(TWO, config=STATIC)))
+
+
+def test_who_asks_in_a_container_learns_no_names_of_others() -> None:
+    """Process ids and what is held are told, as CMK did; namespaces, pods and containers are not."""
+    state = replace(state_of(TWO, config=STATIC), tasks=(task(7, EXCLUSIVE, "1,5"),))
+    texts = [text(state) for text in TEXTS.values()]
+    assert not any(NAME in text for text in texts)
+    lists = json.loads(TEXTS["describe"](state))["pools"]["exclusive"]["cpuLists"]
+    assert [lists[cpus]["tasks"] for cpus in ("1,5", "2,6")] == [[7], ["corepin"]]
