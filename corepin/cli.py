@@ -24,43 +24,57 @@ VERBS = (
     "offline.validate",
     "offline.plan",
     "node.map",
+    "node.why",
     "node.doctor",
     "run.certs",
     "run.gate",
 )
 
+# Those of `kubectl corepin`, which looks at a cluster from the outside.
+PLUGIN_VERBS = ("plugin.map", "node.why", "offline.plan", "plugin.doctor")
+
+COMMAND, PLUGIN = "corepin", "kubectl corepin"
 FAILED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    """Run `corepin` and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
         argcomplete.autocomplete(build_parser())
-    args = build_parser(_meant(given)).parse_args(given)
+    return _run(COMMAND, VERBS, sys.argv[1:] if arguments is None else arguments)
+
+
+def kubectl(arguments: Sequence[str] | None = None) -> int:
+    """Run `kubectl corepin`, for which kubectl calls the program `kubectl-corepin`, and return its exit code."""
+    return _run(PLUGIN, PLUGIN_VERBS, sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
+    args = build_parser(_meant(verbs, given), program).parse_args(given)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         return run(args)
     except CommandFailed as error:
         from corepin.documents import plain
 
-        print(f"corepin {args.verb}: {plain(str(error))}", file=sys.stderr)
+        print(f"{program} {args.verb}: {plain(str(error))}", file=sys.stderr)
         return FAILED
 
 
-def _meant(given: Sequence[str]) -> Sequence[str]:
+def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:
     """Return the modules of the verbs that may be meant: one alone when it is named, so that it starts sooner."""
-    return [name for name in VERBS if [name.rpartition(".")[2]] == list(given[:1])] or VERBS
+    return [name for name in verbs if [name.rpartition(".")[2]] == list(given[:1])] or verbs
 
 
-def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
+def build_parser(verbs: Sequence[str] = VERBS, program: str = COMMAND) -> argparse.ArgumentParser:
     """Return the parser of the command and its verbs."""
+    offline = "plan needs" if program == PLUGIN else "inject, validate and plan need"
     parser = argparse.ArgumentParser(
-        prog="corepin",
+        prog=program,
         description="Gives containers and virtual machines on Kubernetes the CPUs they were promised.",
-        epilog="`corepin VERB --help` explains a verb. inject, validate and plan need neither cluster nor machine.",
+        epilog=f"`{program} VERB --help` explains a verb. {offline} neither cluster nor machine.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="show the version and exit"

@@ -117,6 +117,7 @@ ROOMS = {
         *("agent.kubelet.policy", "agent.nri.guard", "agent.nri.guard_process"),
         *("webhook.config", "webhook.server"),
     ),
+    "corepin.plugin": (*("corepin.errors", "corepin.flags", "corepin.node", "pinning.contract"),),
     "corepin.node": (
         *("corepin.documents", "corepin.drawing", "corepin.errors", "corepin.flags", "corepin.terminal"),
         "corepin.host_flags",

@@ -1,1 +1,1 @@
-"""The verbs that look at a node: `map`, `doctor`."""
+"""The verbs that look at a node or at a pod there: `map`, `why`, `doctor`."""

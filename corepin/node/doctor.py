@@ -15,6 +15,7 @@ from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag, add_output_flag
 from corepin.host_flags import add_host_flags, nri_socket, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
+from corepin.node.kube_api import add_context_flag
 
 if TYPE_CHECKING:
     import argparse
@@ -40,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_socket_flag(parser)
     add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
     add_host_flags(parser)
+    add_context_flag(parser)
     add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
     add_output_flag(parser, "JSON")
     return parser
@@ -75,7 +77,8 @@ def _facts(args: argparse.Namespace) -> Facts:
         raise CommandFailed(
             f"the agent is of another version of corepin ({error!r}): use the same version"
         ) from error
-    return _with_cluster(facts, args.node or (state or {}).get("node"), {"agent": why} if why else {})
+    node = args.node or (state or {}).get("node")
+    return _with_cluster(facts, node, args.context, {"agent": why} if why else {})
 
 
 def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
@@ -86,7 +89,7 @@ def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
         return None, str(failure).partition(": start ")[0]
 
 
-def _with_cluster(facts: Facts, node: str | None, missing: dict[str, str]) -> Facts:
+def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: dict[str, str]) -> Facts:
     """Add what the API server says of the node, where it can be asked."""
     from corepin.node.kube_node import read_node
     from pinning.errors import BadQuantity
@@ -96,7 +99,7 @@ def _with_cluster(facts: Facts, node: str | None, missing: dict[str, str]) -> Fa
     if node is None:
         return replace(facts, missing={**missing, "kubelet_millicores": "the name of this node is not known"})
     try:
-        shown = read_node(node)
+        shown = read_node(node, context)
         cpu = millicores(shown.allocatable.get("cpu", "0"))
         vms = facts.vms._replace(labels=shown.labels)
         return replace(facts, kubelet_millicores=cpu, vms=vms, missing=missing)

@@ -1,20 +1,20 @@
-"""Read one node through the user's kubeconfig, or the account of the pod in which the command runs."""
+"""What the API server shows of nodes."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from corepin.errors import CommandFailed
-from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
+from corepin.node.kube_api import get
+from pinning.contract import CMK_NODE_LABEL, STATUS_POOLS, STATUS_TOPOLOGY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-USER_AGENT = "corepin"  # as audit logs name the command
-TIMEOUT_SECONDS = 10
-DEFAULT_KUBECONFIG = "~/.kube/config"
+_NODES = "/api/v1/nodes"
+_LISTED = 5  # of many nodes
 
 
 @dataclass(frozen=True)
@@ -45,48 +45,26 @@ class KubeNode:
         return text
 
 
-def read_node(name: str) -> KubeNode:
+def read_node(name: str, context: str | None = None) -> KubeNode:
     """Return a node; raise CommandFailed with what is missing."""
-    return KubeNode(name, **_facts(_ask(name)))
+    found = get(f"{_NODES}/{quote(name, safe='')}", f"node {name}", context)
+    metadata = found["metadata"]
+    return KubeNode(
+        name,
+        metadata.get("annotations") or {},
+        found["status"].get("allocatable") or {},
+        metadata.get("labels") or {},
+    )
 
 
-def _facts(node: Any) -> dict[str, Mapping[str, str]]:
-    return {
-        "annotations": node.metadata.annotations or {},
-        "allocatable": node.status.allocatable or {},
-        "labels": node.metadata.labels or {},
-    }
-
-
-def _ask(name: str) -> Any:
-    from kubernetes import client
-    from urllib3.exceptions import HTTPError
-
-    try:
-        with client.ApiClient(_settings()) as api:
-            api.user_agent = USER_AGENT
-            return client.CoreV1Api(api).read_node(name, _request_timeout=TIMEOUT_SECONDS)
-    except client.ApiException as error:
-        answer = f"the API server answered {error.status} ({error.reason})"
-        raise CommandFailed(f"node {name}: {answer}") from error
-    except HTTPError as error:
-        raise CommandFailed(f"the API server is out of reach: {error}") from error
-
-
-def _settings() -> Any:
-    """Return where the API server is and who asks; nothing is kept for other calls."""
-    from kubernetes import client, config
-
-    settings = client.Configuration()
-    try:
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
-            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-        else:
-            file = os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
-            config.load_kube_config(file, client_configuration=settings)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise CommandFailed(
-            f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or log in"
-        ) from error
-    settings.retries = False  # a server that is out of reach is an error at once
-    return settings
+def only_node(context: str | None = None) -> str:
+    """Return the name of the one node from which an agent reports; raise CommandFailed where there are others."""
+    selector = f"{CMK_NODE_LABEL}=true"
+    found = get(_NODES, "nodes", context, labelSelector=selector, limit=str(_LISTED + 1))["items"]
+    names = [node["metadata"]["name"] for node in found]
+    if len(names) == 1:
+        return str(names[0])
+    if not names:
+        raise CommandFailed(f"no node has the label {selector}: no corepin agent reports from this cluster")
+    listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    raise CommandFailed(f"several nodes have agents ({listed}): name one with --node")

@@ -14,6 +14,8 @@ from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.agent_socket import add_socket_flag, read_state
+from corepin.node.kube_api import add_context_flag
+from corepin.node.kube_node import read_node
 
 if TYPE_CHECKING:
     import argparse
@@ -43,11 +45,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_socket_flag(parser)
     parser.add_argument("--node", metavar="NAME", help="a node of the cluster, instead of this machine")
+    add_context_flag(parser)
+    add_ways(parser)
+    return parser
+
+
+def add_ways(parser: argparse._ActionsContainer) -> None:
+    """Add the flags that say how to show a node."""
     parser.add_argument(
         "--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C"
     )
     add_output_flag(parser, "JSON")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 def _look(args: argparse.Namespace) -> Callable[[], str]:
     """Return what reads the node and puts it into text; the text raises CommandFailed when there is none."""
     if args.output == "json":
-        return (lambda: _cluster_json(args.node)) if args.node else (lambda: _line(read_state(args.socket)))
-    return lambda: _text(_cluster_view(args.node) if args.node else _local_view(args.socket))
+        return lambda: _cluster_json(args) if args.node else _line(read_state(args.socket))
+    return lambda: _text(_cluster_view(args) if args.node else _local_view(args.socket))
 
 
 def _local_view(socket: str) -> NodeView:
@@ -76,22 +84,20 @@ def _local_view(socket: str) -> NodeView:
     return view_of_state(read_state(socket))
 
 
-def _cluster_view(name: str) -> NodeView:
-    from corepin.node.kube_node import read_node
+def _cluster_view(args: argparse.Namespace) -> NodeView:
     from corepin.node.node_view import view_of_annotations
 
-    node = read_node(name)
-    return view_of_annotations(name, node.topology, node.pools)
+    node = read_node(args.node, args.context)
+    return view_of_annotations(node.name, node.topology, node.pools)
 
 
-def _cluster_json(name: str) -> str:
-    from corepin.node.kube_node import read_node
-
-    node = read_node(name)
+def _cluster_json(args: argparse.Namespace) -> str:
+    node = read_node(args.node, args.context)
     try:
-        return _line({"node": name, "topology": json.loads(node.topology), "pools": json.loads(node.pools)})
+        machine = {"topology": json.loads(node.topology), "pools": json.loads(node.pools)}
     except ValueError as error:
-        raise CommandFailed(f"node {name}: its annotations are damaged: {error}") from error
+        raise CommandFailed(f"node {node.name}: its annotations are damaged: {error}") from error
+    return _line({"node": node.name, **machine})
 
 
 def _line(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from corepin.documents import add_file_flag, plain, read_documents, read_text, write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
+from corepin.node.kube_api import add_context_flag
 
 if TYPE_CHECKING:
     import argparse
@@ -52,6 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="a node of the cluster, as its agent published it, as if nobody held CPUs there",
     )
+    add_context_flag(parser)
     parser.add_argument(
         "--reserved",
         metavar="LIST",
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     documents = _documents(args.filename)
     try:
-        topology, reserved = _read_published(args.node) if args.node else (_read_machine(args.topology), None)
+        topology, reserved = _read_published(args) if args.node else (_read_machine(args.topology), None)
         given = args.reserved if args.reserved is not None or args.config else reserved
         config = _read_config(args.config, given)
         check_machine(topology, topology.online, config)
@@ -129,13 +131,13 @@ def _note(text: object) -> None:
     print(f"corepin plan: {plain(str(text))}", file=sys.stderr)
 
 
-def _read_published(name: str) -> tuple[Topology, str]:
+def _read_published(args: argparse.Namespace) -> tuple[Topology, str]:
     """Read a node of the cluster: its machine, and what is reserved there."""
     from corepin.node.kube_node import read_node
     from corepin.node.node_view import view_of_annotations
 
-    node = read_node(name)
-    picture = view_of_annotations(name, node.topology, node.pools).picture
+    node = read_node(args.node, args.context)
+    picture = view_of_annotations(node.name, node.topology, node.pools).picture
     return picture.topology, str(picture.reserved)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import yaml
 
@@ -49,11 +50,20 @@ def api_server(directory: Path, annotations: Mapping[str, str], **allocatable: s
         "metadata": {"name": "n1", "annotations": dict(annotations)},
         "status": {"allocatable": allocatable},
     }
+    with api_objects(directory, {"/api/v1/nodes/n1": node}) as config:
+        yield config
+
+
+@contextmanager
+def api_objects(directory: Path, objects: Mapping[str, Any]) -> Iterator[Path]:
+    """Serve objects by path and query to who says to be `corepin`, and nothing else; yield a kubeconfig."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            is_there = (self.path, self.headers["User-Agent"]) == ("/api/v1/nodes/n1", "corepin")
-            body = json.dumps(node if is_there else {"kind": "Status", "reason": "NotFound"}).encode()
+            path = unquote(self.path)
+            is_there = path in objects and self.headers["User-Agent"] == "corepin"
+            found = objects[path] if is_there else {"kind": "Status", "reason": "NotFound"}
+            body = json.dumps(found).encode()
             self.send_response(200 if is_there else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

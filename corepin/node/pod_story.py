@@ -1,0 +1,176 @@
+"""What happened to a pod's claims for CPUs, in its order, and what the pod waits for. Pure: from what the API shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from corepin.node.pod_waits import waits_of
+from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, PRODUCT, STATUS_CPUS
+from pinning.pods.claims import Claim, Origin, read_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pinning.pods.types import Pod
+
+_TO_SECONDS: Final = len("2026-11-20T10:00:00")
+# In this order things of the same second are told: so they follow from one another.
+_STAGES: Final = ("claim", "admission", "node", "start", "decision", "refusal", "event", "proof")
+_OF_REASONS: Final = {"Pinned": "decision", "PolicyChanged": "decision", "Unpinnable": "refusal"}
+_PATHS: Final = {
+    "nri": "it was made so (NRI)",
+    "cgroup": "written to its cgroup",
+    "runtime": "set by the runtime (CRI)",
+    "affinity": "set for each thread of its virtual machine",
+    "found": "found so by the agent",
+}
+
+
+class Moment(NamedTuple):
+    """One thing that happened."""
+
+    time: str  # to the second, empty when it is not known
+    stage: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that is known of one pod."""
+
+    title: str
+    moments: tuple[Moment, ...]
+    waits: tuple[str, ...]  # empty: for nothing
+
+
+def story_of(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Story:
+    """Return the story of a pod as the API server shows it, told by itself and by its events."""
+    status = agent_status(pod)
+    told = list(_events(events))
+    moments = [*_claims(pod), *_admission(pod), *_node(pod), *_starts(pod), *told]
+    moments += _decisions(status, told)
+    moments += _proofs(status)
+    return Story(_title(pod), tuple(sorted(moments, key=_order)), tuple(waits_of(pod, status)))
+
+
+def agent_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the agent says of a pod; nothing where it said nothing, or somebody else did."""
+    text = (pod["metadata"].get("annotations") or {}).get(STATUS_CPUS)
+    try:
+        status = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    is_ours = isinstance(status, dict) and isinstance(status.get("containers", {}), dict)
+    return status if is_ours else {}
+
+
+def _order(moment: Moment) -> tuple[str, int]:
+    return moment.time[:_TO_SECONDS], _STAGES.index(moment.stage)
+
+
+def _title(pod: Mapping[str, Any]) -> str:
+    metadata, phase = pod["metadata"], pod["status"].get("phase", "of unknown phase")
+    node = pod["spec"].get("nodeName")
+    place = f"on node {node}" if node else "on no node yet"
+    return f"pod {metadata['namespace']}/{metadata['name']}, {phase}, {place}"
+
+
+def _claims(pod: Mapping[str, Any]) -> Iterator[Moment]:
+    time = pod["metadata"].get("creationTimestamp") or ""
+    claims = read_pod(cast("Pod", pod))
+    for claim in claims.claims:
+        yield Moment(time, "claim", f"{claim.container} wants {_wish(claim)}")
+    for cause in claims.causes:
+        yield Moment(time, "claim", f"cannot hold: {cause.field}: {cause.message}")
+    if not claims.claims and not claims.causes:
+        yield Moment(time, "claim", "none: its containers run in the shared set")
+
+
+def _wish(claim: Claim) -> str:
+    unit = "core" if claim.origin is Origin.CMK else "CPU"
+    words = [f"{claim.count} {unit}{'s' * (claim.count != 1)}", str(claim.policy)]
+    words += [f"smt {claim.smt}"] if claim.smt else []
+    words += [f"numa {claim.numa}"] if claim.numa else []
+    source = {
+        Origin.CMK: f"by the resource {claim.resource}",
+        Origin.LAUNCHER: "for a virtual machine with dedicated CPUs",
+        Origin.ANNOTATION: "by annotation",
+    }[claim.origin]
+    return f"{', '.join(words)}, {source}" + (", and must not start without" if claim.must_fit else "")
+
+
+def _admission(pod: Mapping[str, Any]) -> Iterator[Moment]:
+    """Yield what the webhook is seen to have added."""
+    time = pod["metadata"].get("creationTimestamp") or ""
+    annotations = pod["metadata"].get("annotations") or {}
+    if CMK_INJECTED in annotations:
+        yield Moment(time, "admission", "the webhook added CMK's mounts, variable and toleration")
+    if GUARDED in annotations:
+        yield Moment(time, "admission", "the webhook marked it for the guard of its node")
+    if any(it["name"] == GATE_CONTAINER for it in pod["spec"].get("initContainers") or ()):
+        yield Moment(time, "admission", f"the webhook added the init container {GATE_CONTAINER}")
+
+
+def _node(pod: Mapping[str, Any]) -> Iterator[Moment]:
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            time = condition.get("lastTransitionTime") or ""
+            yield Moment(time, "node", f"the scheduler chose {pod['spec'].get('nodeName')}")
+
+
+def _starts(pod: Mapping[str, Any]) -> Iterator[Moment]:
+    for container in pod["status"].get("containerStatuses") or ():
+        running = (container.get("state") or {}).get("running")
+        if running:
+            again = f", its restart {container['restartCount']}" if container.get("restartCount") else ""
+            yield Moment(running.get("startedAt") or "", "start", f"{container['name']} started{again}")
+
+
+def _events(events: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
+    """Yield what corepin told, and what anybody warned of."""
+    for event in events:
+        is_ours = (event.get("source") or {}).get("component") == PRODUCT
+        if is_ours or event.get("type") == "Warning":
+            reason, count = event.get("reason") or "", event.get("count") or 1
+            often = f" ({count} times, last {event.get('lastTimestamp')})" if count > 1 else ""
+            stage = _OF_REASONS.get(reason, "event") if is_ours else "event"
+            yield Moment(_time(event), stage, f"{reason}: {event.get('message')}{often}")
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    created = event["metadata"].get("creationTimestamp")
+    return event.get("firstTimestamp") or event.get("eventTime") or created or ""
+
+
+def _decisions(status: Mapping[str, Any], told: Iterable[Moment]) -> Iterator[Moment]:
+    """Yield what was decided of each container, unless an event says it still: the API server forgets those."""
+    for name, container in status.get("containers", {}).items():
+        if "policy" not in container:
+            continue
+        decided = f"container {name} runs on CPUs {container['cpus']}"
+        if not any(
+            moment.message.startswith((f"Pinned: {decided},", f"Pinned: {decided} ")) for moment in told
+        ):
+            words = [f"cpu {container['policy']}", f"smt {container['smtPolicy']}"]
+            words.append(f"numa {container['numaPolicy']}")
+            idle = f", siblings {container['idle']} idle" if container.get("idle") else ""
+            message = f"{name} gets CPUs {container['cpus']}{idle} ({', '.join(words)})"
+            yield Moment((container.get("applied") or {}).get("time") or "", "decision", message)
+
+
+def _proofs(status: Mapping[str, Any]) -> Iterator[Moment]:
+    for name, container in status.get("containers", {}).items():
+        if applied := container.get("applied"):
+            message = f"the kernel keeps {name} on CPUs {applied['cpus']}, {_PATHS.get(applied['path'], applied['path'])}"
+            yield Moment(applied["time"], "proof", message + _window(applied.get("windowSeconds")))
+    if machine := status.get("vm"):
+        vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine["vcpus"]))
+        yield Moment(machine["time"], "proof", f"the kernel keeps its vCPUs so: {vcpus}")
+
+
+def _window(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"; it may have run elsewhere for {seconds:g} s" if seconds else "; before its first instruction"

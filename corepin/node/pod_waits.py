@@ -1,0 +1,64 @@
+"""What a pod waits for before its containers have the CPUs that they claim. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from pinning.contract import GATE_CONTAINER
+from pinning.pods.claims import read_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pinning.pods.types import Pod
+
+_OVER = frozenset({"Succeeded", "Failed"})
+_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})  # said of every pod for a moment
+
+
+def waits_of(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each thing that a pod waits for; `status` is what the agent says of it."""
+    if pod["status"].get("phase") in _OVER:
+        return
+    if not pod["spec"].get("nodeName"):
+        yield f"a node: {_unscheduled(pod)}"
+        return
+    claims = read_pod(cast("Pod", pod)).claims
+    if claims and not status:
+        node = pod["spec"]["nodeName"]
+        yield f"the agent of node {node}, which has said nothing of it: look whether one runs there, and at its log"
+    if refusal := status.get("refusal"):
+        yield f"its annotations: {refusal['message']}"
+    for name, container in status.get("containers", {}).items():
+        yield from _of_container(name, container)
+    yield from _of_kubelet(pod)
+
+
+def _unscheduled(pod: Mapping[str, Any]) -> str:
+    conditions = pod["status"].get("conditions") or ()
+    messages = (it.get("message") for it in conditions if it["type"] == "PodScheduled")
+    return next(messages, None) or "the scheduler has said nothing yet"
+
+
+def _of_container(name: str, container: Mapping[str, Any]) -> Iterator[str]:
+    refusal = container.get("refusal")
+    if refusal:
+        yield f"CPUs for {name}: {refusal['message']}"
+    elif "policy" in container and not container["pinned"]:
+        yield f"the kernel to keep {name} on CPUs {container['cpus']}"
+    if container.get("drift"):
+        yield f"tasks of {name} that may run outside of its CPUs: the agent moves them back"
+    if intruders := container.get("intruders"):
+        yield f"{', '.join(intruders)} to leave the CPUs of {name}"
+
+
+def _of_kubelet(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the containers that the kubelet holds back, and the gate while it does its work."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    for container in (it for kind in kinds for it in pod["status"].get(kind) or ()):
+        state = container.get("state") or {}
+        if container["name"] == GATE_CONTAINER and "running" in state:
+            yield f"{GATE_CONTAINER}, which ends when the agent has assigned every CPU that the pod must have"
+        waiting = state.get("waiting") or {}
+        if waiting and waiting.get("reason") not in _ON_THE_WAY:
+            yield f"{container['name']} ({waiting.get('reason')}): {waiting.get('message', 'no more is known')}"

@@ -1,0 +1,37 @@
+"""`kubectl corepin map`: every core of a node and who owns it, as the node's agent published it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from corepin.node import map as node_map
+from corepin.node.kube_api import add_context_flag
+from corepin.node.kube_node import only_node
+
+if TYPE_CHECKING:
+    import argparse
+
+EPILOG = """\
+The annotations of the node are read: they hold the machine and the owners of its CPUs. Without --node the only node
+that has an agent is meant.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the verb to the command."""
+    parser = subparsers.add_parser(
+        "map",
+        help="show every core of a node and who owns it",
+        description=node_map.DESCRIPTION,
+        epilog=EPILOG,
+    )
+    parser.add_argument("--node", metavar="NAME", help="a node of the cluster")
+    add_context_flag(parser)
+    node_map.add_ways(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the node once, or until Ctrl-C."""
+    args.node = args.node or only_node(args.context)
+    return node_map.run(args)

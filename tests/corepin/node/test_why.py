@@ -1,0 +1,254 @@
+"""`corepin why`: the story of a pod, from what the agent and Kubernetes write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.report.events import event_document, events_between
+from agent.report.pod_status import pod_status
+from corepin.cli import kubectl, main
+from corepin.node.pod_story import Moment, story_of
+from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, STATUS_CPUS
+from pinning.pods.types import Pod
+from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, state_of
+from tests.corepin.nodes import api_objects
+from tests.pods import container
+
+LATER = "2026-11-20T10:00:07Z"
+
+
+def shown(document: Pod, *others: Pod, **state: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a pod with its events as the API server shows them once the agent has reported."""
+    after = state_of(*others, document, **state)
+    own: dict[str, Any] = dict(document["metadata"] or {})
+    uid = own["uid"]
+    text = pod_status(next(pod for pod in after.pods if pod.uid == uid), None)
+    events = [
+        event_document(event, document, "node-1", LATER)
+        for event in events_between(state_of(*others), after)
+        if event.owner.pod_uid == uid
+    ]
+    metadata = own | {"annotations": {**own["annotations"], STATUS_CPUS: text}}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-20T10:00:01Z"}
+    running = {"name": "main", "state": {"running": {"startedAt": "2026-11-20T10:00:05Z"}}}
+    status = {"phase": "Running", "conditions": [scheduled], "containerStatuses": [running]}
+    return {
+        "metadata": metadata,
+        "spec": {**(document["spec"] or {}), "nodeName": "node-1"},
+        "status": status,
+    }, events
+
+
+def served(pod: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what an API server has of a pod, by path."""
+    folder, name = "/api/v1/namespaces/default", pod["metadata"]["name"]
+    return {
+        f"{folder}/pods/{name}": pod,
+        f"{folder}/events?fieldSelector=involvedObject.uid={name}": {"items": events},
+    }
+
+
+def changed(pod: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """Return a pod with another status."""
+    return {**pod, "status": {**pod["status"], **status}}
+
+
+def test_pinned_pod_is_told_from_claim_to_proof() -> None:
+    """Claim, node, start, decision and proof stand in the order of their times, and nothing is waited for."""
+    story = story_of(*shown(bound("web", annotations=ISOLATE), when=LATER))
+
+    assert story.title == "pod default/web, Running, on node node-1"
+    assert story.moments == (
+        Moment(
+            WHEN,
+            "claim",
+            "main wants 2 CPUs, exclusive, smt isolate, by annotation, and must not start without",
+        ),
+        Moment("2026-11-20T10:00:01Z", "node", "the scheduler chose node-1"),
+        Moment("2026-11-20T10:00:05Z", "start", "main started"),
+        Moment(
+            LATER,
+            "decision",
+            "Pinned: container main runs on CPUs 2-3, siblings 6-7 idle (cpu exclusive, smt isolate, numa packed)",
+        ),
+        Moment(LATER, "proof", "the kernel keeps main on CPUs 2-3, written to its cgroup"),
+    )
+    assert story.waits == ()
+
+
+def test_decision_outlives_its_event() -> None:
+    """The API server forgets events; the annotation still says what was decided."""
+    pod, _ = shown(bound("web", annotations=ISOLATE))
+
+    decided = [moment.message for moment in story_of(pod, []).moments if moment.stage == "decision"]
+    assert decided == ["main gets CPUs 2-3, siblings 6-7 idle (cpu exclusive, smt isolate, numa packed)"]
+
+
+def test_refused_claim_says_what_it_waits_for() -> None:
+    """The refusal with its remedy is both in the story and at its end."""
+    full = bound("big", container("main", 6), annotations=EXCLUSIVE)
+    story = story_of(*shown(bound("late", annotations=EXCLUSIVE), full))
+
+    (refusal,) = (moment.message for moment in story.moments if moment.stage == "refusal")
+    assert refusal.startswith("Unpinnable: ")
+    (wait,) = story.waits
+    assert wait.startswith("CPUs for main: wanted 2 free CPUs, found 0: wait")
+
+
+def test_pod_without_a_node_waits_for_the_scheduler() -> None:
+    """What the scheduler says is the reason; without a word of it, that is said."""
+    pod = {**bound("web", annotations=EXCLUSIVE)}
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+
+    assert story_of(pod | {"status": {"conditions": [condition]}}, []).waits == (
+        "a node: 0/1 nodes are available",
+    )
+    assert story_of(pod | {"status": {}}, []).waits == ("a node: the scheduler has said nothing yet",)
+
+
+def test_silent_agent_is_named() -> None:
+    """A claim of which no agent says anything waits for the agent; a pod without claims waits for nobody."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    for text in ("{", "[]", '{"containers": []}'):
+        pod["metadata"]["annotations"][STATUS_CPUS] = text
+        (wait,) = story_of(pod, []).waits
+        assert wait.startswith("the agent of node node-1")
+    plain, _ = shown(bound("plain", annotations={}))
+    assert story_of(plain, []).waits == ()
+    assert story_of(plain, []).moments[0].message == "none: its containers run in the shared set"
+
+
+def test_everything_that_can_be_waited_for_is_named() -> None:
+    """Gate, kubelet, kernel, drift, intruders and unreadable annotations each have their words."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    main_status = {"policy": "exclusive", "cpus": "1,5", "smtPolicy": "prefer", "numaPolicy": "packed"}
+    main_status |= {"pinned": False, "drift": True, "intruders": ["a/b/c"]}  # type: ignore[dict-item]
+    status = {"refusal": {"message": "'x' is not a policy"}, "containers": {"main": main_status}}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    gate = {"name": GATE_CONTAINER, "state": {"running": {}}}
+    held = {"name": "main", "state": {"waiting": {"reason": "CreateContainerError", "message": "no CPUs"}}}
+    usual = {"name": "other", "state": {"waiting": {"reason": "PodInitializing"}}}
+    waits = story_of(changed(pod, initContainerStatuses=[gate], containerStatuses=[held, usual]), []).waits
+
+    assert [wait.partition(":")[0].partition(",")[0] for wait in waits] == [
+        "its annotations",
+        "the kernel to keep main on CPUs 1",
+        "tasks of main that may run outside of its CPUs",
+        "a/b/c to leave the CPUs of main",
+        GATE_CONTAINER,
+        "main (CreateContainerError)",
+    ]
+    assert story_of(changed(pod, phase="Failed"), []).waits == ()
+
+
+def test_what_the_webhook_added_is_told() -> None:
+    """CMK's contract, the guard's mark and the gate are seen on the pod."""
+    pod, _ = shown(bound("web", annotations={**ISOLATE, CMK_INJECTED: "1", GUARDED: "true"}))
+    pod["spec"]["initContainers"] = [{"name": GATE_CONTAINER}]
+
+    added = [moment.message for moment in story_of(pod, []).moments if moment.stage == "admission"]
+    assert [message.split()[-1] for message in added] == ["toleration", "node", GATE_CONTAINER]
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [(0.0, "before its first instruction"), (0.25, "it may have run elsewhere for 0.25 s"), (None, "cgroup")],
+)
+def test_proof_says_how_long_it_was_not_so(window: float | None, words: str) -> None:
+    """The window between the first instruction and the right CPUs is told where it is known."""
+    pod, _ = shown(bound("web", annotations=ISOLATE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    if window is not None:
+        status["containers"]["main"]["applied"]["windowSeconds"] = window
+    status["vm"] = {"time": LATER, "vcpus": ["1", "2"]}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+
+    proofs = [moment.message for moment in story_of(pod, []).moments if moment.stage == "proof"]
+    assert proofs[0].endswith(words)
+    assert proofs[1] == "the kernel keeps its vCPUs so: 0 on 1, 1 on 2"
+
+
+def test_warnings_of_others_are_part_of_it() -> None:
+    """What scheduler and kubelet warn of is told with how often; what they say besides is not."""
+    pod, _ = shown(bound("web", annotations=ISOLATE))
+    warning = {"metadata": {}, "type": "Warning", "reason": "FailedScheduling", "message": "full", "count": 3}
+    usual = {"metadata": {}, "type": "Normal", "reason": "Pulled", "message": "image"}
+    story = story_of(pod, [{**warning, "eventTime": "2026-11-20T10:00:00.5Z", "lastTimestamp": LATER}, usual])
+
+    told = [moment.message for moment in story.moments if moment.stage == "event"]
+    assert told == [f"FailedScheduling: full (3 times, last {LATER})"]
+
+
+def test_the_guide_shows_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The story in the user guide is what the command prints."""
+    pod, events = shown(bound("web", annotations=ISOLATE), when=LATER)
+    monkeypatch.setenv("COLUMNS", "200")
+    with api_objects(tmp_path, served(pod, events)) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["why", "web", "-n", "default"]) == 0
+
+    shown_there = f"$ kubectl corepin why web\n{capsys.readouterr().out}```\n"
+    assert shown_there in Path("docs/user-guide.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words", [("web",), ("web", "-n", "default"), ("default/web",), ("web", "--context", "x")]
+)
+def test_command_prints_the_story(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    """However the pod is named, its story fits the screen, and control characters in it are spelled out."""
+    pod, events = shown(bound("web", annotations=ISOLATE))
+    events.append({"metadata": {}, "type": "Warning", "reason": "Odd", "message": "\x1b[31mred"})
+    monkeypatch.setenv("COLUMNS", "70")
+    with api_objects(tmp_path, served(pod, events)) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["why", *words]) == 0
+        text = capsys.readouterr().out
+        assert main(["why", *words, "-o", "json"]) == 0
+
+    assert max(map(len, text.splitlines())) <= 70
+    assert f"{WHEN}  claim      main wants 2 CPUs" in text
+    assert "\\x1b[31mred" in text
+    assert text.endswith("\nIt waits for nothing.\n")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["pod"], told["waits"]) == ("pod default/web, Running, on node node-1", [])
+    assert told["story"][0]["stage"] == "claim" or told["story"][0]["time"] == ""
+
+
+def test_failures_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pod that is not there, and an annotation that no version wrote, end with the reason."""
+    pod, _ = shown(bound("web", annotations=ISOLATE))
+    pod["metadata"]["annotations"][STATUS_CPUS] = '{"containers": {"main": {"policy": "exclusive"}}}'
+    with api_objects(tmp_path, served(pod, [])) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["why", "none"]) == 2
+        assert main(["why", "web"]) == 2
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "corepin why: pod default/none: the API server answered 404 (Not Found)"
+    assert "of another version of corepin" in second
+
+
+def test_refused_pod_shows_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last lines are what the pod waits for."""
+    full = bound("big", container("main", 6), annotations=EXCLUSIVE)
+    pod, events = shown(bound("late", annotations=EXCLUSIVE), full)
+    with api_objects(tmp_path, served(pod, events)) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert main(["why", "late"]) == 0
+
+    assert "\nIt waits for:\n- CPUs for main: wanted 2 free CPUs" in capsys.readouterr().out
