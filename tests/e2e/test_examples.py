@@ -24,10 +24,21 @@ GUIDED = [
 ]
 
 
+# As Kata's installation makes it: a pod that names a runtime class that is not there is refused.
+RUNTIME_CLASS = {
+    "apiVersion": "node.k8s.io/v1",
+    "kind": "RuntimeClass",
+    "metadata": {"name": "kata"},
+    "handler": "kata",
+}
+
+
 @pytest.fixture(scope="module")
 def gallery(registered: Registered) -> Cluster:
-    """Return a namespace for all examples."""
-    return registered.namespace()
+    """Return a namespace for all examples, on a cluster with Kata."""
+    cluster = registered.namespace()
+    assert not cluster.create(RUNTIME_CLASS).is_refused
+    return cluster
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=ids(EXAMPLES))
