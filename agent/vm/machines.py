@@ -14,6 +14,7 @@ from agent.vm.affinity import KERNEL, Affinities
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.node import Node
+from agent.vm.outside import count_vhost_threads
 from agent.vm.threads import count_threads, read_threads, rescan_threads
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
@@ -103,8 +104,15 @@ class KernelVirtualMachines:
     def count(self, place: VMPlace) -> int:
         """Return how many threads it has now, cheaply; 0 when it is not there."""
         machine = self._machines.get(place)
+        if machine is None:
+            return 0
+        own = self._count_own(machine)
+        return own and own + count_vhost_threads(self._look(), machine.masks)
+
+    def _count_own(self, machine: _Machine) -> int:
+        """Return how many threads its process has."""
         try:
-            return count_threads(self._roots, machine.vmm) if machine else 0
+            return count_threads(self._roots, machine.vmm)
         except AgentError:
             return 0
 
@@ -128,7 +136,7 @@ class KernelVirtualMachines:
         refused: frozenset[Role] = frozenset()
         for _ in range(ROUNDS):
             refused = self._put(machine, masks)
-            if self.count(place) == machine.threads.own_count:
+            if self._count_own(machine) == machine.threads.own_count:
                 break
             if self.read(place) is None:
                 return None
@@ -147,7 +155,7 @@ class KernelVirtualMachines:
 
     def _listed(self, place: VMPlace, *, fully: bool) -> _Machine:
         """Return a machine with its threads as they are now; raise AgentError when it is not there."""
-        node, cgroups = self._look(), place.cgroups
+        node, cgroups = self._look(fully=fully), place.cgroups
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
@@ -181,10 +189,10 @@ class KernelVirtualMachines:
             self._missing[place] = _Missing(now + seconds, seconds)
         return vmm
 
-    def _look(self) -> Node:
+    def _look(self, *, fully: bool = False) -> Node:
         """Return what all machines share; many are read one after the other, and need it once."""
         if self._monotonic() >= self._node_until:
-            self._node = Node(self._roots)
+            self._node = Node(self._roots) if fully else self._node.again()
             self._node_until = self._monotonic() + NODE_SECONDS
         return self._node
 

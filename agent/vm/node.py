@@ -16,7 +16,7 @@ from agent.vm.names import companion_role, kind_of, parts_of
 from agent.vm.process import opened, processes, read_piece, read_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from agent.kernel.cgroupfs import Hierarchy
 
@@ -56,10 +56,15 @@ class Command(NamedTuple):
 
 
 class Node:
-    """One look at a node: make a new one for the next look."""
+    """One look at a node: make a new one for the next look, or with `again` one that reads less."""
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, strangers: frozenset[int] = frozenset()) -> None:
         self.roots = roots
+        self._strangers = strangers  # kernel threads that serve no machine, as an earlier look found
+
+    def again(self) -> Node:
+        """Return the next look, which asks only those kernel threads for their names that are new or serve a machine."""
+        return Node(self.roots, self._strangers)
 
     def machines_of(self, tasks: frozenset[int]) -> list[Path]:
         """Return KVM's debugfs folders, PID-DESCRIPTOR, of the machines that one of the threads made."""
@@ -78,12 +83,11 @@ class Node:
     @cached_property
     def kernel_threads(self) -> tuple[KernelThread, ...]:
         """Return the kernel's own threads for vhost and the timer of KVM, ascending."""
-        return tuple(self._kernel_threads())
-
-    def _kernel_threads(self) -> Iterator[KernelThread]:
-        for task in self._children_of_kthreadd():
-            if thread := self.kernel_thread(task):
-                yield thread
+        tasks = self._children_of_kthreadd()
+        asked = (self.kernel_thread(task) for task in tasks if task not in self._strangers)
+        found = tuple(thread for thread in asked if thread)
+        self._strangers = frozenset(tasks) - {thread.tid for thread in found}
+        return found
 
     def kernel_thread(self, task: int) -> KernelThread | None:
         """Return a thread if it is one of the kernel's for vhost or the timer; None for another, and when it ended."""

@@ -12,7 +12,7 @@ from agent.vm.process import MOST_THREADS, opened
 from pinning.vm_threads import Role, VMThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from agent.vm.node import KernelThread, Node
     from pinning.vm_threads import VMM, VMThreads
@@ -36,6 +36,11 @@ def vhost_threads(node: Node, own: frozenset[int], cgroups: Iterable[str]) -> It
     for tid, name in found.items():
         if name.startswith(_VHOST):
             yield VMThread(tid, Role.VHOST, name)
+
+
+def count_vhost_threads(node: Node, own: Container[int]) -> int:
+    """Return how many of the kernel's vhost threads have the number of one of these threads."""
+    return sum(_number(thread.name) in own for thread in node.kernel_threads)
 
 
 def pit_threads(node: Node, vmm: VMM) -> tuple[list[VMThread], str]:
@@ -77,10 +82,13 @@ def companion_threads(node: Node, sandbox_id: str) -> Iterator[VMThread]:
 
 
 def still_outside(node: Node, known: VMThreads, own: frozenset[int], sandbox_id: str) -> Iterator[VMThread]:
-    """Yield the threads outside that were found at an earlier look and are there."""
-    for thread in known.threads:
-        if thread.tid not in own and _is_there(node, thread, sandbox_id):
-            yield thread
+    """Yield the threads outside that were found at an earlier look and are there, and vhost's that came since."""
+    there = [
+        thread for thread in known.threads if thread.tid not in own and _is_there(node, thread, sandbox_id)
+    ]
+    yield from there
+    kept = {thread.tid for thread in there}
+    yield from (thread for thread in vhost_threads(node, own, ()) if thread.tid not in kept)
 
 
 def _is_there(node: Node, thread: VMThread, sandbox_id: str) -> bool:

@@ -44,7 +44,7 @@ def read_threads(
 
 
 def rescan_threads(node: Node, known: VMThreads, *, sandbox_id: str = "") -> VMThreads:
-    """Return the threads with what is new in the process; none is looked for outside. Raises Gone, Refused."""
+    """Return the threads with what is new in the process, and with new vhost threads; raise Gone, Refused."""
     seen = _read_own(node, known.vmm, known)
     own = frozenset(thread.tid for thread in seen.threads)
     return _with(seen, still_outside(node, known, own, sandbox_id), known.notes)
