@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -23,6 +23,13 @@ class Role(StrEnum):
     SHIM = "shim"  # containerd-shim-kata-v2, a process of its own
 
 
+class Task(NamedTuple):
+    """One thread and no other that has its id later: the kernel gives each a folder with an inode number of its own."""
+
+    tid: int  # in the host's pid namespace
+    folder: int
+
+
 @dataclass(frozen=True, slots=True)
 class VMThread:
     """One thread, by its id in the host's pid namespace."""
@@ -33,6 +40,12 @@ class VMThread:
     # Of a vCPU: QEMU's number of it by its name, else KVM's, which is the APIC id on x86. It orders the vCPUs, has
     # gaps after hotplug, and is never a position.
     index: int | None = None
+    folder: int = field(default=0, compare=False)  # which it is under its id, as `Task` says; 0: not known
+
+    @property
+    def task(self) -> Task:
+        """Return what it is known by."""
+        return Task(self.tid, self.folder)
 
 
 class GuestID(NamedTuple):

@@ -78,7 +78,7 @@ def companion_threads(node: Node, sandbox_id: str) -> Iterator[VMThread]:
     for command in node.commands_of(sandbox_id):
         if role := companion_role(command.program):
             with suppress(AgentError), opened(node.roots.proc, command.pid) as process:
-                yield from (VMThread(task, role, name) for task, name in process.names().items())
+                yield from (VMThread(task.tid, role, name) for task, name in process.names().items())
 
 
 def still_outside(node: Node, known: VMThreads, own: frozenset[int], sandbox_id: str) -> Iterator[VMThread]:

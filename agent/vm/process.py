@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
 from agent.kernel.procfs import FLAGS, PARENT, STARTED, parse_stat
+from pinning.vm_threads import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS: Final = 16_384  # a guest of KVM has up to 4,096 vCPUs
 _MOST_LISTINGS: Final = 8  # it may make threads faster than they are read: the next look has them
-_NONE: Final[Mapping[int, str]] = MappingProxyType({})
+_NONE: Final[Mapping[Task, str]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536
 _FEW_BYTES: Final = 4096
 _LINKS: Final = 2  # of a folder without others in it: the kernel adds one for each thread
@@ -36,12 +37,12 @@ class Process:
         self._folder = folder
         self.pid = pid
 
-    def tasks(self) -> list[int]:
-        """Return the ids of its threads, ascending, up to MOST_THREADS of them."""
+    def tasks(self) -> list[Task]:
+        """Return its threads, ascending, up to MOST_THREADS of them."""
         folder = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             with os.scandir(folder) as entries:
-                return sorted(int(entry.name) for entry in islice(entries, MOST_THREADS))
+                return sorted(Task(int(entry.name), entry.inode()) for entry in islice(entries, MOST_THREADS))
         finally:
             os.close(folder)
 
@@ -68,14 +69,14 @@ class Process:
         """Return what a thread is called, with "?" for what cannot be printed."""
         return printable(self._read(f"task/{task}/comm").removesuffix("\n"))
 
-    def names(self, known: Mapping[int, str] = _NONE) -> dict[int, str]:
-        """Return the names of its threads by id, ascending, listed until no new one comes; those known are not read."""
+    def names(self, known: Mapping[Task, str] = _NONE) -> dict[Task, str]:
+        """Return the names of its threads, ascending, listed until no new one comes; those known are not read."""
         names, tasks = dict(known), self.tasks()
         for _ in range(_MOST_LISTINGS):
             for task in tasks:
                 if task not in names:
                     with suppress(FileNotFoundError, ProcessLookupError):
-                        names[task] = self.name(task)
+                        names[task] = self.name(task.tid)
             tasks = self.tasks()
             if all(task in names for task in tasks):
                 break

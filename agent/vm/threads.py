@@ -13,10 +13,10 @@ from agent.vm.vcpus import tell_vcpus
 from pinning.vm_threads import Role, VMThread, VMThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from agent.vm.node import Node, Roots
-    from pinning.vm_threads import VMM
+    from pinning.vm_threads import VMM, Task
 
 
 def count_threads(roots: Roots, vmm: VMM) -> int:
@@ -62,29 +62,34 @@ def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
             raise Gone(f"process {vmm.pid} is another one now")
         if (count := process.count()) > MOST_THREADS:
             return VMThreads(vmm, (), "", f"its {count} threads are too many to look at", count)
-        names = process.names(_settled(known))
-        told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), _probed(known))
-    threads = tuple(_own_thread(vmm, tid, name, told.indexes) for tid, name in names.items())
+        tasks = process.names(_settled(known))
+        names = {task.tid: name for task, name in tasks.items()}
+        probed = _probed(known, tasks)
+        told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), probed)
+    threads = tuple(_own_thread(vmm, task, name, told.indexes) for task, name in tasks.items())
     return VMThreads(vmm, threads, told.by, told.reason, len(threads))
 
 
-def _settled(known: VMThreads | None) -> dict[int, str]:
+def _settled(known: VMThreads | None) -> dict[Task, str]:
     """Return the names that are known for good.
 
     A thread gets its own after it began: one without a role may, and one that was called as its maker, a vCPU.
     """
     threads = known.threads if known and known.told_by else ()
-    return {thread.tid: thread.name for thread in threads if thread.role is not Role.EMULATOR}
+    return {thread.task: thread.name for thread in threads if thread.role is not Role.EMULATOR}
 
 
-def _probed(known: VMThreads | None) -> dict[int, int]:
-    """Return the vCPUs that the probe found at an earlier look, maybe not all."""
+def _probed(known: VMThreads | None, tasks: Container[Task]) -> dict[int, int]:
+    """Return the vCPUs that the probe found at an earlier look, maybe not all, and that are there."""
     if known is None or known.told_by in ("debugfs", "names"):
         return {}
-    return {thread.tid: thread.index for thread in known.threads if thread.index is not None}
+    threads = (thread for thread in known.threads if thread.task in tasks)
+    return {thread.tid: thread.index for thread in threads if thread.index is not None}
 
 
-def _own_thread(vmm: VMM, tid: int, name: str, indexes: Mapping[int, int]) -> VMThread:
+def _own_thread(vmm: VMM, task: Task, name: str, indexes: Mapping[int, int]) -> VMThread:
+    tid, folder = task
     if tid in indexes:
-        return VMThread(tid, Role.VCPU, name, indexes[tid])
-    return VMThread(tid, Role.EMULATOR if tid == vmm.pid else role_of(vmm.kind, name), name)
+        return VMThread(tid, Role.VCPU, name, indexes[tid], folder)
+    role = Role.EMULATOR if tid == vmm.pid else role_of(vmm.kind, name)
+    return VMThread(tid, role, name, folder=folder)

@@ -66,6 +66,13 @@ class FakeHost:
         (folder / "syscall").write_text(f"{call}\n")
         return task
 
+    def reuse(self, pid: int, task: int, name: str) -> None:
+        """End a thread and give its id to a new one, whose folder is another."""
+        tasks, aside = self._proc / str(pid) / "task", 10**9
+        self.thread(pid, aside, name)
+        self.end(pid, task)
+        (tasks / str(aside)).rename(tasks / str(task))
+
     def kernel_thread(self, task: int, name: str, *, started: int = 501, parent: int = 2) -> int:
         """Add a thread of the kernel, a child of kthreadd."""
         self.process(task, name=name, started=started, parent=parent)

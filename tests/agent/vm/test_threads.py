@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,6 +135,63 @@ def test_only_new_threads_are_read_again(host: FakeHost, outside: bool) -> None:
     assert second.vcpus == (308, 309, 312, 311)
     assert second.of(Role.WORKER) == ()
     assert (first.own_count, second.own_count) == (7, 7)
+
+
+def test_id_that_is_used_again_has_the_role_of_its_new_thread(host: FakeHost) -> None:
+    """What an ended thread was called, or was seen to do, says nothing about the next of its number."""
+    host.process(304, threads=THREADS)
+    first = read_threads(host.look, QEMU)
+    host.reuse(304, 306, "worker")
+    host.reuse(304, 309, "IO iothread0")
+
+    second = rescan_threads(host.look, first)
+
+    assert (second.vcpus, second.of(Role.IOTHREAD), second.of(Role.WORKER)) == ((308,), (309,), (306, 310))
+
+
+def test_probe_believes_no_id_that_is_used_again(host: FakeHost) -> None:
+    """The thread that ran a vCPU has ended: whoever has its number now does not run it."""
+    host.process(304, threads=dict.fromkeys((305, 306), "qemu-system-x86"))
+    host.open_vcpus(304, {7: 0, 8: 1})
+    for task, number in ((305, "7"), (306, "8")):
+        (host.roots.proc / f"304/task/{task}/syscall").write_text(f"16 0x{number} 0xae80 0x0\n")
+    first = read_threads(host.look, QEMU)
+    host.reuse(304, 306, "qemu-system-x86")
+
+    assert first.vcpus == (305, 306)
+    assert rescan_threads(host.look, first).vcpus == ()
+
+
+REUSED = """
+import os, threading
+from pathlib import Path
+from agent.vm.process import opened
+
+def task_of_new_thread():
+    thread = threading.Thread(target=(end := threading.Event()).wait)
+    thread.start()
+    with opened(Path("/proc"), os.getpid()) as process:
+        (task,) = (task for task in process.tasks() if task.tid == thread.native_id)
+        again = process.tasks()
+    end.set()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{task.tid}"):
+        pass
+    assert task in again
+    return task
+
+first = task_of_new_thread()
+Path("/proc/sys/kernel/ns_last_pid").write_text(str(first.tid - 1))
+second = task_of_new_thread()
+assert first.tid == second.tid and first.folder != second.folder, (first, second)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="pid namespaces need root")
+def test_kernel_tells_threads_of_one_id_apart() -> None:
+    """In a pid namespace, where nobody else takes ids, an id is used again: its folder has another inode number."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSED]
+    subprocess.run(command, check=True)
 
 
 def test_thread_called_like_its_maker_is_read_again(host: FakeHost) -> None:
