@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.errors import AgentError, Gone
+from agent.errors import AgentError, Gone, Refused
 from agent.interfaces import VMPinned
 from agent.kernel.procfs import TIMES, read_stat
 from agent.vm.affinity import KERNEL, Affinities
@@ -56,6 +56,7 @@ class _Machine:
     has_run: bool = False  # its guest: a vCPU has used the CPU
     masks: dict[int, CPUSet] = field(default_factory=dict)  # where each thread may run, unless it ended
     bound: set[int] = field(default_factory=set)  # threads that nobody can move
+    unlisted: str = ""  # why its threads are those of an earlier look
 
     def read_masks(self, affinities: Affinities) -> None:
         """Read where its threads may run."""
@@ -117,9 +118,18 @@ class KernelVirtualMachines:
             return 0
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return its threads and where each may run; `fully` looks again for those outside of its process."""
+        """Return its threads and where each may run; `fully` looks again for those outside of its process.
+
+        A machine that cannot be listed is still there, with the threads that it had: it is not given up as one that
+        ended, whose CPUs others get.
+        """
         try:
             machine = self._listed(place, fully=fully)
+        except Refused as refused:
+            if place not in self._machines:
+                return None
+            machine = self._machines[place]
+            machine.unlisted = str(refused)
         except AgentError:
             self._machines.pop(place, None)
             return None
@@ -165,6 +175,7 @@ class KernelVirtualMachines:
                 if fully
                 else rescan_threads(node, known, sandbox_id=sandbox_id)
             )
+            machine.unlisted = ""
             return machine
         vmm = self._find(node, place)
         threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
@@ -221,7 +232,7 @@ class KernelVirtualMachines:
             is_fixed=_is_fixed(machine.vmm, shape),
             reason=machine.threads.reason,
             vhost=union(machine.of(Role.VHOST)),
-            notes=machine.threads.notes,
+            notes=(*machine.threads.notes, *filter(None, [machine.unlisted])),
             guest_ids=machine.threads.guest_ids(shape.cores, shape.threads) if shape else (),
         )
 

@@ -287,6 +287,36 @@ def test_machine_that_ended_is_gone(host: FakeHost, machines: KernelVirtualMachi
     assert machines.read(LAUNCHER) is None
 
 
+def test_machine_that_cannot_be_listed_is_still_pinned(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """It runs on: by the threads that are known it is moved and read back, and it is told that no others were seen."""
+    start(host, SANDBOX)
+    pin(machines, SANDBOX, "6-7")
+    folder = host.roots.proc / "300"
+    folder.rename(host.roots.proc / "aside")
+    folder.symlink_to(folder)
+    pin(machines, SANDBOX, "4-5")
+    seen = machines.read(SANDBOX)
+
+    assert seen
+    assert (str(seen.allowed), *map(str, seen.vcpus)) == ("4-5", "4", "5")
+    assert seen.notes == ("process 300 cannot be read: Too many levels of symbolic links",)
+
+    folder.unlink()
+    (host.roots.proc / "aside").rename(folder)
+    host.thread(300, 305, "worker")
+    assert (machines.read(SANDBOX).notes, 305 in machines.tasks(SANDBOX)) == ((), True)  # type: ignore[union-attr]
+
+
+def test_machine_that_never_could_be_listed_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
+    """Nothing is known of it."""
+    host.cgroup(COMPUTE, [300])
+    (host.roots.proc / "300").symlink_to(host.roots.proc / "300")
+
+    assert machines.read(LAUNCHER) is None
+
+
 def test_first_thread_that_ended_ends_the_machine(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks
 ) -> None:
