@@ -20,7 +20,7 @@ from pinning.planning.observed import Owner, State
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.interfaces import RuntimeContainer, RuntimeSandbox
@@ -33,6 +33,9 @@ NANOSECONDS: Final = 1e9
 _UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
 _STATUSES_AT_ONCE: Final = 4
 _POLLS_WITH_EVENTS: Final = 10  # how much rarer the runtime is polled while it sends events
+_POLLS_WITHOUT_MACHINES: Final = (
+    10  # how much rarer they are asked about where there are none: few nodes have any
+)
 _SHARED_EVENTS: Final = (
     "containerd 1."  # 1.7 hands each event to one client only: we would take the kubelet's
 )
@@ -52,7 +55,8 @@ class CRI:
         self._in_events: dict[str, Owner] = {}  # of those that events named since
         self._sandboxes: Collection[str] = ()
         self._machines = SandboxListing(self._calls)
-        self._seen: frozenset[tuple[str, int]] = frozenset()
+        self._seen = self._seen_machines = _states(())
+        self._polls = 0
 
     async def identify(self) -> str:
         """Ask who the runtime is, e.g. "containerd 2.4.2", and remember it as `name`."""
@@ -76,7 +80,7 @@ class CRI:
         found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
         self._infos = {container.id: info for container, info in found}
         await self._machines.take(sandboxes, found)
-        self._seen = _states(listed, sandboxes.values())
+        self._seen, self._seen_machines = _states(listed), _states(_machines(sandboxes))
         return tuple(
             describe(container, sandboxes[container.pod_sandbox_id], info) for container, info in found
         )
@@ -189,10 +193,12 @@ class CRI:
 
     async def _poll(self, changed: Callable[[], None]) -> None:
         """Call `changed` when the containers and virtual machines are not those that were seen last."""
-        listed = await self._list()
-        seen = _states(listed, (await self._list_sandboxes()).values())
-        if seen != self._seen:
-            self._seen = seen
+        self._polls += 1
+        seen, machines = _states(await self._list()), self._seen_machines
+        if machines or self._polls % _POLLS_WITHOUT_MACHINES == 0:
+            machines = _states(_machines(await self._list_sandboxes()))
+        if (seen, machines) != (self._seen, self._seen_machines):
+            self._seen, self._seen_machines = seen, machines
             changed()
 
     async def _follow_events(self, changed: Callable[[], None]) -> None:
@@ -228,9 +234,9 @@ def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
     return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
 
 
-def _states(
-    containers: Iterable[api_pb2.Container], sandboxes: Iterable[api_pb2.PodSandbox]
-) -> frozenset[tuple[str, int]]:
-    machines = [sandbox for sandbox in sandboxes if is_vm_handler(sandbox.runtime_handler)]
-    states = [(container.id, container.state) for container in containers]
-    return frozenset([*states, *((machine.id, machine.state) for machine in machines)])
+def _machines(sandboxes: Mapping[str, api_pb2.PodSandbox]) -> Iterator[api_pb2.PodSandbox]:
+    return (sandbox for sandbox in sandboxes.values() if is_vm_handler(sandbox.runtime_handler))
+
+
+def _states(listed: Iterable[api_pb2.Container | api_pb2.PodSandbox]) -> frozenset[tuple[str, int]]:
+    return frozenset((item.id, item.state) for item in listed)

@@ -190,6 +190,24 @@ def test_polling_tells_of_changes_only(tmp_path: Path) -> None:
     assert play(tmp_path, scenario).asked["Version"] == 1
 
 
+@pytest.mark.parametrize("handler", ["", "kata-qemu"])
+def test_pods_are_polled_often_where_there_are_virtual_machines(tmp_path: Path, handler: str) -> None:
+    """A new machine is seen before its first container; a node that has none is not asked at every poll."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        fake.add("one", INFO, handler=handler)
+        async with watching(runtime):
+            await runtime.containers()
+            before = fake.asked.copy()
+            await polled(fake, 20)
+            containers, pods = (
+                fake.asked[name] - before[name] for name in ("ListContainers", "ListPodSandbox")
+            )
+            assert containers - 1 <= pods if handler else 1 <= pods <= containers / 10 + 1
+
+    play(tmp_path, scenario)
+
+
 def test_events_are_told_at_once(tmp_path: Path) -> None:
     """Where the runtime has events, a change is told without waiting for the next poll."""
 
