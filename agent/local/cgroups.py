@@ -39,7 +39,7 @@ class ContainerCgroups(Protocol):
         ...
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes of a cgroup; none when it is gone."""
+        """Return the processes of a cgroup and of those below it; none when it is gone."""
         ...
 
     def remove(self, cgroup: str) -> bool:
@@ -89,11 +89,10 @@ class KernelContainerCgroups:
         write_text(self._hierarchy.folder(cgroup) / MEMS, str(mems))
 
     def pids(self, cgroup: str) -> list[int]:
-        """Return the processes of a cgroup, zombies left out; none when it is gone."""
-        with suppress(Gone):
-            listed = read_text(self._hierarchy.folder(cgroup) / PROCS).split()
-            return [pid for pid in map(int, listed) if is_alive(pid)]
-        return []
+        """Return the processes of a cgroup and of those below it, zombies left out; none when it is gone."""
+        folder = self._hierarchy.folder(cgroup)
+        listed = {pid for place in (folder, *self._below(folder)) for pid in _processes(place)}
+        return sorted(pid for pid in listed if is_alive(pid))
 
     def remove(self, cgroup: str) -> bool:
         """Remove an empty cgroup, and what is empty above it; say whether it is gone."""
@@ -118,6 +117,12 @@ class KernelContainerCgroups:
             for pod in subfolders(self._hierarchy.folder(self._root))
             for container in subfolders(pod)
         ]
+
+
+def _processes(folder: Path) -> list[int]:
+    with suppress(Gone, Refused):  # a threaded cgroup refuses: the one above it lists its processes
+        return [int(pid) for pid in read_text(folder / PROCS).split()]
+    return []
 
 
 def _enable_cpuset(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Gone
+from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
 from agent.kernel.procfs import is_alive
 from agent.local.affinity import AffinityCgroups
 from agent.local.finished_pods import write_finished
@@ -113,6 +114,36 @@ def test_removed_pod_leaves_nothing(world: World) -> None:
             await world.runtime.update_cpus(found["app"].id, LAST)
 
     run(world, steps())
+
+
+def test_process_below_the_cgroup_of_its_container_is_ended_too(world: World) -> None:
+    """A container may make cgroups of its own: what runs there when it ended is killed, and they are removed."""
+    world.put(app(command="sleep 1000 & exec sleep 1000"))
+
+    async def steps() -> None:
+        found = await world.until(running("app"))
+        await world.until_seen(lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2)
+        pids = world.cgroups.pids(world.cgroup("app"))
+        if world.kind == "cgroup":
+            move_below(world.cgroup("app"), next(pid for pid in pids if pid != found["app"].pid))
+        assert world.cgroups.pids(world.cgroup("app")) == pids
+        world.remove()
+        await world.until(lambda found: not found)
+        assert not any(is_alive(pid) for pid in pids)
+        assert world.cgroups.found() == []
+
+    run(world, steps())
+
+
+def move_below(cgroup: str, pid: int) -> None:
+    """Move a process into a new cgroup below its own."""
+    above = find_hierarchy(DEFAULT_ROOT).folder(cgroup)
+    below = above / "inner"
+    below.mkdir()
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        if (below / file).exists():
+            (below / file).write_text((above / file).read_text())
+    (below / "cgroup.procs").write_text(str(pid))
 
 
 def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
