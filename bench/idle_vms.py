@@ -1,0 +1,107 @@
+"""Measure what the whole agent costs while 50 virtual machines with 100 threads each run, and nothing happens.
+
+`python -m bench.idle_vms` (as root) runs an agent with the local runtime, and as its pods processes with the command
+line and the threads of QEMU; no guest runs in them. The same agent with as many pods that are none is beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from bench.agent import IDLE_SECONDS, cpu_seconds, end_processes, pids, resident_mb
+
+MACHINES: Final = 50
+THREADS: Final = 100  # of each
+VCPUS: Final = 16
+SETTLE_SECONDS: Final = 600  # until all threads are there, on a busy machine
+LIMIT: Final = 0.005  # of a core
+SET_NAME: Final = 15  # of prctl(2)
+PROGRAM: Final = f"""
+import ctypes, threading
+call = ctypes.CDLL(None).prctl
+end = threading.Event()
+def run(name):
+    call({SET_NAME}, name.encode(), 0, 0, 0)
+    end.wait()
+threading.stack_size(65536)
+for number in range({THREADS - 1}):
+    name = f"CPU {{number}}/KVM" if number < {VCPUS} else "worker"
+    threading.Thread(target=run, args=(name,)).start()
+end.wait()
+"""
+
+
+def pod(number: int, *, is_machine: bool) -> str:
+    """Return a pod: the same process is a virtual machine in a sandbox, or any program."""
+    program = "/usr/bin/qemu-system-x86_64" if is_machine else "/usr/bin/server"
+    guest = ["-name", f"sandbox-{number},debug-threads=on", "-smp", f"{VCPUS},maxcpus={VCPUS}"]
+    command = ["bash", "-c", f'exec -a "$0" {sys.executable} -c "$@"', program, PROGRAM, *guest]
+    spec = {"containers": [{"name": "main", "command": command}]}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"pod-{number}", "uid": f"uid-{number}"},
+        "spec": spec | ({"runtimeClassName": "kata"} if is_machine else {}),
+    }
+    return json.dumps(document)  # which is YAML
+
+
+def threads(folder: Path) -> int:
+    """Return how many threads all pods have."""
+    return sum(Path(f"/proc/{pid}/task").stat().st_nlink - 2 for pid in pids(folder))
+
+
+def measure(*, are_machines: bool) -> float:
+    """Print what an agent with these pods costs while nothing happens, and return its share of a core."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pods").mkdir()
+        pods = [pod(number, is_machine=are_machines) for number in range(MACHINES)]
+        (folder / "pods/all.yaml").write_text("\n---\n".join(pods))
+        with subprocess.Popen([sys.executable, "-m", "bench.agent", "serve", name]) as process:
+            try:
+                wait_for_threads(folder)
+                used, began = cpu_seconds(process.pid), time.monotonic()
+                time.sleep(IDLE_SECONDS)
+                idle = (cpu_seconds(process.pid) - used) / (time.monotonic() - began)
+                kind = "virtual machines" if are_machines else "other pods"
+                print(
+                    f"{MACHINES} {kind}: {resident_mb(process.pid):.1f} MB resident, {idle:.2%} of a core idle"
+                )
+            finally:
+                process.terminate()
+                process.wait()
+                end_processes(folder)
+    return idle
+
+
+def wait_for_threads(folder: Path) -> None:
+    """Wait until all threads are there, and were found."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (count := threads(folder)) < MACHINES * THREADS:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{count} of {MACHINES * THREADS} threads are there")
+        time.sleep(1)
+    time.sleep(IDLE_SECONDS / 2)  # a sweep
+
+
+def main() -> int:
+    """Measure both, and return 0 when the agent costs no more than it may."""
+    argparse.ArgumentParser(
+        prog="python -m bench.idle_vms", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    ).parse_args()
+    measure(are_machines=False)
+    idle = measure(are_machines=True)
+    print(f"{'holds ' if idle <= LIMIT else 'MISSED'}  limit {LIMIT:.1%} of a core")
+    return 0 if idle <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
