@@ -50,9 +50,12 @@ def static_session(node_session: Node) -> Iterator[Node]:
 
 @pytest.fixture
 def static(static_session: Node) -> Iterator[Node]:
-    """Return the same without pods; those of the test are removed after it."""
+    """Return the same without pods; those of the test are removed after it, and the agent wrote no cpuset meanwhile."""
+    before = static_session.agent.metric("corepin_agent_cpuset_writes_total")
     yield static_session
+    written = static_session.agent.metric("corepin_agent_cpuset_writes_total") - before
     static_session.clear()
+    assert written == 0
 
 
 def launcher(node: Node, guest: Guest) -> Machine:
