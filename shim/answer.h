@@ -1,0 +1,32 @@
+/* What the agent answers, read. Pure. The protocol is described in agent/wrappers/protocol.py. */
+#ifndef ANSWER_H
+#define ANSWER_H
+
+#include <stddef.h>
+
+enum {
+    HEAD_MOST = 24, /* bytes of the first line */
+    BODY_MOST = 4 << 20,
+};
+
+enum answer_kind {
+    ANSWER_PARTIAL, /* the agent ended in the middle: ask again */
+    ANSWER_GARBLED, /* this is not the protocol */
+    ANSWER_OK,
+    ANSWER_ERROR,
+};
+
+struct answer {
+    enum answer_kind kind;
+    char *body; /* ends in a zero, and holds no other */
+    size_t length;
+};
+
+/* Read all that came, `length` bytes with a zero after them; the body stays where it is. */
+struct answer answer_read(char *bytes, size_t length);
+
+/* Cut the next line `NAME=VALUE` off a body, and return its name; NULL at the end. A line without `=` has no value:
+   NULL. */
+char *answer_line(char **body, char **value);
+
+#endif

@@ -1,0 +1,14 @@
+/* `cmk isolate` in the guest of a Kata pod, where no agent can be reached. */
+#ifndef GUEST_H
+#define GUEST_H
+
+#include <stdbool.h>
+
+/* Say whether this is a container of a Kata pod, which has the status of its pod in a file. */
+bool guest_is_here(void);
+
+/* Pin this process to CPUs of its container as soon as the status says which these are, and set CMK's environment.
+   Where it does not say in time, say that the command starts unpinned. False, having told why: there is no claim. */
+bool guest_isolate(bool is_exclusive, bool is_pinned);
+
+#endif

@@ -1,0 +1,68 @@
+#include "options.h"
+
+#include "say.h"
+
+#include <string.h>
+
+/* Return the option that a word names, whole or by a beginning that no other one has; NULL for none. */
+static struct option *find(const char *word, size_t length, struct option *options)
+{
+    struct option *found = NULL;
+    bool is_ambiguous = false;
+    for (struct option *option = options; option->name; option++) {
+        if (strncmp(option->name, word, length) != 0)
+            continue;
+        if (option->name[length] == '\0')
+            return option;
+        is_ambiguous = found != NULL;
+        found = option;
+    }
+    if (is_ambiguous)
+        say("%.*s is not a unique beginning of an option", (int)length, word);
+    else if (!found)
+        say("%.*s is not an option of cmk: arguments of the command follow after --", (int)length, word);
+    return is_ambiguous ? NULL : found;
+}
+
+/* Take one option, and its value; return the last word that belongs to it, NULL where something is wrong. */
+static char **take(char **word, struct option *options)
+{
+    const char *equals = strchr(*word, '=');
+    size_t length = equals ? (size_t)(equals - *word) : strlen(*word);
+    struct option *option = find(*word, length, options);
+    if (!option)
+        return NULL;
+    if (!option->has_value && equals) {
+        say("%s must not have an argument", option->name);
+        return NULL;
+    }
+    option->value = equals ? equals + 1 : "";
+    if (option->has_value && !equals) {
+        if (!word[1] || strcmp(word[1], "--") == 0) {
+            say("%s requires argument", option->name);
+            return NULL;
+        }
+        option->value = *++word;
+    }
+    if (option->obsolete)
+        say("%s does nothing: %s", option->name, option->obsolete);
+    return word;
+}
+
+bool options_parse(char **words, struct option *options)
+{
+    char **kept = words;
+    bool is_option = true;
+    for (; *words; words++) {
+        if (strcmp(*words, "--") == 0)
+            is_option = false;
+        if (is_option && (*words)[0] == '-' && (*words)[1] != '\0') {
+            if (!(words = take(words, options)))
+                return false;
+        } else {
+            *kept++ = *words;
+        }
+    }
+    *kept = NULL;
+    return true;
+}

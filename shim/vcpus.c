@@ -1,0 +1,142 @@
+#include "vcpus.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char SYSFS[] = "/sys/devices/system/cpu";
+
+/* Where the kernel of the guest shows a CPU: it numbers them in its own way. */
+struct place {
+    int socket, core, thread;
+};
+
+struct guest {
+    struct cpus online;
+    struct place places[CPUS_MOST]; /* of those that are online */
+};
+
+static bool read_line(const char *path, char *line, int room)
+{
+    FILE *file = fopen(path, "re");
+    bool is_read = file && fgets(line, room, file);
+    if (file)
+        fclose(file);
+    return is_read;
+}
+
+static bool read_topology(int cpu, const char *name, char line[LIST_MOST])
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/cpu%d/topology/%s", SYSFS, cpu, name);
+    return read_line(path, line, LIST_MOST);
+}
+
+static bool read_place(int cpu, struct place *place)
+{
+    char line[LIST_MOST];
+    struct cpus siblings;
+    if (!read_topology(cpu, "physical_package_id", line) || sscanf(line, "%d", &place->socket) != 1)
+        return false;
+    if (!read_topology(cpu, "core_id", line) || sscanf(line, "%d", &place->core) != 1)
+        return false;
+    if (!read_topology(cpu, "thread_siblings_list", line) || !cpus_parse(line, &siblings))
+        return false;
+    place->thread = 0;
+    for (int sibling = 0; sibling < cpu; sibling++)
+        place->thread += siblings.has[sibling];
+    return true;
+}
+
+static bool read_guest(struct guest *guest)
+{
+    char line[LIST_MOST], path[64];
+    snprintf(path, sizeof path, "%s/online", SYSFS);
+    if (!read_line(path, line, sizeof line) || !cpus_parse(line, &guest->online))
+        return false;
+    for (int cpu = 0; cpu < CPUS_MOST; cpu++)
+        if (guest->online.has[cpu] && !read_place(cpu, &guest->places[cpu]))
+            return false;
+    return true;
+}
+
+/* Return the CPU that stands at a place which the map names; -1 for none. */
+static int find_cpu(const struct guest *guest, struct json wanted)
+{
+    struct place at;
+    if (!json_number(json_member(wanted, "socket"), CPUS_MOST, &at.socket) ||
+        !json_number(json_member(wanted, "core"), CPUS_MOST, &at.core) ||
+        !json_number(json_member(wanted, "thread"), CPUS_MOST, &at.thread))
+        return -1;
+    for (int cpu = 0; cpu < CPUS_MOST; cpu++) {
+        const struct place *place = &guest->places[cpu];
+        bool is_there = place->socket == at.socket && place->core == at.core && place->thread == at.thread;
+        if (guest->online.has[cpu] && is_there)
+            return cpu;
+    }
+    return -1;
+}
+
+static struct json element(struct json array, int number)
+{
+    const char *at = NULL;
+    struct json name, value;
+    while (json_next(array, &at, &name, &value))
+        if (number-- == 0)
+            return value;
+    return (struct json){NULL, NULL};
+}
+
+/* Add the CPUs of one container's vCPUs, which are numbered by their rank in `places`. */
+static bool add_vcpus(const struct guest *guest, struct json places, struct json vcpus, struct cpus *cpus)
+{
+    const char *at = NULL;
+    struct json name, vcpu;
+    while (json_next(vcpus, &at, &name, &vcpu)) {
+        int rank, cpu;
+        if (!json_number(vcpu, CPUS_MOST, &rank) || (cpu = find_cpu(guest, element(places, rank))) < 0)
+            return false;
+        cpus->has[cpu] = true;
+    }
+    return true;
+}
+
+static bool is_one(struct json name, const char *container)
+{
+    size_t length = strlen(container);
+    return (size_t)(name.end - name.start) == length + 2 && memcmp(name.start + 1, container, length) == 0;
+}
+
+static const char *read_containers(const struct guest *guest, struct json status, const char *container,
+                                   struct vcpus *vcpus)
+{
+    struct json places = json_member(json_member(status, "vm"), "guest"), name, value;
+    const char *at = NULL;
+    int with_vcpus = 0;
+    while (json_next(json_member(status, "containers"), &at, &name, &value)) {
+        struct json ranks = json_member(value, "vcpus");
+        bool is_asked = container ? is_one(name, container) : ranks.start != NULL;
+        if (!add_vcpus(guest, places, ranks, &vcpus->owned))
+            return "this guest does not show the vCPUs that the status of the pod names";
+        if (is_asked)
+            add_vcpus(guest, places, ranks, &vcpus->own);
+        vcpus->is_claimed = vcpus->is_claimed || (is_asked && json_member(value, "policy").start);
+        with_vcpus += ranks.start != NULL;
+    }
+    if (!container && with_vcpus > 1)
+        return "COREPIN_CONTAINER does not say which container this is, and several have CPUs of their own";
+    return NULL;
+}
+
+const char *vcpus_read(struct json status, const char *container, struct vcpus *vcpus)
+{
+    static struct guest guest;
+    memset(vcpus, 0, sizeof *vcpus);
+    if (!json_member(status, "containers").start)
+        return "the agent has not written yet which CPUs its containers have";
+    if (!json_member(json_member(status, "vm"), "guest").start)
+        return "its vCPUs have no CPUs of their own (yet)";
+    if (!read_guest(&guest))
+        return "/sys does not tell which CPUs this guest has";
+    vcpus->online = guest.online;
+    return read_containers(&guest, status, container, vcpus);
+}

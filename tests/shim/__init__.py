@@ -1,0 +1,1 @@
+"""The command `cmk` inside of containers: built, and run against an agent that says what a test wants."""

@@ -1,0 +1,39 @@
+"""The built command, and an agent beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.shim.agent import fake_agent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.shim.agent import FakeAgent
+
+
+@pytest.fixture(scope="session")
+def command() -> Path:
+    """Return the command, built where `scripts/setup` puts it."""
+    path = Path(sys.prefix, "libexec", "cmk")
+    subprocess.run(["scripts/shim", str(path)], check=True)
+    return path
+
+
+@pytest.fixture
+def agent(command: Path) -> Iterator[FakeAgent]:
+    """Return an agent that says yes, and the command beside its socket."""
+    with fake_agent(command) as agent:
+        yield agent
+
+
+@pytest.fixture
+def no_agent(command: Path) -> Iterator[FakeAgent]:
+    """Return an agent that does not listen yet."""
+    with fake_agent(command, is_listening=False) as agent:
+        yield agent

@@ -1,0 +1,62 @@
+"""File systems of containers, made of nothing, and the command run in them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.agent.containerd import install_packages
+from tests.servers.daemon import plain_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.shim.agent import Finished
+
+NOBODY: Final = 65534
+_ENTER: Final = """
+mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 99
+root=$1; user=$2; shift 2; exec /usr/sbin/chroot --userspec="$user" "$root" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Root:
+    """The root of a container, with the install directory in it and nothing else."""
+
+    folder: Path
+
+    @property
+    def install_dir(self) -> Path:
+        """Where the command and the agent's socket are."""
+        return self.folder / "opt/bin"
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, and the folders above it."""
+        file = self.folder / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def add_busybox(self) -> None:
+        """Add a shell and what it calls, in one static file."""
+        install_packages({"busybox-static": "busybox"})
+        (self.folder / "bin").mkdir()
+        shutil.copy2(str(shutil.which("busybox")), self.folder / "bin/busybox")
+        for name in ("sh", "taskset", "printenv"):
+            (self.folder / "bin" / name).symlink_to("busybox")
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None, user: int = NOBODY) -> Finished:
+        """Run a command in it as a user who may write nowhere: the root is mounted read-only."""
+        enter = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(self.folder), f"{user}:{user}", *words]
+        return subprocess.run(
+            enter,
+            env={**plain_environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )

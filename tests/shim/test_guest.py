@@ -1,0 +1,196 @@
+"""`cmk isolate` in the guest of a Kata pod: no agent, but the status of the pod in a file, and sysfs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.shim.agent import FakeAgent
+from tests.shim.roots import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHOW = 'echo "$CMK_CPUS_ASSIGNED/$CMK_CPUS_ASSIGNED_MASK/$CMK_CPUS_SHARED/$CMK_CPUS_INFRA"; taskset -p $$'
+ALL = "0,1/3/0,1/0,1"
+FILE = "/run/corepin/cpus"
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.skipif(
+        len(os.sched_getaffinity(0)) != 2, reason="the guest of these tests has the CPUs 0 and 1"
+    ),
+]
+
+
+@pytest.fixture
+def root(command: Path) -> Iterator[Root]:
+    """Return a root of a guest with two sockets, which it numbers the other way round."""
+    folder = Path(tempfile.mkdtemp(prefix="root-", dir="/tmp"))
+    folder.chmod(0o755)
+    root = Root(folder)
+    root.install_dir.mkdir(parents=True)
+    shutil.copy2(command, root.install_dir / "cmk")
+    root.add_busybox()
+    write_topology(root, {0: (1, 0, "0"), 1: (0, 0, "1")})
+    yield root
+    shutil.rmtree(folder)
+
+
+def write_topology(root: Root, places: dict[int, tuple[int, int, str]]) -> None:
+    """Write sysfs: of each CPU its socket, its core and its siblings."""
+    cpus = "/sys/devices/system/cpu"
+    root.write(f"{cpus}/online", "0-1\n")
+    for cpu, (socket, core, siblings) in places.items():
+        for name, value in (
+            ("physical_package_id", socket),
+            ("core_id", core),
+            ("thread_siblings_list", siblings),
+        ):
+            root.write(f"{cpus}/cpu{cpu}/topology/{name}", f"{value}\n")
+
+
+def status(*places: tuple[int, int, int], **vcpus: list[int] | None) -> dict[str, Any]:
+    """Return a pod's status: where the guest shows each vCPU, and the vCPUs of containers; None: without a claim."""
+    claimed: dict[str, Any] = {"policy": "exclusive", "cpus": "2-3", "pinned": True}
+    containers = {
+        name: claimed | {"vcpus": ranks} if ranks is not None else {"pinned": False}
+        for name, ranks in vcpus.items()
+    }
+    guest = [dict(zip(("socket", "core", "thread"), place, strict=True)) for place in places]
+    return {"version": 1, "containers": containers, "vm": {"kind": "qemu", "oneToOne": True, "guest": guest}}
+
+
+SOCKETS = ((0, 0, 0), (1, 0, 0))
+
+
+def isolated(root: Root, pool: str = "exclusive", *words: str, **env: str) -> tuple[int, str, str]:
+    """Return exit code, what the command saw of its CPUs, and what the shim said."""
+    env = {"PATH": "/bin", "CMK_MAP_SECONDS": "0", **env}
+    done = root.run("/opt/bin/cmk", "isolate", f"--pool={pool}", *words, "sh", "--", "-c", SHOW, env=env)
+    seen = done.stdout.split()
+    return done.returncode, " ".join((seen[0], seen[-1])) if seen else "", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seen"), [([0], "1/2/0/0 2"), ([1], "0/1/1/1 1"), ([0, 1], "0,1/3/0,1/0,1 3")], ids=str
+)
+def test_it_pins_itself_to_the_vcpus_of_its_container(root: Root, ranks: list[int], seen: str) -> None:
+    """A vCPU is found by where the guest shows it, whatever number it has; what nobody owns is for helpers."""
+    root.write(FILE, json.dumps(status(*SOCKETS, main=ranks)))
+
+    assert isolated(root) == (0, seen, "")
+
+
+def test_threads_of_a_core_are_told_apart(root: Root) -> None:
+    """Where the guest has cores of two threads the lower number is the first thread."""
+    write_topology(root, {0: (0, 0, "0-1"), 1: (0, 0, "0-1")})
+    root.write(FILE, json.dumps(status((0, 0, 0), (0, 0, 1), main=[1])))
+
+    assert isolated(root)[1] == "1/2/0/0 2"
+
+
+def test_several_containers_are_told_apart_by_name(root: Root) -> None:
+    """COREPIN_CONTAINER, which the webhook sets, says which one this is."""
+    root.write(FILE, json.dumps(status(*SOCKETS, main=[0], other=[1])))
+
+    assert isolated(root, COREPIN_CONTAINER="other")[1] == "0/1/0,1/0,1 1"
+    code, seen, said = isolated(root)
+    assert (code, seen) == (0, f"{ALL} 3")
+    assert said.endswith(
+        ": COREPIN_CONTAINER does not say which container this is, and several have CPUs of their own\n"
+    )
+
+
+@pytest.mark.parametrize("pool", ["shared", "infra"])
+def test_helpers_keep_off_the_vcpus_of_containers(root: Root, pool: str) -> None:
+    """The shared pools are the vCPUs that no container owns; where there are none, all."""
+    root.write(FILE, json.dumps(status(*SOCKETS, main=[0], helper=None)))
+    assert isolated(root, pool, COREPIN_CONTAINER="helper")[1] == "0/1/0/0 1"
+
+    root.write(FILE, json.dumps(status(*SOCKETS, main=[0], other=[1], helper=None)))
+    assert isolated(root, pool, COREPIN_CONTAINER="helper")[1] == f"{ALL} 3"
+
+
+def test_without_affinity_only_the_environment_is_set(root: Root) -> None:
+    """--no-affinity leaves the choice to the command."""
+    root.write(FILE, json.dumps(status(*SOCKETS, main=[0])))
+
+    assert isolated(root, "exclusive", "--no-affinity") == (0, "1/2/0/0 3", "")
+
+
+def test_container_without_a_claim_is_refused(root: Root) -> None:
+    """An exclusive pool without the resource ends with 1 and names it."""
+    root.write(FILE, json.dumps(status(*SOCKETS, main=None, other=[0])))
+
+    assert isolated(root, COREPIN_CONTAINER="main") == (
+        1,
+        "",
+        "cmk: this container claims no cores: give it the resource cmk.intel.com/exclusive-cores\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("", "the agent has not written yet which CPUs its containers have", id="empty"),
+        pytest.param("{", "the agent has not written yet which CPUs its containers have", id="half"),
+        pytest.param(
+            '{"containers": {"main": {"policy": "exclusive"}}, "vm": {"oneToOne": false}}',
+            "its vCPUs have no CPUs of their own (yet)",
+            id="not-one-to-one",
+        ),
+        pytest.param(
+            json.dumps(status((0, 0, 0), (2, 0, 0), main=[1])),
+            "this guest does not show the vCPUs that the status of the pod names",
+            id="another-topology",
+        ),
+        pytest.param(
+            json.dumps(status(*SOCKETS, main=[2])),
+            "this guest does not show the vCPUs that the status of the pod names",
+            id="rank-too-high",
+        ),
+        pytest.param(
+            json.dumps(status(*SOCKETS, main=[])),
+            "its container has no vCPUs of its own (yet)",
+            id="no-vcpus",
+        ),
+    ],
+)
+def test_without_a_map_it_starts_unpinned_and_says_so(root: Root, text: str, reason: str) -> None:
+    """When the time is over the command starts anywhere, with a list that is true, and the reason is told."""
+    root.write(FILE, text)
+    code, seen, said = isolated(root, COREPIN_CONTAINER="main")
+
+    assert (code, seen) == (0, f"{ALL} 3")
+    assert said == f"cmk: starts unpinned on all CPUs that it may use: {reason}\n"
+
+
+def test_map_that_comes_later_is_waited_for(root: Root) -> None:
+    """The kubelet writes the file after the start; the shim takes it as soon as it is there."""
+    root.write(FILE, "")
+    results: list[tuple[int, str, str]] = []
+    thread = threading.Thread(target=lambda: results.append(isolated(root, CMK_MAP_SECONDS="50")))
+    thread.start()
+    root.write(f"{FILE}.new", json.dumps(status(*SOCKETS, main=[0])))
+    (root.folder / f"{FILE[1:]}.new").replace(root.folder / FILE[1:])
+    thread.join(60)
+
+    assert [(code, seen) for code, seen, _ in results] == [(0, "1/2/0/0 2")]
+
+
+def test_agent_that_answers_is_asked_all_the_same(root: Root) -> None:
+    """The file alone makes no guest: where an agent is there, it decides."""
+    root.write(FILE, json.dumps(status(*SOCKETS, main=[0])))
+    agent = FakeAgent(root.install_dir)
+    agent.listen()
+    try:
+        assert isolated(root)[1] == "1,3/A/0/0,2 3"
+    finally:
+        agent.close()

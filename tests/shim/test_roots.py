@@ -1,0 +1,56 @@
+"""The command in a root without any other file, mounted read-only, as a user without rights."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.shim.agent import FakeAgent
+from tests.shim.roots import NOBODY, Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.runtime  # chroot and mounts need root
+
+
+@pytest.fixture
+def root(command: Path) -> Iterator[Root]:
+    """Return an empty root with the command; its path is short enough for a socket below it."""
+    folder = Path(tempfile.mkdtemp(prefix="root-", dir="/tmp"))
+    folder.chmod(0o755)
+    root = Root(folder)
+    root.install_dir.mkdir(parents=True)
+    shutil.copy2(command, root.install_dir / "cmk")
+    yield root
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def inside(root: Root) -> Iterator[FakeAgent]:
+    """Return an agent whose socket is in the root's install directory."""
+    agent = FakeAgent(root.install_dir)
+    agent.listen()
+    yield agent
+    agent.close()
+
+
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_it_runs_in_an_empty_root_that_nobody_may_write(root: Root, inside: FakeAgent, user: int) -> None:
+    """Without libc, shell, /proc or a writable directory it asks the agent and becomes the command."""
+    done = root.run("/opt/bin/cmk", "isolate", "--pool=shared", "/opt/bin/cmk", "--", "--version", user=user)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "CMK v1.5.2 (corepin 0.1.0)\n", "")
+    assert len(inside.asked) == 1
+
+
+def test_without_an_agent_it_names_the_usual_socket(root: Root) -> None:
+    """Where /proc is not mounted the install directory is CMK's own."""
+    done = root.run("/opt/bin/cmk", "isolate", "--pool=shared", "true", env={"CMK_LOCK_TIMEOUT": "0"})
+
+    assert done.returncode == 1
+    assert "no corepin agent answers at /opt/bin/cmk.sock (No such file or directory)" in done.stderr
