@@ -2,6 +2,16 @@
 # Python is Debian's, so the last stage holds no package manager for Python, no compiler and no build tools.
 ARG BASE=docker.io/library/debian:bookworm-slim
 
+# The command of containers. Nothing of the programs changes it, so that it is rarely built anew.
+FROM ${BASE} AS shim
+RUN apt-get update -qq \
+ && apt-get install -qq --yes --no-install-recommends musl-tools gcc libc6-dev
+WORKDIR /src
+COPY pyproject.toml ./
+COPY scripts/shim scripts/shim
+COPY shim shim
+RUN XDG_CACHE_HOME=/tmp/cache scripts/shim /cmk
+
 FROM ${BASE} AS build
 RUN apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends python3 python3-venv ca-certificates
@@ -34,6 +44,7 @@ RUN apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/*
 COPY --from=build /opt/corepin /opt/corepin
+COPY --from=shim /cmk /opt/corepin/libexec/cmk
 ENV PATH=/opt/corepin/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

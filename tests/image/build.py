@@ -94,6 +94,7 @@ def _copy(root: Path, folder: Path, name: str) -> None:
     if (root / name).is_dir():
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     else:
+        (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy2(root / name, folder / name)
 
 

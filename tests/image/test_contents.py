@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -63,6 +64,15 @@ def test_no_tools_beyond_the_base(image: Archive, root: Path) -> None:
     }
     assert not there & COMPILERS
     assert not {"pip", "ensurepip", "setuptools"} & {part for path in added(image) for part in path.parts}
+
+
+def test_the_command_of_containers_is_in_it(root: Path, tmp_path: Path) -> None:
+    """The agent finds `cmk` there, to put it on its node; it is the one that tests have tried."""
+    subprocess.run(["scripts/shim", str(tmp_path / "cmk")], check=True)
+    found = root / "opt/corepin/libexec/cmk"
+
+    assert found.read_bytes() == (tmp_path / "cmk").read_bytes()
+    assert found.stat().st_mode & 0o777 == 0o755
 
 
 def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> None:
