@@ -52,8 +52,9 @@ bench: ## measure allocation, planning, threads of VMs, the webhook and NRI, eac
 metrics: setup ## write docs/metrics.md from the programs
 	@$(BIN)/python -m scripts.metrics_page
 
-chart: setup ## write the generated files of the Helm chart from manifests/
+chart: setup ## write what is made of manifests/: the Helm chart, and the overlay of `corepin cmk cluster-init`
 	@$(BIN)/python -m scripts.chart
+	@$(BIN)/python -m scripts.cmk_overlay
 
 proto: setup ## write the Python code of NRI's and the kubelet's messages from their *.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto agent/kubelet/*.proto

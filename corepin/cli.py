@@ -28,6 +28,7 @@ VERBS = (
     "node.doctor",
     "run.certs",
     "run.gate",
+    "cmk.cmk",
 )
 
 # Those of `kubectl corepin`, which looks at a cluster from the outside.

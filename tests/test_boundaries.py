@@ -123,6 +123,10 @@ ROOMS = {
         "corepin.host_flags",
         *("agent.doctor", "agent.kernel.cgroup_names", "pinning"),
     ),
+    "corepin.cmk": (
+        *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan"),
+        *("kubeyaml", "pinning"),
+    ),
     "corepin.offline": ("corepin", "agent.kernel.sysfs", "kubeyaml", "pinning", "webhook"),
 }
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -30,7 +30,7 @@ def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
     from kubernetes import client
     from urllib3.exceptions import HTTPError
 
-    with client.ApiClient(_settings(context)) as api:
+    with client.ApiClient(kube_settings(context)) as api:
         api.user_agent = USER_AGENT
         headers = {"Accept": "application/json"}
         request = api.param_serialize(
@@ -66,7 +66,7 @@ def current_namespace(context: str | None = None) -> str:
     return named["context"].get("namespace") or DEFAULT_NAMESPACE
 
 
-def _settings(context: str | None) -> Any:
+def kube_settings(context: str | None) -> Any:
     """Return where the API server is and who asks; nothing is kept for other calls."""
     from kubernetes import client, config
 

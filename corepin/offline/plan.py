@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     documents = _documents(args.filename)
     try:
-        topology, reserved = _read_published(args) if args.node else (_read_machine(args.topology), None)
+        topology, reserved = _read_published(args) if args.node else (read_machine(args.topology), None)
         given = args.reserved if args.reserved is not None or args.config else reserved
         config = _read_config(args.config, given)
         check_machine(topology, topology.online, config)
@@ -141,7 +141,7 @@ def _read_published(args: argparse.Namespace) -> tuple[Topology, str]:
     return picture.topology, str(picture.reserved)
 
 
-def _read_machine(given: str) -> Topology:
+def read_machine(given: str) -> Topology:
     """Read a machine from a file of lscpu's, or from a directory that stands for / or for /sys."""
     from agent.kernel.sysfs import read_topology
     from pinning.errors import PinningError

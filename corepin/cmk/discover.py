@@ -1,0 +1,87 @@
+"""`corepin cmk discover`: whether the nodes say what CMK's users select and claim by; the agents write it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.cmk.flags import add_obsolete, node_name, warn_obsolete
+from corepin.documents import write_out
+from corepin.errors import CommandFailed
+from pinning.contract import (
+    CMK_NODE_LABEL,
+    CMK_RESOURCES,
+    CMK_TAINT_KEY,
+    CMK_TAINT_VALUE,
+    EXCLUSIVE_CORES,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+OBSOLETE: Final = {
+    "--namespace": "what is looked at is on the nodes",
+    "--conf-dir": "the agent of each node keeps what was in it",
+}
+DESCRIPTION = "Show what the agents say of their nodes: CMK's label, taint and resources. Nothing is written."
+EPILOG = """\
+The agents write all of it, at any time, and put it back where somebody changes it. Exit code: 0 everything is there,
+1 something is missing, 2 the cluster could not be asked.
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "discover",
+        help="show CMK's label, taint and resources of nodes",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    chosen = "a node (default: the variable NODE_NAME, else every node with the label)"
+    parser.add_argument("--node", metavar="NAME", help=chosen)
+    parser.add_argument("--no-taint", action="store_true", help="the taint may be missing")
+    add_obsolete(parser, *OBSOLETE)
+    parser.set_defaults(cmk=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each node; return 1 when something is missing."""
+    warn_obsolete(args, OBSOLETE)
+    lines = [node_line(node, wants_taint=not args.no_taint) for node in _nodes(node_name(args.node))]
+    write_out("".join(f"{line}\n" for line, _ in lines))
+    return int(any(is_missing for _, is_missing in lines))
+
+
+def node_line(node: Any, *, wants_taint: bool) -> tuple[str, bool]:
+    """Return what a node has, and whether something is missing."""
+    there = node.get("status", {}).get("allocatable") or {}
+    labels = node["metadata"].get("labels") or {}
+    has = [f"{name}: {there[name]}" for name in CMK_RESOURCES if name in there]
+    has += [f"label {CMK_NODE_LABEL}=true"] if labels.get(CMK_NODE_LABEL) == "true" else []
+    taint = f"taint {CMK_TAINT_KEY}={CMK_TAINT_VALUE}:NoSchedule"
+    has += [taint] if any(map(_is_cmks, node["spec"].get("taints") or ())) else []
+    wanted = (EXCLUSIVE_CORES, f"label {CMK_NODE_LABEL}=true", *([taint] if wants_taint else ()))
+    missing = [what for what in wanted if not any(found.startswith(what) for found in has)]
+    told = ", ".join([*has, *(f"MISSING {what}" for what in missing)])
+    return f"{node['metadata']['name']}: {told}", bool(missing)
+
+
+def _is_cmks(taint: Any) -> bool:
+    return (taint["key"], taint.get("value"), taint["effect"]) == (
+        CMK_TAINT_KEY,
+        CMK_TAINT_VALUE,
+        "NoSchedule",
+    )
+
+
+def _nodes(name: str | None) -> list[Any]:
+    from corepin.cmk.requests import kube_client, send
+
+    with kube_client() as api:
+        if name:
+            return [send(api, "GET", f"/api/v1/nodes/{name}")]
+        found = send(api, "GET", f"/api/v1/nodes?labelSelector={CMK_NODE_LABEL}%3Dtrue")["items"]
+    if not found:
+        problem = f"no node has the label {CMK_NODE_LABEL}=true"
+        raise CommandFailed(f"{problem}: no agent reports; `corepin cmk cluster-init` installs them")
+    return list(found)

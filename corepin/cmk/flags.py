@@ -1,0 +1,106 @@
+"""Flags of Intel CMK's commands: those that mean something here, and those that are taken and say so."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Final
+
+from corepin.documents import plain
+from corepin.errors import CommandFailed
+
+if TYPE_CHECKING:
+    import argparse
+
+HELP_OBSOLETE: Final = "as CMK had it; has no effect"
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+NODE_VARIABLE: Final = "NODE_NAME"  # as CMK's pods told their node
+
+
+def add_obsolete(parser: argparse.ArgumentParser, *flags: str, value: bool = True) -> None:
+    """Take flags that CMK had and that have no effect here; `value`: they are followed by one."""
+    for flag in flags:
+        if value:
+            parser.add_argument(flag, metavar="...", help=HELP_OBSOLETE)
+        else:
+            parser.add_argument(flag, nargs="?", const="true", metavar="BOOL", help=HELP_OBSOLETE)
+
+
+def warn_obsolete(args: argparse.Namespace, reasons: dict[str, str]) -> None:
+    """Say on standard error which flags were given without effect, and what is in their place."""
+    for flag, reason in reasons.items():
+        if getattr(args, flag.removeprefix("--").replace("-", "_")) is not None:
+            note(f"{flag} has no effect: {reason}")
+
+
+def note(text: str) -> None:
+    """Tell something beside the answer."""
+    print(f"corepin cmk: {plain(text)}", file=sys.stderr)
+
+
+def name(flag: str, text: str) -> str:
+    """Return a name of Kubernetes; raise CommandFailed for anything else."""
+    if not _NAME.fullmatch(text):
+        problem = f"{flag}: {text[:60]!r} is no name of Kubernetes"
+        raise CommandFailed(f"{problem}: write lower-case letters, digits, - and dots, for example node-1")
+    return text
+
+
+def node_name(given: str | None) -> str | None:
+    """Return the node that a flag or CMK's variable names."""
+    return given or os.environ.get(NODE_VARIABLE) or None
+
+
+def cores(flag: str, text: str) -> int:
+    """Return a number of physical cores."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5):
+        raise CommandFailed(f"{flag}: {text[:60]!r} is no number of cores: write for example 4")
+    return int(text)
+
+
+def mode(flag: str, text: str) -> str:
+    """Return how cores are taken from sockets."""
+    if text not in {"packed", "spread"}:
+        problem = f"{flag}: {text[:60]!r} is unknown"
+        raise CommandFailed(f"{problem}: write packed (one socket after the other) or spread (in turns)")
+    return text
+
+
+def listed_cores(flag: str, text: str) -> str:
+    """Return a list of cores, empty for CMK's -1; raise CommandFailed for anything else."""
+    from pinning.errors import BadCPUList
+    from pinning.machine.cpuset import CPUSet
+
+    if text.strip() == "-1":
+        return ""
+    try:
+        return str(CPUSet.parse(text))
+    except BadCPUList as problem:
+        raise CommandFailed(f'{flag}: {problem}: write for example "0,3-5", or -1 for none') from problem
+
+
+def add_pool_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that cut a node into CMK's pools."""
+    parser.add_argument(
+        "--num-exclusive-cores",
+        metavar="N",
+        default="4",
+        help="physical cores of the exclusive pool (default: 4)",
+    )
+    parser.add_argument(
+        "--num-shared-cores", metavar="N", default="1", help="physical cores of the shared pool (default: 1)"
+    )
+    for pool in ("exclusive", "shared"):
+        parser.add_argument(
+            f"--{pool}-mode",
+            metavar="packed|spread",
+            default="packed",
+            help=f"take the {pool} cores from one socket after the other, or in turns (default: packed)",
+        )
+    parser.add_argument(
+        "--excl-non-isolcpus",
+        metavar="LIST",
+        default="-1",
+        help="CPUs outside of isolcpus whose cores are exclusive too, e.g. 0,3-5; -1: none (default)",
+    )

@@ -1,0 +1,118 @@
+"""`corepin cmk init --dry-run`: how CMK's numbers would cut a machine into pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.cmk.flags import (
+    add_obsolete,
+    add_pool_flags,
+    cores,
+    listed_cores,
+    mode,
+    note,
+    warn_obsolete,
+)
+from corepin.documents import write_out
+from corepin.errors import CommandFailed
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pinning.machine.topology import Topology
+    from pinning.planning.node_config import NodeConfig
+
+OBSOLETE: Final = {
+    "--conf-dir": "the agent of each node keeps what was in it",
+    "--socket-id": "CMK itself read and ignored it",
+    "--namespace": "nothing is written",
+}
+FLAGS: Final = {  # by the key of the configuration
+    "reserved": "--reserved",
+    "pools.exclusive_cores": "--num-exclusive-cores",
+    "pools.shared_cores": "--num-shared-cores",
+    "pools.exclusive_non_isolcpus": "--excl-non-isolcpus",
+}
+DESCRIPTION = "Show how CMK's numbers would cut a machine into pools, in the shape of its ConfigMap. Nothing is written."
+EPILOG = """\
+CMK left to infra what was left over; corepin reserves whole cores for it first, by default that of the lowest CPU.
+"""
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "init", help="show how CMK's numbers would cut a machine", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="look, and write nothing: the only way it works"
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="FILE|DIR",
+        default="/",
+        help="the machine: JSON of lscpu, or a directory that holds a sysfs tree as / does (default: this machine)",
+    )
+    parser.add_argument(
+        "--reserved", metavar="LIST", help="CPUs whose cores stay with infra (default: the lowest CPU)"
+    )
+    add_pool_flags(parser)
+    add_obsolete(parser, *OBSOLETE)
+    parser.set_defaults(cmk=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the pools."""
+    from corepin.offline.plan import read_machine
+    from pinning.errors import PinningError
+
+    warn_obsolete(args, OBSOLETE)
+    if not args.dry_run:
+        remedy = "look with --dry-run, and set the numbers of the cluster with `corepin cmk cluster-init`"
+        raise CommandFailed(
+            f"init: the agents cut the pools of their nodes from their configuration: {remedy}"
+        )
+    try:
+        write_out(pools_text(read_machine(args.topology), read_pools(args)))
+    except PinningError as problem:
+        raise CommandFailed(_with_flags(str(problem))) from problem
+    return 0
+
+
+def _with_flags(problem: str) -> str:
+    """Return a refusal with the flag where it names the key of a configuration."""
+    key, _, why = problem.partition(": ")
+    return f"{FLAGS[key]}: {why}" if key in FLAGS else problem
+
+
+def pools_text(topology: Topology, config: NodeConfig) -> str:
+    """Return the pools of a machine on which nothing runs; raise PinningError where the numbers do not fit."""
+    from pinning.cmk.pools import CMKNode, cmk_pools, cmk_yaml
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.node_sets import check_machine, node_sets
+
+    check_machine(topology, topology.online, config)
+    sets = node_sets(topology, topology.online, config)
+    note(f"CPUs {sets.reserved} are reserved")
+    pools = sets.pools
+    # what is not claimed can run shared work meanwhile; CMK's infra was what no pool has
+    left = sets.universe - pools.exclusive - pools.non_isolcpus - pools.set_aside
+    node = CMKNode(
+        topology, sets.universe, pools.exclusive, pools.non_isolcpus, pools.set_aside, left, Ledger()
+    )
+    return cmk_yaml(cmk_pools(node))
+
+
+def read_pools(args: argparse.Namespace) -> NodeConfig:
+    """Return the configuration that the flags stand for."""
+    from pinning.planning.node_config import read_node_config
+
+    given = {
+        "exclusive_cores": cores("--num-exclusive-cores", args.num_exclusive_cores),
+        "shared_cores": cores("--num-shared-cores", args.num_shared_cores),
+        "exclusive_mode": mode("--exclusive-mode", args.exclusive_mode),
+        "shared_mode": mode("--shared-mode", args.shared_mode),
+    }
+    listed = listed_cores("--excl-non-isolcpus", args.excl_non_isolcpus)
+    pools = {**given, "exclusive_non_isolcpus": listed} if listed else given
+    return read_node_config({"pools": pools, "reserved": args.reserved})

@@ -1,0 +1,151 @@
+"""`corepin cmk uninstall`: take the agents from some nodes or from all, with everything that they wrote there."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.cmk.cluster_init import add_host_flags, read_hosts
+from corepin.cmk.flags import add_obsolete, name, note, warn_obsolete
+from corepin.cmk.install import NODES, chosen_nodes, label
+from corepin.cmk.overlay import AGENT_NAMESPACE
+from corepin.cmk.requests import Answered, kube_client, send
+from corepin.documents import write_out
+from corepin.errors import CommandFailed
+from pinning.contract import (
+    AGENT_NODE_LABEL,
+    CMK_CONFIG_MAP_PREFIX,
+    CMK_GROUP_VERSION,
+    CMK_NODE_REPORT,
+    CMK_RECONCILE_REPORT,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from corepin.cmk.overlay import Object
+
+OBSOLETE: Final = {
+    "--install-dir": "the agent of a node knows where it installed the command `cmk`",
+    "--conf-dir": "there is none",
+}
+DESCRIPTION = (
+    "Take the agents from nodes that `corepin cmk cluster-init` gave them to, with everything they wrote."
+)
+EPILOG = """\
+Without --apply it prints the pod that would clean each node, and changes nothing. Running containers get all CPUs.
+Webhook, rights and kinds are the whole cluster's and stay; the last lines say how to remove them.
+"""
+PATIENCE_SECONDS: Final = 300.0
+POLL_SECONDS: Final = 0.5
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "uninstall", help="take corepin from some nodes or from all", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_host_flags(parser)
+    parser.add_argument("--apply", action="store_true", help="do it, and wait for it")
+    place = f"where the agents are (default: {AGENT_NAMESPACE})"
+    parser.add_argument("--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
+    add_obsolete(parser, *OBSOLETE)
+    parser.set_defaults(cmk=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what would be done, or do it."""
+    warn_obsolete(args, OBSOLETE)
+    hosts, namespace = read_hosts(args.host_list), name("--namespace", args.namespace)
+    with kube_client() as api:
+        daemon_set = _daemon_set(api, namespace)
+        query = "" if hosts else f"?labelSelector={AGENT_NODE_LABEL}%3Dtrue"
+        nodes = chosen_nodes(send(api, "GET", NODES + query)["items"], hosts, every=True)
+        pods = [reset_pod(daemon_set, node) for node in nodes]
+        if args.apply:
+            _clean(api, namespace, pods)
+        else:
+            from kubeyaml.writer import write_yaml
+
+            write_out(write_yaml(pods))
+    if not hosts:
+        note("the rest: corepin cmk cluster-init --all-hosts | kubectl delete --ignore-not-found -f -")
+    return 0
+
+
+def reset_pod(daemon_set: Object, node: str) -> Object:
+    """Return the pod that undoes on a node what its agent did: the agent's own, with `--reset`."""
+    spec = deepcopy(daemon_set["spec"]["template"]["spec"])
+    (container,) = spec["containers"]
+    container["args"] = [*container["args"], "--reset"]
+    for key in ("livenessProbe", "readinessProbe", "ports"):
+        container.pop(key, None)
+    spec.pop("nodeSelector", None)
+    metadata = {
+        "name": f"corepin-reset-{node}",
+        "namespace": daemon_set["metadata"]["namespace"],
+        "labels": {"app.kubernetes.io/name": "corepin", "app.kubernetes.io/component": "reset"},
+    }
+    # it waits for the lock of the agent that is leaving
+    spec |= {"nodeName": node, "restartPolicy": "OnFailure"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _daemon_set(api: Any, namespace: str) -> Any:
+    """Return the agents of the cluster; raise CommandFailed where they do not wait for the label."""
+    try:
+        found = send(api, "GET", f"/apis/apps/v1/namespaces/{namespace}/daemonsets/corepin-agent")
+    except Answered as error:
+        raise CommandFailed(f"{error}: name the agents' namespace with --namespace") from error
+    if AGENT_NODE_LABEL not in (found["spec"]["template"]["spec"].get("nodeSelector") or {}):
+        problem = (
+            f"the agents of this cluster run on every node, with or without the label {AGENT_NODE_LABEL}"
+        )
+        raise CommandFailed(f"{problem}: uninstall as docs/operator-guide.md says")
+    return found
+
+
+def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
+    """Send the agents away, have each node cleaned, and remove what is left of them in the API."""
+    folder = f"/api/v1/namespaces/{namespace}/pods"
+    for pod in pods:
+        label(api, pod["spec"]["nodeName"], None)
+        _delete(api, f"{folder}/{pod['metadata']['name']}?gracePeriodSeconds=0")
+        send(api, "POST", folder, pod)
+    for pod in pods:
+        node = pod["spec"]["nodeName"]
+        _wait(api, f"{folder}/{pod['metadata']['name']}", node)
+        for path in _left(namespace, node):
+            _delete(api, path)
+        write_out(f"node {node}: uninstalled\n")
+
+
+def _wait(api: Any, path: str, node: str) -> None:
+    """Wait until a node is clean, and remove the pod that did it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while send(api, "GET", path).get("status", {}).get("phase") != "Succeeded":
+        if time.monotonic() > deadline:
+            problem = f"node {node} is not clean after {PATIENCE_SECONDS:.0f} seconds"
+            raise CommandFailed(
+                f"{problem}: look at `kubectl logs` and `describe` of {path.rpartition('/')[2]}"
+            )
+        time.sleep(POLL_SECONDS)
+    _delete(api, path)
+
+
+def _left(namespace: str, node: str) -> tuple[str, ...]:
+    """Return what agents may write and not delete."""
+    reports = f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}"
+    return (
+        f"/api/v1/namespaces/{namespace}/configmaps/{CMK_CONFIG_MAP_PREFIX}{node}",
+        *(f"{reports}/{plural}/{node}" for _, plural in (CMK_NODE_REPORT, CMK_RECONCILE_REPORT)),
+    )
+
+
+def _delete(api: Any, path: str) -> None:
+    """Delete what may be gone already."""
+    with suppress(Answered):
+        send(api, "DELETE", path)

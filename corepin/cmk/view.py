@@ -1,0 +1,141 @@
+"""What CMK's commands know of a node: from the agent of this machine, or from what it wrote into the cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from corepin.cmk.flags import node_name
+from corepin.errors import CommandFailed
+from corepin.node.agent_socket import add_socket_flag, read_state
+from pinning.cmk.pools import CMKNode, Task, cmk_pools
+from pinning.contract import CMK_CONFIG_MAP_PREFIX, CMK_GROUP_VERSION, CMK_RECONCILE_REPORT
+from pinning.errors import PinningError
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.ledger_json import ledger_from_dict
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from pinning.cmk.pools import Lists
+
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError, PinningError)
+
+
+class View(NamedTuple):
+    """One node in CMK's words."""
+
+    node: str
+    pools: Mapping[str, Lists]
+    topology: Topology
+    reclaimed: tuple[Task, ...] = ()
+
+
+def add_view_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which node is looked at."""
+    add_socket_flag(parser)
+    parser.add_argument(
+        "--node",
+        metavar="NAME",
+        help="a node of the cluster, through the kubeconfig, instead of the agent on this machine",
+    )
+    parser.add_argument(
+        "--namespace",
+        metavar="NAME",
+        default="corepin-agent",
+        help="with --node: where the agents write (default: corepin-agent)",
+    )
+
+
+def read_view(args: argparse.Namespace) -> View:
+    """Return the node that the flags name."""
+    if args.node:
+        return _of_cluster(args.node, args.namespace)
+    return view_of_state(read_state(args.socket))
+
+
+def view_of_state(state: Mapping[str, Any]) -> View:
+    """Return the view of what the agent's socket says; raise CommandFailed for anything else."""
+    try:
+        sets = {name: CPUSet.parse(cpus) for name, cpus in state["sets"].items()}
+        node = CMKNode(
+            topology=Topology.from_dict(state["topology"]),
+            universe=sets["universe"],
+            exclusive=sets["exclusivePool"],
+            non_isolcpus=sets["nonIsolcpusPool"],
+            set_aside=sets["setAside"],
+            shared=sets["shared"],
+            ledger=ledger_from_dict(state["ledger"]),
+            tasks=tuple(map(_task, state["tasks"])),
+        )
+        return View(state["node"], cmk_pools(node), node.topology, tuple(map(_task, state["reclaimed"])))
+    except DAMAGED as error:
+        raise CommandFailed(
+            f"the agent is of another version of corepin ({error!r}): use the same version"
+        ) from error
+
+
+def _task(given: Mapping[str, Any]) -> Task:
+    return Task(given["pid"], given["container"], given["pool"], CPUSet.parse(given["cpus"]))
+
+
+def _of_cluster(node: str, namespace: str) -> View:
+    """Read what the agent of a node wrote: the machine, CMK's ConfigMap, and its last report of ended processes."""
+    from corepin.cmk.requests import Answered, kube_client, send
+    from corepin.node.kube_node import read_node
+
+    topology = read_node(node).topology
+    with kube_client() as api:
+        try:
+            written = send(
+                api, "GET", f"/api/v1/namespaces/{namespace}/configmaps/{CMK_CONFIG_MAP_PREFIX}{node}"
+            )
+        except Answered as error:
+            raise CommandFailed(f"{error}: name the agents' namespace with --namespace") from error
+        try:
+            plural = CMK_RECONCILE_REPORT[1]
+            report = send(api, "GET", f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}/{plural}/{node}")
+        except Answered:  # only the component `cmk` has them
+            report = {}
+    return view_of_objects(node, topology, written, report)
+
+
+def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report: Mapping[str, Any]) -> View:
+    """Return the view of what an agent wrote; raise CommandFailed for anything else."""
+    from kubeyaml.reader import BadYAML, read_yaml
+
+    try:
+        ((_, pools),) = read_yaml(written["data"]["config"])
+        lists = ((report.get("spec") or {}).get("report") or {}).get("reclaimedCpuLists") or ()
+        reclaimed = tuple(Task(it["pid"], "", it["pool"], CPUSet.parse(it["cpus"])) for it in lists)
+        return View(node, _numbered(pools), Topology.from_dict(json.loads(topology)), reclaimed)
+    except (*DAMAGED, BadYAML) as error:
+        problem = (
+            f"node {node}: what its agent wrote is of another version of corepin, or damaged ({error!r})"
+        )
+        raise CommandFailed(f"{problem}: use the same version") from error
+
+
+def _numbered(pools: Mapping[str, Lists]) -> dict[str, Lists]:
+    """Return pools with process ids as numbers, which stand quoted in CMK's YAML."""
+    return {
+        pool: {
+            socket: {cpus: [_holder(str(holder)) for holder in holders] for cpus, holders in lists.items()}
+            for socket, lists in sockets.items()
+        }
+        for pool, sockets in pools.items()
+    }
+
+
+def _holder(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdecimal() else text
+
+
+def named_node(args: argparse.Namespace) -> str:
+    """Return the node of --node or NODE_NAME; raise CommandFailed where neither names one."""
+    found = node_name(args.node)
+    if not found:
+        raise CommandFailed("--node: no node is named: write --node NAME, or set NODE_NAME as CMK's pods did")
+    return found

@@ -1,0 +1,194 @@
+"""`corepin cmk cluster-init`, printed: what each flag of CMK changes, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from corepin.cli import main
+from corepin.cmk.overlay import AGENT_MARK, FILE, SYSTEM_MARK
+
+Object = dict[str, Any]
+HOSTS = "--host-list=node-1,node-2"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[list[Object], str]:
+    """Return the objects that are printed, and what is told beside them."""
+    assert main(["cmk", "cluster-init", *(flags or (HOSTS,))]) == 0
+    shown = capsys.readouterr()
+    return list(yaml.safe_load_all(shown.out)), shown.err
+
+
+def one(documents: list[Object], kind: str, name: str) -> Any:
+    """Return the object of a kind and name."""
+    (found,) = [it for it in documents if (it["kind"], it["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def agent(documents: list[Object]) -> Any:
+    """Return the specification of the agents' pods."""
+    return one(documents, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
+
+
+def taint(documents: list[Object]) -> Any:
+    """Return the variable that chooses the agents' taints."""
+    (found,) = [it for it in agent(documents)["containers"][0]["env"] if it["name"] == "COREPIN_TAINT"]
+    return found.get("value")
+
+
+def config(documents: list[Object], part: str, key: str = "config.yaml") -> Any:
+    """Return a file of a ConfigMap."""
+    return yaml.safe_load(one(documents, "ConfigMap", f"corepin-{part}")["data"][key])
+
+
+def test_without_flags_it_is_the_overlay_for_labelled_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every object of the overlay, CMK's own numbers, and how to label the nodes."""
+    documents, told = printed(capsys)
+    carried = [it for it in yaml.safe_load_all(FILE.read_text(encoding="utf-8")) if it]
+    assert [it["kind"] for it in documents] == [it["kind"] for it in carried]
+    assert agent(documents)["nodeSelector"] == {
+        "kubernetes.io/os": "linux",
+        "corepin.io/agent": "true",
+    }
+    assert config(documents, "agent")["pools"] == {
+        "exclusive_cores": 4,
+        "shared_cores": 1,
+        "exclusive_mode": "packed",
+        "shared_mode": "packed",
+    }
+    assert taint(documents) == "cmk"
+    assert told == (
+        "corepin cmk: the agents wait for a label: kubectl label node node-1 node-2 corepin.io/agent=true\n"
+    )
+
+
+def test_all_hosts_are_labelled_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody has to list them."""
+    _, told = printed(capsys, "--all-hosts")
+    assert "kubectl label node -l kubernetes.io/os=linux corepin.io/agent=true" in told
+
+
+def test_no_mark_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Namespaces stand wherever they are named, also those that were chosen."""
+    assert main(["cmk", "cluster-init", HOSTS, "--namespace=cmk-agents"]) == 0
+    text = capsys.readouterr().out
+    assert AGENT_MARK not in text
+    assert SYSTEM_MARK not in text
+    documents = list(yaml.safe_load_all(text))
+    assert one(documents, "DaemonSet", "corepin-agent")["metadata"]["namespace"] == "cmk-agents"
+    assert "startsWith('system:serviceaccount:cmk-agents:')" in text
+    assert "namespace: corepin-agent\n" not in text
+
+
+def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
+    """And what else stands in their configuration stays."""
+    documents, told = printed(
+        capsys,
+        *(HOSTS, "--num-exclusive-cores=6", "--num-shared-cores=0", "--exclusive-mode=spread"),
+        *("--shared-mode=spread", "--excl-non-isolcpus=0,3-5", "--no-taint"),
+    )
+    assert config(documents, "agent") == {
+        "smtPolicy": "prefer",
+        "numaPolicy": "packed",
+        "quota": "keep",
+        "pools": {
+            "exclusive_cores": 6,
+            "shared_cores": 0,
+            "exclusive_non_isolcpus": "0,3-5",
+            "exclusive_mode": "spread",
+            "shared_mode": "spread",
+        },
+    }
+    assert taint(documents) is None
+    assert "CMK read core numbers, corepin CPU numbers" in told
+
+
+def test_images_reach_every_pod(capsys: pytest.CaptureFixture[str]) -> None:
+    """Image, policy and pull secret."""
+    documents, _ = printed(
+        capsys,
+        *(HOSTS, "--cmk-img=registry.example/corepin:1", "--cmk-img-pol=Always", "--pull-secret=registry"),
+    )
+    pods = [it["spec"]["template"]["spec"] for it in documents if it["kind"] in {"Deployment", "DaemonSet"}]
+    assert len(pods) == 3
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert (container["image"], container["imagePullPolicy"]) == ("registry.example/corepin:1", "Always")
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_directory_and_account_reach_the_injection(capsys: pytest.CaptureFixture[str]) -> None:
+    """Containers go on to see the directory where they always did."""
+    documents, _ = printed(capsys, HOSTS, "--install-dir=/usr/local/cmk/", "--saname=mine")
+    mutations = config(documents, "webhook", "mutations.yaml")["mutations"]
+    volumes = {it["name"]: it["hostPath"]["path"] for it in mutations["perPod"]["spec"]["volumes"]}
+    mounts = {it["name"]: it["mountPath"] for it in mutations["perContainer"]["volumeMounts"]}
+    assert mutations["perPod"]["spec"]["serviceAccountName"] == "mine"
+    assert volumes["cmk-install-dir"] == "/usr/local/cmk"
+    assert mounts["cmk-install-dir"] == "/opt/bin"
+    assert {
+        it["hostPath"]["path"] for it in agent(documents)["volumes"] if it["name"] == "cmk-install-dir"
+    } <= {"/usr/local/cmk"}
+
+
+def test_cmks_other_flags_are_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts that call CMK go on to work, and their owners learn what has no effect."""
+    before, _ = printed(capsys)
+    flags = ("--cmk-cmd-list=init,reconcile", "--cafile=/ca.crt", "--insecure=False", "--conf-dir=/etc/cmk")
+    documents, told = printed(capsys, HOSTS, *flags)
+    assert documents == before
+    for flag in flags:
+        assert f"{flag.partition('=')[0]} has no effect: " in told
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--host-list=,", "--host-list: ',' names no node: write for example node-1,node-2"),
+        ("--host-list=Node 1", "--host-list: 'Node 1' is no name of Kubernetes"),
+        ("--num-exclusive-cores=0", "0 leaves no core that could be exclusive: write 1 or more"),
+        ("--num-shared-cores=-1", "--num-shared-cores: '-1' is no number of cores: write for example 4"),
+        ("--exclusive-mode=fast", "--exclusive-mode: 'fast' is unknown: write packed"),
+        ("--cmk-img=cmk:v1.5.2", "'cmk:v1.5.2' is an image of Intel CMK: name yours of corepin"),
+        ("--cmk-img=registry.example/cmk", "is an image of Intel CMK"),
+        ("--cmk-img=a b", "--cmk-img: 'a b' is no image"),
+        (
+            "--cmk-img-pol=Sometimes",
+            "--cmk-img-pol: 'Sometimes' is unknown: write IfNotPresent, Always, Never",
+        ),
+        ("--install-dir=bin", "--install-dir: 'bin' is no directory of a host: write for example /opt/bin"),
+        ("--install-dir=/", "is no directory of a host"),
+        ("--install-dir=/opt/../etc", "is no directory of a host"),
+        ("--namespace=default", "--namespace: 'default' has other pods than the agents"),
+        ("--namespace=kube-system", "leave the flag out, or name one that has nothing else"),
+        ("--saname=Mine", "--saname: 'Mine' is no name of Kubernetes"),
+        ("--excl-non-isolcpus=5-3", "--excl-non-isolcpus: "),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(flag: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the flag, the value and a remedy; nothing is printed that somebody could apply."""
+    hosts = () if flag.startswith("--host-list") else (HOSTS,)
+    assert main(["cmk", "cluster-init", *hosts, flag]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    "action", ["isolate", "install", "webhook", "reconfigure", "reconfigure_setup", "reaffinitize"]
+)
+def test_commands_that_went_elsewhere_say_where(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever flags follow them."""
+    assert main(["cmk", action, "--pool=exclusive", "sleep", "--", "inf"]) == 2
+    assert f"corepin cmk: {action}: " in capsys.readouterr().err
+
+
+@pytest.mark.server
+def test_what_is_carried_is_the_overlay() -> None:
+    """It is what `make chart` writes of manifests/cmk: nothing was changed by hand."""
+    from scripts.cmk_overlay import overlay_text
+
+    assert Path(FILE).read_text(encoding="utf-8") == overlay_text(), "run `make chart`"

@@ -1,0 +1,228 @@
+"""`corepin cmk` against a real API server: applied twice, looked at, published and taken away again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agent.report.cmk_node import cmk_node
+from agent.report.desired_node import topology_text
+from corepin.cli import main
+from pinning.cmk.pools import cmk_pools, cmk_yaml
+from pinning.cmk.reports import describe, node_report
+from tests.agent.states import bound, state_of
+from tests.pods import CORES, container
+from tests.servers.apiserver import ApiServer
+from tests.servers.catalog import NEWEST
+from tests.servers.start import start_servers
+
+pytestmark = pytest.mark.server
+
+AGENTS = "corepin-agent"
+LABEL = "corepin.io/agent"
+SECONDS = 120.0
+STATE = state_of(bound("a", container("main", {CORES: 2})))
+POOLS = cmk_pools(cmk_node(STATE))
+NODES = ("n1", "n2", "n3.example.com")
+SPECS = {"n2": {"unschedulable": True}}
+IMAGE = "--cmk-img=registry.example/corepin:1"
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiServer]:
+    """Return an API server with three nodes, one of them cordoned, and what an agent said of one."""
+    with start_servers(NEWEST) as api:
+        for name in NODES:
+            annotations = {"status.corepin.io/topology": topology_text(STATE)} if name == "n1" else {}
+            metadata = {"name": name, "annotations": annotations}
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": SPECS.get(name, {})}
+            api.kubectl("create", "-f", "-", input=json.dumps(node))
+        yield api
+
+
+@pytest.fixture
+def here(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
+    """Return the cluster that the command sees."""
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig()))
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    return api
+
+
+def read(api: ApiServer, *what: str) -> Any:
+    """Return an object, or a list of them."""
+    return json.loads(api.kubectl("get", *what, "-o=json").stdout)
+
+
+def labelled(api: ApiServer) -> set[str]:
+    """Return the nodes on which the agents run."""
+    return {node["metadata"]["name"] for node in read(api, "nodes", f"-l={LABEL}=true")["items"]}
+
+
+def versions(api: ApiServer) -> dict[str, str]:
+    """Return the version of everything that is ours."""
+    kinds = (
+        "deployments,daemonsets,services,configmaps,roles,clusterroles,crds,nodes,validatingadmissionpolicies"
+    )
+    items = [
+        *read(api, kinds, "-A", "-l=app.kubernetes.io/name=corepin")["items"],
+        *read(api, "nodes")["items"],
+    ]
+    return {it["metadata"]["uid"]: it["metadata"]["resourceVersion"] for it in items}
+
+
+def init(*flags: str) -> int:
+    """Apply the overlay."""
+    return main(["cmk", "cluster-init", "--apply", IMAGE, *flags])
+
+
+def test_apply_may_be_repeated(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second time nothing changes; another list adds its nodes, and all hosts are those that take pods."""
+    assert init("--host-list=n1") == 0
+    assert "node n1: corepin.io/agent=true" in capsys.readouterr().out
+    assert labelled(here) == {"n1"}
+    before = versions(here)
+    assert init("--host-list=n1") == 0
+    assert versions(here) == before
+    assert init("--all-hosts") == 0
+    assert labelled(here) == {"n1", "n3.example.com"}
+    assert init("--host-list=n2") == 0
+    assert labelled(here) == set(NODES)
+
+
+def test_a_node_that_is_not_there_is_refused_before_anything_is_done(
+    here: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the name that may be meant; a node is never made by a typing error."""
+    before = versions(here)
+    assert init("--host-list=n1,n3.exampel.com") == 2
+    assert (
+        "--host-list: there is no node 'n3.exampel.com': did you mean n3.example.com?"
+        in capsys.readouterr().err
+    )
+    assert versions(here) == before
+
+
+def test_fields_of_others_are_taken_over_when_that_is_asked_for(
+    here: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with kubectl: a change by hand is a conflict, and the flag decides it."""
+    assert init("--host-list=n1") == 0
+    change = '{"data": {"config.yaml": "smtPolicy: require"}}'
+    here.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", change)
+    assert init("--host-list=n1") == 2
+    told = capsys.readouterr().err
+    assert "conflict with" in told
+    assert told.endswith("to take these fields over, add --force-conflicts\n")
+    assert init("--host-list=n1", "--force-conflicts") == 0
+    assert "pools" in read(here, "-n", AGENTS, "configmap", "corepin-agent")["data"]["config.yaml"]
+
+
+def test_a_node_is_described_from_what_its_agent_wrote(
+    here: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ConfigMap and the annotation serve; a node without an agent is one line."""
+    assert init("--host-list=n1") == 0
+    here.kubectl(
+        "-n", AGENTS, "create", "configmap", "cmk-config-n1", f"--from-literal=config={cmk_yaml(POOLS)}"
+    )
+    capsys.readouterr()
+    assert main(["cmk", "describe", "--node=n1"]) == 0
+    assert json.loads(capsys.readouterr().out) == describe(POOLS)
+    assert main(["cmk", "reconcile", "--node=n1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"reclaimedCpuLists": []}
+    assert main(["cmk", "describe", "--node=n2"]) == 2
+    assert "node n2 has no annotation status.corepin.io/topology" in capsys.readouterr().err
+    assert main(["cmk", "describe", "--node=n1", "--namespace=elsewhere"]) == 2
+    assert "name the agents' namespace with --namespace" in capsys.readouterr().err
+
+
+def test_a_report_is_published_in_place(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice the same is one version."""
+    assert init("--host-list=n1") == 0
+    here.kubectl(
+        *("-n", AGENTS, "create", "configmap", "cmk-config-n1", f"--from-literal=config={cmk_yaml(POOLS)}"),
+        check=False,
+    )
+    for _ in range(2):
+        assert main(["cmk", "node-report", "--node=n1", "--publish"]) == 0
+    shown = read(here, "-n", AGENTS, "cmk-nr", "n1")
+    assert shown["spec"]["report"] == node_report(POOLS, STATE.topology)
+    assert shown["metadata"]["generation"] == 1
+
+
+def test_discover_says_what_is_missing(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node with everything, one without the taint, and one of which nothing is known."""
+    assert main(["cmk", "discover"]) == 2
+    assert "no node has the label cmk.intel.com/cmk-node=true" in capsys.readouterr().err
+    here.kubectl("label", "node", "n1", "cmk.intel.com/cmk-node=true")
+    status = {"status": {"allocatable": {"cmk.intel.com/exclusive-cores": "4"}}}
+    here.kubectl("patch", "node", "n1", "--subresource=status", "-p", json.dumps(status))
+    assert main(["cmk", "discover"]) == 1
+    found = "n1: cmk.intel.com/exclusive-cores: 4, label cmk.intel.com/cmk-node=true"
+    assert capsys.readouterr().out == f"{found}, MISSING taint cmk=true:NoSchedule\n"
+    assert main(["cmk", "discover", "--no-taint"]) == 0
+    here.kubectl("taint", "node", "n1", "cmk=true:NoSchedule")
+    assert main(["cmk", "discover", "--node=n1"]) == 0
+    assert capsys.readouterr().out.endswith(f"{found}, taint cmk=true:NoSchedule\n")
+    assert main(["cmk", "discover", "--node=n2"]) == 1
+    assert "n2: MISSING cmk.intel.com/exclusive-cores, MISSING label" in capsys.readouterr().out
+    here.kubectl("taint", "node", "n1", "cmk-")
+
+
+def finish(api: ApiServer, pod: str) -> Any:
+    """Let a pod succeed, as its kubelet would; return it."""
+    deadline = time.monotonic() + SECONDS
+    while (done := api.kubectl("-n", AGENTS, "get", "pod", pod, "-o=json", check=False)).returncode:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    status = json.dumps({"status": {"phase": "Succeeded"}})
+    api.kubectl("-n", AGENTS, "patch", "pod", pod, "--subresource=status", "-p", status)
+    return json.loads(done.stdout)
+
+
+def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --apply nothing changes; with it the agent's own pod resets the node, and what it wrote is gone."""
+    assert init("--host-list=n1,n2") == 0
+    for plural, kind in (
+        ("cmk-nodereports", "Cmk-nodereport"),
+        ("cmk-reconcilereports", "Cmk-reconcilereport"),
+    ):
+        report = {"apiVersion": "intel.com/v1", "kind": kind, "metadata": {"name": "n1", "namespace": AGENTS}}
+        here.kubectl("apply", "-f", "-", input=json.dumps(report))
+        assert read(here, "-n", AGENTS, plural)["items"]
+    capsys.readouterr()
+    assert main(["cmk", "uninstall", "--host-list=n1"]) == 0
+    assert "nodeName: n1" in capsys.readouterr().out
+    assert labelled(here) >= {"n1", "n2"}
+    with ThreadPoolExecutor(1) as pool:
+        kubelet = pool.submit(finish, here, "corepin-reset-n1")
+        assert main(["cmk", "uninstall", "--host-list=n1", "--apply"]) == 0
+        (container,) = kubelet.result()["spec"]["containers"]
+    assert container["args"] == ["agent", "--reset"]
+    assert "livenessProbe" not in container
+    assert "n1" not in labelled(here)
+    assert read(here, "-n", AGENTS, "pods")["items"] == []
+    for kind in ("cmk-nr", "cmk-rr", "configmaps"):
+        names = [it["metadata"]["name"] for it in read(here, "-n", AGENTS, kind)["items"]]
+        assert not {"n1", "cmk-config-n1"} & set(names)
+    assert capsys.readouterr().out == "node n1: uninstalled\n"
+
+
+def test_agents_on_every_node_are_not_uninstalled_one_by_one(
+    here: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they do not wait for the label, taking it away would send none of them away."""
+    assert main(["cmk", "uninstall", "--host-list=n1", "--namespace=elsewhere"]) == 2
+    assert "name the agents' namespace with --namespace" in capsys.readouterr().err
+    assert init("--host-list=n1") == 0
+    selector = [{"op": "remove", "path": "/spec/template/spec/nodeSelector/corepin.io~1agent"}]
+    here.kubectl(
+        *("-n", AGENTS, "patch", "daemonset", "corepin-agent", "--type=json", "-p", json.dumps(selector))
+    )
+    assert main(["cmk", "uninstall", "--host-list=n1"]) == 2
+    assert "run on every node" in capsys.readouterr().err
