@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from corepin.cmk.overlay import Object
 
-MANAGER: Final = "corepin-cmk"
+MANAGER: Final = "kubectl"  # as `kubectl apply --server-side` is called, so that both may take turns
 NODES: Final = "/api/v1/nodes"
 CONFLICT: Final = 409
 

@@ -26,12 +26,8 @@ def here(api: ApiServer, tmp_path: Path) -> Shell:
 
 
 def walk(here: Shell, title: str) -> None:
-    """Do what a chapter says: its folder of one's own, and every command."""
-    text = chapter(PAGE, title)
-    for folder in blocks(text, "yaml"):
-        (here.folder / "my-corepin").mkdir()
-        (here.folder / "my-corepin/kustomization.yaml").write_text(folder, encoding="utf-8")
-    commands = blocks(text, "sh")
+    """Do what a chapter says: every command."""
+    commands = blocks(chapter(PAGE, title), "sh")
     assert len(commands) >= 4
     for command in commands:
         here.run(command)
@@ -43,7 +39,7 @@ def read(api: ApiServer, *what: str) -> Any:
 
 
 def test_from_cmk(api: ApiServer, here: Shell) -> None:
-    """Nothing of CMK is left, the workload calls its own program, and the agent may run on every node."""
+    """Nothing of CMK is left, the workload calls its own program, and both it and the agent run on the node."""
     walk(here, "From Intel CMK")
 
     left = api.kubectl(
@@ -53,9 +49,14 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
     spec = read(api, "-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
     assert spec["containers"][0]["command"] == ["/usr/bin/forwarder"]
     agent = read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]
-    assert "example.com/corepin" not in agent.get("nodeSelector", {})
-    assert read(api, "node", "node-1")["spec"].get("unschedulable") is None
+    node = read(api, "node", "node-1")
+    assert (
+        agent["nodeSelector"].items() <= {**node["metadata"]["labels"], "kubernetes.io/os": "linux"}.items()
+    )
+    assert spec["nodeSelector"].items() <= node["metadata"]["labels"].items()
+    assert node["spec"].get("unschedulable") is None
     assert read(api, "-n", "telco", "serviceaccount", "cmk-serviceaccount")
+    assert read(api, "-n", "default", "cmk-nodereports")["items"] == []
 
 
 def test_from_the_static_policy(api: ApiServer, here: Shell) -> None:

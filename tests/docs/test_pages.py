@@ -28,7 +28,6 @@ RUN_BY = {
     "yaml": {
         "README.md": "tests/test_readme.py::test_the_pod_is_valid",
         "agent-reports.md": "tests/agent/report/test_agent_reports_doc.py::test_the_config_map_is_written_so",
-        "migrate.md": "tests/docs/test_migrate.py::test_from_cmk",
         "operator-guide.md": "tests/manifests/test_guide.py::test_the_folder_of_your_own",
         "security.md": "tests/docs/test_security.py::test_examples_work",
         "user-guide.md": "tests/docs/test_user_guide.py::test_examples_are_admitted",
