@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agent.checkpoint import StateDir
 from agent.config import AgentConfig, ApiFlags
+from agent.local.pods_dir import PodsDir
+from agent.main import reporters
+from agent.metrics import Metrics
+from apiserver.access import Access
+from apiserver.client import Api
 from corepin import cli
 from corepin.flags import variable
 from corepin.run.agent import _config
@@ -47,6 +53,17 @@ def test_sidecars_cost_what_the_webhook_gives_them() -> None:
     given = SidecarResources()
     assert config("--node", "n1").node_options.sidecar == (given.cpu, given.memory)
     assert config("--node", "n1", "--sidecar-resources", "1, 1Gi").node_options.sidecar == ("1", "1Gi")
+
+
+def test_cmks_reports_are_written_where_that_is_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Off as shipped; with the component's variable one reporter more writes them; any other word is refused."""
+    for found, expected in ((config("--node", "n1"), False), (config("--cmk-reports=on"), True)):
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(lambda _: httpx.Response(404)))
+        names = {type(it).__name__ for it in reporters(found, api, PodsDir(tmp_path, tmp_path), Metrics())}
+        assert ("CMKReports" in names) is expected
+    assert "--cmk-reports: 'maybe' is unknown: write on or off" in failure(capsys, "--cmk-reports=maybe")
 
 
 def test_environment_sets_flags(monkeypatch: pytest.MonkeyPatch) -> None:

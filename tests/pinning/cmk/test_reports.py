@@ -46,6 +46,13 @@ def test_two_wrappers_of_one_container_stand_in_the_order_of_their_pids() -> Non
     assert pools[EXCLUSIVE][0] == {"1,5": [999, 1000]}
 
 
+def test_a_container_that_shares_its_cpus_holds_no_core() -> None:
+    """Others run there too, so that the list of its core stays free for CMK's tools."""
+    share = bound("a", container("main", 2), annotations={"cpu-manager.corepin.io/pod": "share"})
+    pools = cmk_pools(cmk_node(state_of(share)))
+    assert pools[EXCLUSIVE][0] == {"1,5": []}
+
+
 def test_describe_has_cmks_shape() -> None:
     """Pools, their CPU lists of all sockets, tasks as numbers, and whether they are exclusive."""
     node = cmk_node(state_of(TWO, config=STATIC))._replace(tasks=(task(7, EXCLUSIVE, "1-2,5-6"),))
