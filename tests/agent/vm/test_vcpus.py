@@ -149,8 +149,7 @@ def test_probe_remembers_what_it_saw(host: FakeHost) -> None:
     assert first.reason.endswith("of 2 vCPUs 1 were seen to run")
 
     for task, call in ((2155, "running"), (2156, "16 0x1d 0xae80 0x0")):
-        host.end(2150, task)
-        host.thread(2150, task, "qemu-system-x86", call=call)
+        (host.roots.proc / f"2150/task/{task}/syscall").write_text(f"{call}\n")
 
     assert seen(host).vcpus == ()
     assert seen(host, known=first).vcpus == (2155, 2156)
