@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httpx
 import msgspec
@@ -12,9 +12,8 @@ import msgspec
 from apiserver.errors import APIError, Busy, Conflict, Expired, Failed, Gone, Refused, TooLong, Unavailable
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-
-    from apiserver.access import Access
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -31,6 +30,23 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 JSON: Final = "application/json"
 
 
+class Reach(Protocol):
+    """How to reach an API server and who to be there: `apiserver.access` of a pod, or what a kubeconfig says."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        ...
+
+    def context(self) -> ssl.SSLContext:
+        """Return what TLS trusts, and shows of itself."""
+        ...
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers that say who asks."""
+        ...
+
+
 class Api:
     """A client of the API server; `user_agent` is who it is in audit logs, and the manager of the fields it writes.
 
@@ -38,7 +54,7 @@ class Api:
     """
 
     def __init__(
-        self, access: Access, user_agent: str, transport: httpx.AsyncBaseTransport | None = None
+        self, access: Reach, user_agent: str, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._access = access
         self._client = httpx.AsyncClient(

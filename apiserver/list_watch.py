@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from apiserver.backoff import Backoff
+from apiserver.client import JSON, METADATA, METADATA_LIST
 from apiserver.errors import APIError, Expired
 from apiserver.pages import PAGE, decode, pages
 from apiserver.watch import events
@@ -31,6 +32,17 @@ WATCH_SECONDS: Final = (240, 480)
 logger = logging.getLogger(__name__)
 
 
+class Accept(NamedTuple):
+    """In which shape objects are asked for, of a list and of a watch."""
+
+    listed: str
+    watched: str
+
+
+WHOLE: Final = Accept(JSON, JSON)
+METADATA_ONLY: Final = Accept(METADATA_LIST, METADATA)
+
+
 class _Meta(msgspec.Struct, rename="camel"):
     uid: str = ""
     resource_version: str = ""
@@ -44,7 +56,7 @@ _object = msgspec.json.Decoder(_Object)
 
 
 class ListWatch(Generic[Item]):
-    """The objects of one path that match a field selector, by uid."""
+    """The objects of one path that match a field selector ("" for all of them), by uid."""
 
     def __init__(
         self,
@@ -54,17 +66,20 @@ class ListWatch(Generic[Item]):
         decoder: Decoder[Item],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         page: int = PAGE,
+        accept: Accept = WHOLE,
     ) -> None:
         self._api = api
         self._path = path
-        self._selector = {"fieldSelector": field_selector}
+        self._selector = {"fieldSelector": field_selector} if field_selector else {}
         self._decoder = decoder
         self._sleep = sleep
         self._page = page
+        self._accept = accept
         self._version = ""
         self._items: dict[str, Item] = {}
         self.complete = False
         self.failures = 0
+        self.trouble = ""  # why what is known may be old: the last failure, until something arrives again
 
     @property
     def items(self) -> Mapping[str, Item]:
@@ -86,6 +101,7 @@ class ListWatch(Generic[Item]):
                 await self._sleep(backoff.next())
             except APIError as error:
                 self.failures += 1
+                self.trouble = str(error)
                 wait = backoff.after(error)
                 facts = {"path": self._path, "error": str(error), "retry_seconds": round(wait, 1)}
                 logger.warning("watch interrupted", extra={"facts": facts})
@@ -93,20 +109,23 @@ class ListWatch(Generic[Item]):
 
     async def _relist(self) -> None:
         found: dict[str, Item] = {}
-        async for page in pages(self._api, self._path, self._selector, limit=self._page):
+        async for page in pages(self._api, self._path, self._selector, self._accept.listed, self._page):
             for raw in page.items or ():
                 found[decode(_object, raw).metadata.uid] = decode(self._decoder, raw)
             version = page.metadata.resource_version
         self._items = found
         self._version = version
         self.complete = True
+        self.trouble = ""
 
     async def _follow(self, changed: Callable[[], None], backoff: Backoff) -> None:
         """Apply events until the server ends the watch; a watch that gave an event has worked."""
         params = {**self._selector, "resourceVersion": self._version}
         began = asyncio.get_running_loop().time()
-        async with aclosing(events(self._api, self._path, params, WATCH_SECONDS)) as following:
+        watch = events(self._api, self._path, params, WATCH_SECONDS, self._accept.watched)
+        async with aclosing(watch) as following:
             async for event in following:
+                self.trouble = ""
                 if self._apply(event):
                     changed()
                 del event  # an object has megabytes, and the next event may be long in coming

@@ -20,6 +20,7 @@ VERBS = (
     "run.webhook",
     "run.agent",
     "run.guard",
+    "run.dashboard",
     "offline.inject",
     "offline.validate",
     "offline.plan",

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PACKAGES = frozenset({"pinning", "apiserver", "kubeyaml", "logs", "webhook", "agent", "certs", "corepin"})
+PACKAGES = frozenset(
+    {"pinning", "apiserver", "kubeyaml", "logs", "webhook", "agent", "certs", "corepin", "dashboard"}
+)
 MODULES = sorted(path for package in PACKAGES for path in Path(package).rglob("*.py"))
 
 

@@ -24,6 +24,7 @@ ARROWS = {
     "certs": frozenset(),
     "webhook": BELOW,
     "agent": BELOW,
+    "dashboard": BELOW | {"corepin"},  # of the command the drawing of a machine alone
     "corepin": PACKAGES,
 }
 PODS = ("pinning.contract", "pinning.errors", "pinning.pods")
@@ -109,24 +110,27 @@ ROOMS = {
     "corepin.documents": ("corepin.errors", "corepin.json_text", "kubeyaml"),
     "corepin.node_file": ("corepin.documents", "corepin.errors", "pinning"),
     "corepin.cli": ("corepin.documents", "corepin.errors"),  # it finds the verbs by their names
-    "corepin.drawing": ("pinning.machine",),
+    "corepin.drawing": ("pinning.contract", "pinning.machine"),
     "corepin.run": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node_file"),
         *("corepin.host_flags", "corepin.rule_files"),
         *("agent.config", "agent.errors", "agent.main", "apiserver.errors", "certs", "logs", "pinning"),
         *("agent.kubelet.policy", "agent.nri.guard", "agent.nri.guard_process"),
-        *("webhook.config", "webhook.server"),
+        *("corepin.node.kube_access", "dashboard.serve", "webhook.config", "webhook.server"),
     ),
     "corepin.plugin": (*("corepin.errors", "corepin.flags", "corepin.node", "pinning.contract"),),
     "corepin.node": (
         *("corepin.documents", "corepin.drawing", "corepin.errors", "corepin.flags", "corepin.terminal"),
         "corepin.host_flags",
-        *("agent.doctor", "agent.kernel.cgroup_names", "pinning"),
+        *("agent.doctor", "agent.kernel.cgroup_names", "apiserver", "pinning"),
     ),
     "corepin.cmk": (
         *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan"),
         *("kubeyaml", "pinning"),
     ),
+    "dashboard.model": ("corepin.drawing", "pinning"),
+    "dashboard.view": ("corepin.drawing", "dashboard.model", "pinning"),
+    "dashboard.serve": ("apiserver", "dashboard.model", "dashboard.view", "pinning.contract"),
     "corepin.offline": ("corepin", "agent.kernel.sysfs", "kubeyaml", "pinning", "webhook"),
 }
 Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -44,6 +44,21 @@ def floorplan(topology: Topology, cells: Mapping[int, Span], width: int) -> list
     return next(on_one_screen, min(drawn, key=len))
 
 
+def drawn_order(topology: Topology) -> list[Core]:
+    """Return the cores as they are drawn, P-cores before E-cores of the same cache."""
+
+    def place(core: Core) -> tuple[int, int, int, bool, int]:
+        return core.package, core.numa_node, core.uncore_cache, core.core_type == EFFICIENCY, core.id
+
+    return sorted(topology.cores, key=place)
+
+
+def cache_title(topology: Topology, core: Core) -> str:
+    """Return the name of a core's last-level cache, and what kind of cores these are."""
+    place = list(topology.uncore_caches).index(core.uncore_cache)
+    return f"cache {place}{_TYPES.get(core.core_type, '')}"
+
+
 @dataclass(frozen=True)
 class Drawing:
     """One machine in one layout."""
@@ -55,16 +70,8 @@ class Drawing:
 
     def lines(self) -> list[Line]:
         """Return every NUMA node under a line that says where it is."""
-        nodes = groupby(self._ordered(), key=lambda core: (core.package, core.numa_node))
+        nodes = groupby(drawn_order(self.topology), key=lambda core: (core.package, core.numa_node))
         return [line for _, cores in nodes for line in [(), *self._node(list(cores))]][1:]
-
-    def _ordered(self) -> list[Core]:
-        """Return the cores as they are drawn, P-cores before E-cores of the same cache."""
-
-        def place(core: Core) -> tuple[int, int, int, bool, int]:
-            return core.package, core.numa_node, core.uncore_cache, core.core_type == EFFICIENCY, core.id
-
-        return sorted(self.topology.cores, key=place)
 
     def _node(self, cores: Sequence[Core]) -> Iterator[Line]:
         """Yield the title of a node and its blocks; the only block of a node needs no title of its own."""
@@ -73,15 +80,11 @@ class Drawing:
             list(group) for _, group in groupby(cores, key=lambda core: (core.uncore_cache, core.core_type))
         ]
         if len(groups) == 1:
-            title = f"{title}, {self._title(groups[0])}"
+            title = f"{title}, {cache_title(self.topology, groups[0][0])}"
         yield from wrapped(title, self.width)
         blocks = [self._block(group, titled=len(groups) > 1) for group in groups]
         for row in self._side_by_side(blocks):
             yield (_INDENT, *row)
-
-    def _title(self, cores: Sequence[Core]) -> str:
-        place = list(self.topology.uncore_caches).index(cores[0].uncore_cache)
-        return f"cache {place}{_TYPES.get(cores[0].core_type, '')}"
 
     def _side_by_side(self, blocks: Sequence[Sequence[Line]]) -> Iterator[Line]:
         column = max(width_of(line) for block in blocks for line in block)
@@ -91,7 +94,7 @@ class Drawing:
                 yield tuple(span for line in row for span in padded(line, column + _BETWEEN_BLOCKS))
 
     def _block(self, cores: Sequence[Core], *, titled: bool) -> list[Line]:
-        lines = [text_line(self._title(cores))] if titled else []
+        lines = [text_line(cache_title(self.topology, cores[0]))] if titled else []
         step, threads = self._cores_a_line(len(cores)), max(len(core.cpus) for core in cores)
         for start in range(0, len(cores), step):
             if start and threads > 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import cycle, islice, product
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Final
@@ -67,11 +68,26 @@ class Picture:
     pools: tuple[tuple[str, CPUSet], ...] = ()  # set aside by configuration: name and CPUs
 
 
+class Use(StrEnum):
+    """What a CPU is used for."""
+
+    EXCLUSIVE = "exclusive"
+    SHARE = "share"  # of an owner that lets others run there
+    IDLE = "idle"  # a sibling that its owner keeps free
+    RESERVED = "reserved"
+    POOL = "pool"  # set aside by configuration
+    SHARED = "shared"
+    ISOLATED = "isolated"  # from the kernel's scheduler, and nobody's
+    OFFLINE = "offline"
+    OUTSIDE = "outside"  # not for pods
+
+
 @dataclass(frozen=True)
 class Key:
     """One entry of the legend: the label or sign in the cells, its meaning, its CPUs and idle siblings."""
 
     sign: Span
+    use: Use
     meaning: str
     cpus: CPUSet
     idle: CPUSet = EMPTY
@@ -91,19 +107,28 @@ def reading_order(name: str) -> tuple[tuple[int, str], ...]:
 def draw(picture: Picture, width: int, *, colour: bool) -> str:
     """Return headline, machine and legend; no line is wider than `width`, which is taken as 40 at least."""
     width = max(width, NARROWEST)
-    owners, signs = _owners(picture), _signs(picture)
-    cells = _cells(owners, signs)
+    owners, signs = owner_keys(picture), sign_keys(picture)
+    cells = {
+        cpu: key.idle_sign if use is Use.IDLE else key.sign for cpu, (key, use) in uses(owners, signs).items()
+    }
     seen = [replace(key, cpus=cpus) for key in signs if (cpus := _cpus_shown(cells, key, picture.shared))]
-    lines = [*wrapped(_headline(picture.topology), width), ()]
+    lines = [*wrapped(headline(picture.topology), width), ()]
     lines += [*floorplan(picture.topology, cells, width), ()]
     lines += _legend([*owners, *seen], width)
     return paint(lines, colour=colour)
 
 
-def _owners(picture: Picture) -> list[Key]:
+def owner_keys(picture: Picture) -> list[Key]:
+    """Return the key of each owner, in their order."""
     labels = zip(picture.owners, _labels(len(picture.owners)), cycle(_COLOURS), strict=False)
     return [
-        Key(Span(label, colour if owner.shares else f"1;{colour}"), owner.meaning, owner.cpus, owner.idle)
+        Key(
+            Span(label, colour if owner.shares else f"1;{colour}"),
+            Use.SHARE if owner.shares else Use.EXCLUSIVE,
+            owner.meaning,
+            owner.cpus,
+            owner.idle,
+        )
         for owner, label, colour in labels
     ]
 
@@ -118,31 +143,32 @@ def _label_width(count: int) -> int:
     return next(width for width in (1, 2, 3) if len(ascii_uppercase) ** width >= count)
 
 
-def _signs(picture: Picture) -> list[Key]:
+def sign_keys(picture: Picture) -> list[Key]:
     """Return what a cell shows that no owner has; the first that holds is drawn."""
     topology = picture.topology
     signs = [
-        ("-", "31", "offline", topology.cpus - topology.online),
-        ("#", "7", "reserved", picture.reserved),
+        ("-", "31", Use.OFFLINE, "offline", topology.cpus - topology.online),
+        ("#", "7", Use.RESERVED, "reserved", picture.reserved),
         *(
-            (sign, "4", f"pool {name}", cpus)
+            (sign, "4", Use.POOL, f"pool {name}", cpus)
             for (name, cpus), sign in zip(picture.pools, cycle(_POOLS), strict=False)
         ),
-        (".", "2", _SHARED, picture.shared),
-        ("+", "4", "isolated, free", topology.isolated),
-        ("?", "31", "not for pods", topology.cpus),
+        (".", "2", Use.SHARED, _SHARED, picture.shared),
+        ("+", "4", Use.ISOLATED, "isolated, free", topology.isolated),
+        ("?", "31", Use.OUTSIDE, "not for pods", topology.cpus),
     ]
     width = _label_width(len(picture.owners))
-    return [Key(Span(sign * width, style), meaning, cpus) for sign, style, meaning, cpus in signs]
+    return [Key(Span(sign * width, style), use, meaning, cpus) for sign, style, use, meaning, cpus in signs]
 
 
-def _cells(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, Span]:
+def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Use]]:
     """Return what each CPU's cell shows: offline before everything, then owners, then the other signs."""
     offline, *others = signs
     every = signs[-1].cpus
-    cells: dict[int, Span] = {}
+    cells: dict[int, tuple[Key, Use]] = {}
     for key in reversed([offline, *owners, *others]):
-        cells |= dict.fromkeys(key.idle & every, key.idle_sign) | dict.fromkeys(key.cpus & every, key.sign)
+        cells |= dict.fromkeys(key.idle & every, (key, Use.IDLE))
+        cells |= dict.fromkeys(key.cpus & every, (key, key.use))
     return cells
 
 
@@ -153,7 +179,8 @@ def _cpus_shown(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
     return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)
 
 
-def _headline(topology: Topology) -> str:
+def headline(topology: Topology) -> str:
+    """Return how many of everything the machine has."""
     counts = (
         (len(topology.packages), "socket"),
         (len(topology.numa_nodes), "NUMA node"),

@@ -6,15 +6,17 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from corepin.drawing.picture import Owner, Picture, reading_order
+from corepin.drawing.picture import reading_order
+from corepin.drawing.reported import picture_of
 from corepin.errors import CommandFailed
-from pinning.contract import CPUPolicy
 from pinning.errors import PinningError
 from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from corepin.drawing.picture import Picture
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def _of_state(state: Mapping[str, Any]) -> NodeView:
     held = [(f"{pod}/{container['name']}", container) for pod, container in containers if container["policy"]]
     return NodeView(
         title=f"node {state['node']}, {state['runtime']}",
-        picture=_picture(state["topology"], state["sets"], dict(held)),
+        picture=picture_of(Topology.from_dict(state["topology"]), state["sets"], dict(held)),
         start="" if state["observes"] else _STARTS[state["startPath"]],
         containers=tuple(_lines(state["pods"])),
         troubles=tuple(_troubles(state)),
@@ -67,9 +69,8 @@ def _of_annotations(node: str, topology: Mapping[str, Any], pools: Mapping[str, 
     owners = pools["owners"]
     containers = tuple(f"{name}: {owner['policy']}, CPUs {owner['cpus']}" for name, owner in _ordered(owners))
     troubles = (_OBSERVES,) if pools["observes"] else ()
-    return NodeView(
-        f"node {node}, as it was published", _picture(topology, pools, owners), containers, troubles
-    )
+    picture = picture_of(Topology.from_dict(topology), pools, owners)
+    return NodeView(f"node {node}, as it was published", picture, containers, troubles)
 
 
 def _ordered(owners: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -84,26 +85,6 @@ _STARTS = {
 _OBSERVES = (
     "corepin only observes here: the kubelet's static policy assigns the CPUs, or `observe` is configured"
 )
-
-
-def _picture(topology: Mapping[str, Any], sets: Mapping[str, str], owners: Mapping[str, Any]) -> Picture:
-    set_aside = CPUSet.parse(sets["setAside"])
-    drawn = (
-        Owner(
-            name,
-            CPUSet.parse(owner["cpus"]),
-            CPUSet.parse(owner.get("idle", "")),
-            shares=owner["policy"] == CPUPolicy.SHARE,
-        )
-        for name, owner in owners.items()
-    )
-    return Picture(
-        Topology.from_dict(topology),
-        tuple(sorted(drawn, key=lambda owner: reading_order(owner.name))),
-        reserved=CPUSet.parse(sets["reserved"]),
-        shared=CPUSet.parse(sets["shared"]),
-        pools=(("shared (set aside)", set_aside),) if set_aside else (),
-    )
 
 
 def _lines(pods: Iterable[Mapping[str, Any]]) -> Iterator[str]:

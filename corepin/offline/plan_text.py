@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from corepin.documents import plain
 from corepin.drawing.picture import Owner, Picture, draw, reading_order
-from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
+from corepin.drawing.policy_words import NUMA_WORDS, SMT_WORDS
+from pinning.contract import CPUPolicy
 from pinning.planning.memory import too_much_memory
 from pinning.pods.claims import Origin
 from pinning.pods.quantity import millicores
@@ -19,17 +20,6 @@ if TYPE_CHECKING:
     from corepin.offline.simulate import Node, Step
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
-
-SMT_WORDS = {
-    SMTPolicy.PREFER: "whole cores first, a leftover may share one",
-    SMTPolicy.REQUIRE: "cores of its own",
-    SMTPolicy.ISOLATE: "one thread of each core, the siblings idle",
-}
-NUMA_WORDS = {
-    NUMAPolicy.PACKED: "on the fewest NUMA nodes",
-    NUMAPolicy.DISTRIBUTED: "evenly over NUMA nodes",
-    NUMAPolicy.SINGLE: "on one NUMA node",
-}
 
 
 def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:

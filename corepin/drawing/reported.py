@@ -1,0 +1,35 @@
+"""The picture of a node as its agent reports it: in its annotations, or on its socket. Raises what wrong words raise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from corepin.drawing.picture import Owner, Picture, reading_order
+from pinning.contract import CPUPolicy
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pinning.machine.topology import Topology
+
+
+def picture_of(topology: Topology, sets: Mapping[str, Any], owners: Mapping[str, Any]) -> Picture:
+    """Return the picture of a machine, its sets by their names, and its owners by theirs."""
+    set_aside = CPUSet.parse(sets["setAside"])
+    drawn = (
+        Owner(
+            name,
+            CPUSet.parse(owner["cpus"]),
+            CPUSet.parse(owner.get("idle", "")),
+            shares=owner["policy"] == CPUPolicy.SHARE,
+        )
+        for name, owner in owners.items()
+    )
+    return Picture(
+        topology,
+        tuple(sorted(drawn, key=lambda owner: reading_order(owner.name))),
+        reserved=CPUSet.parse(sets["reserved"]),
+        shared=CPUSet.parse(sets["shared"]),
+        pools=(("shared (set aside)", set_aside),) if set_aside else (),
+    )

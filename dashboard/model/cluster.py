@@ -1,0 +1,93 @@
+"""Everything that is known of the cluster at one moment, and what follows from it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pinning.errors import PinningError
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dashboard.model.history import Change
+    from dashboard.model.records import Container, Event, Node, Pod
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes by name, pods by namespace/name, events of agents, and what was seen to change, newest first."""
+
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    pods: Mapping[str, Pod] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    changes: tuple[Change, ...] = ()
+    since: str = ""  # from when changes are seen
+    troubles: tuple[str, ...] = ()  # why what is known may be old
+    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod of which an agent told one
+
+    @cached_property
+    def node_of(self) -> Mapping[str, str]:
+        """The node of each pod that is known to be on one; metadata does not say it, owners and events do."""
+        owners = {
+            pod_of(owner): node.name
+            for node in self.nodes.values()
+            if node.pools
+            for owner in node.pools.owners
+        }
+        return {**self.homes, **owners}
+
+    @cached_property
+    def waiting(self) -> Mapping[str, tuple[Pod, ...]]:
+        """Pods with a refused claim, by the node that refused it, "" where that is not known."""
+        found: dict[str, list[Pod]] = {}
+        for pod in self.pods.values():
+            if any(True for _ in refusals(pod)):
+                found.setdefault(self.node_of.get(pod.key, ""), []).append(pod)
+        return {node: tuple(pods) for node, pods in found.items()}
+
+    @cached_property
+    def troubled(self) -> Mapping[str, tuple[str, ...]]:
+        """Containers that may run elsewhere, or not alone on their CPUs, by node."""
+        found: dict[str, list[str]] = {}
+        for pod in self.pods.values():
+            for name, container in (pod.status.containers if pod.status else {}).items():
+                if container.drift or container.intruders:
+                    found.setdefault(self.node_of.get(pod.key, ""), []).append(f"{pod.key}/{name}")
+        return {node: tuple(names) for node, names in found.items()}
+
+    def container(self, owner: str) -> Container | None:
+        """Return what an agent says of an owner on its pod."""
+        pod = self.pods.get(pod_of(owner))
+        return pod.status.containers.get(container_of(owner)) if pod and pod.status else None
+
+
+def pod_of(owner: str) -> str:
+    """Return namespace/pod of namespace/pod/container."""
+    return owner.rpartition("/")[0]
+
+
+def container_of(owner: str) -> str:
+    """Return the container of namespace/pod/container."""
+    return owner.rpartition("/")[2]
+
+
+def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
+    """Yield container ("" for the whole pod), reason and message of each refused claim."""
+    if pod.status is None:
+        return
+    if refused := pod.status.refusal:
+        yield "", refused.reason, refused.message
+    for name, container in pod.status.containers.items():
+        if refused := container.refusal:
+            yield name, refused.reason, refused.message
+
+
+def cpus_in(text: str) -> CPUSet:
+    """Return the CPUs that a text of somebody's names; none where it is no list."""
+    try:
+        return CPUSet.parse(text)
+    except PinningError:
+        return EMPTY

@@ -1,0 +1,267 @@
+"""Objects of the API server as the page needs them, read from what may be damaged, old, or written by somebody else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from corepin.drawing.picture import Use, owner_keys, sign_keys, uses
+from corepin.drawing.reported import picture_of
+from pinning.contract import CRANE_CPU_MANAGER, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
+from pinning.errors import PinningError
+from pinning.machine.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from corepin.drawing.picture import Picture
+
+TEXTS_KEPT: Final = 64  # machines of one kind have one text
+WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError)
+UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
+
+
+class Applied(msgspec.Struct, frozen=True, rename="camel"):
+    """What was read back from the kernel."""
+
+    cpus: str = ""
+    time: str = ""
+    path: str = ""
+    window_seconds: float | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, rename="camel"):
+    """Why a claim was not fulfilled."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True, rename="camel"):
+    """Where the threads of a virtual machine run."""
+
+    kind: str = ""
+    vcpus: tuple[str, ...] = ()
+    one_to_one: bool = False
+    reason: str = ""
+    emulator: str = ""
+    iothreads: tuple[str, ...] = ()
+    vhost: str = ""
+    note: str = ""
+    refused: tuple[str, ...] = ()
+    time: str = ""
+
+
+class Container(msgspec.Struct, frozen=True, rename="camel"):
+    """What the agent says of a container."""
+
+    policy: str = ""
+    smt_policy: str = ""
+    numa_policy: str = ""
+    cpus: str = ""
+    idle: str = ""
+    numa_nodes: tuple[int, ...] = ()
+    memory: str = ""
+    memory_note: str = ""
+    shared_cpus: str = ""
+    pinned: bool = False
+    applied: Applied | None = None
+    drift: bool = False
+    intruders: tuple[str, ...] = ()
+    refusal: Refused | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The annotation of a pod."""
+
+    containers: dict[str, Container] = msgspec.field(default_factory=dict)
+    vm: Machine | None = None
+    refusal: Refused | None = None
+
+
+class Owner(msgspec.Struct, frozen=True, rename="camel"):
+    """Who holds CPUs, as the node's annotation says."""
+
+    policy: str
+    cpus: str
+    smt_policy: str = ""
+    idle: str = ""
+
+
+class Pools(msgspec.Struct, frozen=True, rename="camel"):
+    """The sets of a node."""
+
+    reserved: str
+    shared: str
+    set_aside: str
+    free: str = ""
+    observes: bool = False
+    owners: dict[str, Owner] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """A node; without a picture when no agent reports from there, or what it reports cannot be read."""
+
+    name: str
+    pools: Pools | None = None
+    picture: Picture | None = None
+    counts: Mapping[Use, int] = field(default_factory=dict)  # CPUs by what they are used for
+    problem: str = ""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pod:
+    """A pod of which an agent reports, or that asks for CPUs by annotation."""
+
+    namespace: str
+    name: str
+    status: Status | None = None
+    asks: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+    problem: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in the cluster, as owners bear it."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Event:
+    """What an agent told of a pod."""
+
+    uid: str
+    pod: str  # namespace/name
+    node: str
+    reason: str
+    message: str
+    is_warning: bool
+    time: str
+    count: int
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+
+
+class _Source(msgspec.Struct):
+    host: str = ""
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    metadata: _Meta
+    involved_object: _Meta = msgspec.field(default_factory=_Meta)
+    source: _Source = msgspec.field(default_factory=_Source)
+    reason: str = ""
+    message: str = ""
+    type: str = ""
+    last_timestamp: str | None = None
+    count: int | None = None
+
+
+_object = msgspec.json.Decoder(_Object)
+_event = msgspec.json.Decoder(_Event)
+_status = msgspec.json.Decoder(Status)
+_pools = msgspec.json.Decoder(Pools)
+
+
+class NodeDecoder:
+    """Reads the metadata of nodes."""
+
+    def decode(self, document: bytes | bytearray | msgspec.Raw) -> Node:
+        """Return a node; raise msgspec.DecodeError for what is no object."""
+        meta = _object.decode(document).metadata
+        annotations = meta.annotations or {}
+        return read_node(meta.name, annotations.get(STATUS_TOPOLOGY), annotations.get(STATUS_POOLS))
+
+
+class PodDecoder:
+    """Reads the metadata of pods; None of one that has nothing to do with corepin."""
+
+    def decode(self, document: bytes | bytearray | msgspec.Raw) -> Pod | None:
+        """Return a pod; raise msgspec.DecodeError for what is no object."""
+        meta = _object.decode(document).metadata
+        annotations = meta.annotations or {}
+        asks = {name: text for name, text in annotations.items() if _asks(name)}
+        text = annotations.get(STATUS_CPUS)
+        if text is None and not asks:
+            return None
+        status, problem = read_status(text)
+        return Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem)
+
+
+class EventDecoder:
+    """Reads events of the agents."""
+
+    def decode(self, document: bytes | bytearray | msgspec.Raw) -> Event:
+        """Return an event; raise msgspec.DecodeError for what is no object."""
+        event = _event.decode(document)
+        involved = event.involved_object
+        return Event(
+            uid=event.metadata.uid,
+            pod=f"{involved.namespace}/{involved.name}",
+            node=event.source.host,
+            reason=event.reason,
+            message=event.message,
+            is_warning=event.type == "Warning",
+            time=event.last_timestamp or event.metadata.creation_timestamp,
+            count=event.count or 1,
+        )
+
+
+def _asks(name: str) -> bool:
+    """Say whether an annotation asks for CPUs, or says how they shall lie."""
+    return name == CRANE_CPU_MANAGER or name.partition("/")[0] in _FAMILIES
+
+
+_FAMILIES: Final = frozenset(
+    f"{family}.corepin.io"
+    for family in ("cpu-manager", "smt-policy", "numa-policy", "numa-memory", "shared-cpus")
+)
+
+
+def read_node(name: str, topology: str | None, pools: str | None) -> Node:
+    """Return a node by its two annotations, None where it has none."""
+    if not topology or not pools:
+        return Node(name)
+    try:
+        sets = _pools.decode(pools)
+        named: dict[str, Any] = {
+            "reserved": sets.reserved,
+            "shared": sets.shared,
+            "setAside": sets.set_aside,
+        }
+        owners = {owner: msgspec.to_builtins(what) for owner, what in sets.owners.items()}
+        picture = picture_of(_topology(topology), named, owners)
+        cells = uses(owner_keys(picture), sign_keys(picture))
+        return Node(name, sets, picture, Counter(use for _, use in cells.values()))
+    except WRONG:
+        return Node(name, problem=UNREADABLE)
+
+
+@lru_cache(TEXTS_KEPT)
+def _topology(text: str) -> Topology:
+    return Topology.from_dict(msgspec.json.decode(text))
+
+
+def read_status(text: str | None) -> tuple[Status | None, str]:
+    """Return what the annotation of a pod says, and what is wrong with it."""
+    if text is None:
+        return None, ""
+    try:
+        return _status.decode(text), ""
+    except msgspec.DecodeError:
+        return None, UNREADABLE

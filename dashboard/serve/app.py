@@ -1,0 +1,166 @@
+"""The HTTP server of the page: a few files, and each view as JSON, once or as a stream of what changes.
+
+It answers GET alone. A request that names another host than ours is refused: a page of somebody else whose name leads
+to 127.0.0.1 would otherwise read everything through the viewer's browser (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from dashboard.serve.stream import MEDIA_TYPE, encode, stream
+from dashboard.view.filters import Filter
+from dashboard.view.happened import history
+from dashboard.view.node import node_page
+from dashboard.view.nodes import overview
+from dashboard.view.pods import pod_page, pods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    import msgspec
+    from fastapi.telemetry import TelemetryConfig
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from dashboard.model.cluster import Cluster
+    from dashboard.serve.watching import Watching
+
+    View = Callable[[Cluster], msgspec.Struct | None]
+
+PAGE: Final = Path(__file__).parent.parent / "page"
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+MOST_STREAMS: Final = 100
+MOST_TEXT: Final = 253  # of a filter: the longest name there is
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+HEADERS: Final = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Guarded:
+    """Lets through what asks for a known host by GET or HEAD, and puts the security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts) | LOOPBACK
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]  # type: ignore[misc]
+            await send(message)
+
+        await self._refusal_or(scope)(scope, receive, send_guarded)  # type: ignore[arg-type]
+
+    def _refusal_or(self, scope: Scope) -> ASGIApp:
+        if scope["method"] not in {"GET", "HEAD"}:
+            return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
+        named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(named) != 1 or host_of(named[0]) not in self._hosts:
+            return PlainTextResponse("unknown host: name it with --allow-host\n", 421)
+        return self._app
+
+
+def host_of(header: str) -> str:
+    """Return the host of a Host header, without the port."""
+    host, colon, port = header.lower().rpartition(":")
+    return host if colon and port.isdecimal() else header.lower()
+
+
+def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
+    """Return the application; `hosts` are names besides those of this machine by which it may be asked."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
+    streams: set[object] = set()
+
+    def answer(request: Request, view: View) -> Response:
+        if "text/event-stream" in request.headers.get("accept", ""):
+            if len(streams) >= MOST_STREAMS:
+                return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
+            return StreamingResponse(stream(watching, view, streams), media_type=MEDIA_TYPE)
+        content = view(watching.cluster)
+        return Response(encode(content), 404 if content is None else 200, media_type="application/json")
+
+    _add_views(app, answer)
+    _add_files(app)
+
+    @app.get("/healthz")
+    async def health() -> Response:
+        if watching.is_complete:
+            return PlainTextResponse("ok\n")
+        trouble = next(iter(watching.cluster.troubles), "the API server has not answered yet")
+        return PlainTextResponse(f"{trouble}\n", 503)
+
+    return Guarded(app, hosts)
+
+
+def _add_views(app: FastAPI, answer: Callable[[Request, View], Response]) -> None:
+    def wanted(request: Request) -> Filter:
+        asked = request.query_params
+        return Filter(*(asked.get(name, "")[:MOST_TEXT] for name in ("namespace", "pod", "policy", "node")))
+
+    async def nodes(request: Request) -> Response:
+        return answer(request, lambda cluster: overview(cluster, wanted(request)))
+
+    async def node(request: Request) -> Response:
+        name = request.path_params["name"]
+        return answer(request, lambda cluster: node_page(cluster, name, wanted(request)))
+
+    async def all_pods(request: Request) -> Response:
+        return answer(request, lambda cluster: pods(cluster, wanted(request)))
+
+    async def pod(request: Request) -> Response:
+        names = request.path_params["namespace"], request.path_params["name"]
+        return answer(request, lambda cluster: pod_page(cluster, *names))
+
+    async def changes(request: Request) -> Response:
+        return answer(request, lambda cluster: history(cluster, wanted(request)))
+
+    app.add_route("/api/nodes", nodes)
+    app.add_route("/api/nodes/{name}", node)
+    app.add_route("/api/pods", all_pods)
+    app.add_route("/api/pods/{namespace}/{name}", pod)
+    app.add_route("/api/changes", changes)
+
+
+def _add_files(app: FastAPI) -> None:
+    """Serve the files of the page; each of its addresses is the same document."""
+    files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
+
+    async def document(request: Request) -> Response:  # noqa: ARG001 the path is read by the page
+        return Response(files["index.html"], media_type=TYPES[".html"])
+
+    async def file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            return PlainTextResponse("there is no such file\n", 404)
+        return Response(files[name], media_type=TYPES[Path(name).suffix])
+
+    for path in ("/", "/nodes/{name}", "/pods", "/pods/{namespace}/{name}", "/changes"):
+        app.add_route(path, document)
+    app.add_route("/page/{name}", file)

@@ -1,0 +1,106 @@
+"""The process of the page: one event loop with the watches and the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from apiserver.client import Api
+from dashboard.serve.app import create_app
+from dashboard.serve.watching import USER_AGENT, Watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from apiserver.client import Reach
+
+GRACE_SECONDS: Final = 2  # for answers that are under way when it ends
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+logger = logging.getLogger(__name__)
+
+
+class CannotListen(Exception):
+    """The address cannot be listened on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator may choose."""
+
+    host: str
+    port: int
+    allowed_hosts: frozenset[str] = frozenset()
+
+
+class _Server(uvicorn.Server):
+    """Ends its streams when it is told to end: they would hold it up."""
+
+    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end = end
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        self._end()
+        super().handle_exit(sig, frame)
+
+
+def bind(options: Options) -> socket.socket:
+    """Return the socket to listen on; raise CannotListen for one that others could reach, or that is taken."""
+    if options.host not in LOOPBACK:
+        raise CannotListen(
+            f"{options.host or 'every interface'} can be reached by others, and the page asks nobody who they are:"
+            " listen on 127.0.0.1, and reach it by `kubectl port-forward` or a proxy that logs people in"
+        )
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        raise CannotListen(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from error
+    return listener
+
+
+def run(options: Options, access: Reach, say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `say` is given the address of the page."""
+    listener = bind(options)
+    asyncio.run(_serve(options, access, listener, say))
+
+
+async def _serve(
+    options: Options, access: Reach, listener: socket.socket, say: Callable[[str], None]
+) -> None:
+    api = Api(access, USER_AGENT)
+    watching = Watching(api)
+    config = uvicorn.Config(
+        create_app(watching, options.allowed_hosts),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = _Server(config, watching.end)
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    watches = asyncio.create_task(watching.run())
+    say(address)
+    logger.info("serving", extra={"facts": {"address": address}})
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watches.cancel()
+        await asyncio.wait([watches])
+        await api.close()
+    logger.info("stopped")

@@ -1,0 +1,83 @@
+"""A view as server-sent events: whole at first, then what differs, as soon as it does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from dashboard.model.cluster import Cluster
+    from dashboard.serve.watching import Watching
+
+MEDIA_TYPE: Final = "text/event-stream"
+ALIVE_SECONDS: Final = 15.0  # a proxy between closes what says nothing for a minute
+ALIVE: Final = ": alive\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(view: msgspec.Struct | None) -> bytes:
+    """Return a view as JSON."""
+    return _encode(view)
+
+
+async def stream(
+    watching: Watching, view: Callable[[Cluster], msgspec.Struct | None], streams: set[object]
+) -> AsyncIterator[str]:
+    """Yield events until the viewer goes or the server ends."""
+    mine = object()
+    streams.add(mine)
+    try:
+        with watching.news() as news:
+            sent: msgspec.Struct | None = None
+            text = "event: view\ndata: null\n\n"
+            while not watching.is_over:
+                news.clear()
+                content = view(watching.cluster)
+                if message := _message(sent, content):
+                    yield message
+                    sent = content
+                elif text:
+                    yield text
+                text = await _wait(news)
+    finally:
+        streams.discard(mine)
+
+
+async def _wait(news: asyncio.Event) -> str:
+    """Wait for news; return what keeps a connection open meanwhile."""
+    try:
+        await asyncio.wait_for(news.wait(), ALIVE_SECONDS)
+    except TimeoutError:
+        return ALIVE
+    return ""
+
+
+def _message(sent: msgspec.Struct | None, now: msgspec.Struct | None) -> str:
+    """Return what a viewer has to be told; of lists only the rows that differ."""
+    if sent == now:
+        return ""
+    if now is None:
+        return "event: view\ndata: null\n\n"
+    rows = getattr(now, "rows", None)
+    if sent is None or rows is None:
+        return f"event: view\ndata: {_encode(now).decode()}\n\n"
+    return f"event: rows\ndata: {_encode(_difference(sent, now)).decode()}\n\n"
+
+
+def _difference(sent: Any, now: Any) -> dict[str, Any]:
+    """Return everything but the rows, the rows that are new, and the places of all: of old ones where they were."""
+    places = {row: place for place, row in enumerate(sent.rows)}
+    fields: dict[str, Any] = {name: getattr(now, name) for name in now.__struct_fields__}
+    return {
+        **{
+            now.__struct_encode_fields__[at]: value
+            for at, (name, value) in enumerate(fields.items())
+            if name != "rows"
+        },
+        "rows": [places.get(row, row) for row in now.rows],
+    }

@@ -1,0 +1,103 @@
+"""The page of all nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from corepin.drawing.picture import Use, reading_order
+from dashboard.view.happened import namespaces
+from dashboard.view.sentences import OBSERVES, OK, SILENT, TROUBLE, WAITING, plural
+from dashboard.view.shapes import Overview, Part, Row, Totals
+from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dashboard.model.cluster import Cluster
+    from dashboard.model.records import Node
+    from dashboard.view.filters import Filter
+
+MOST: Final = 1000  # rows that a browser is given
+OBSERVES_WORDS: Final = (
+    "only observes: the kubelet's static policy assigns the CPUs, or `observe` is configured"
+)
+SILENT_WORDS: Final = "no corepin agent reports"
+_FIRST: Final = (TROUBLE, WAITING, OBSERVES, OK, SILENT)  # what needs somebody stands above
+
+
+def overview(cluster: Cluster, wanted: Filter) -> Overview:
+    """Return all nodes that a filter takes, those that need somebody first, and the sums of all nodes."""
+    rows = [_row(cluster, node, wanted) for node in cluster.nodes.values() if wanted.takes_node(node.name)]
+    if wanted.is_of_owners:
+        rows = [row for row in rows if row.matches]
+    rows.sort(key=lambda row: (_FIRST.index(row.health), reading_order(row.name)))
+    return Overview(
+        tuple(rows[:MOST]), _totals(cluster), max(0, len(rows) - MOST), namespaces(cluster), cluster.troubles
+    )
+
+
+def _row(cluster: Cluster, node: Node, wanted: Filter) -> Row:
+    health, notes = health_of_node(cluster, node)
+    return Row(
+        name=node.name,
+        health=health,
+        notes=notes,
+        cpus=sum(node.counts.values()),
+        parts=parts(node.counts),
+        free=len(free_cpus(node)),
+        owners=len(node.pools.owners) if node.pools else 0,
+        waiting=len(cluster.waiting.get(node.name, ())),
+        matches=_matches(cluster, node, wanted) if wanted.is_of_owners else 0,
+    )
+
+
+def _matches(cluster: Cluster, node: Node, wanted: Filter) -> int:
+    owners = node.pools.owners if node.pools else {}
+    held = sum(wanted.takes_owner(name, owner.policy, owner.smt_policy) for name, owner in owners.items())
+    if wanted.policy:
+        return held
+    return held + sum(wanted.takes_pod(pod.key) for pod in cluster.waiting.get(node.name, ()))
+
+
+def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
+    """Return how a node fares, and what there is to say about it, the worst first."""
+    if node.problem:
+        return TROUBLE, (node.problem,)
+    if node.pools is None:
+        return SILENT, (SILENT_WORDS,)
+    found = []
+    if troubled := cluster.troubled.get(node.name):
+        found.append((TROUBLE, f"{plural(len(troubled), 'container')} not alone on the right CPUs"))
+    if waiting := cluster.waiting.get(node.name):
+        found.append((WAITING, f"{plural(len(waiting), 'pod')} waiting for CPUs"))
+    if node.pools.observes:
+        found.append((OBSERVES, OBSERVES_WORDS))
+    return (found[0][0] if found else OK), tuple(text for _, text in found)
+
+
+def free_cpus(node: Node) -> CPUSet:
+    """Return the CPUs that could still be given out."""
+    return CPUSet.parse(node.pools.free) if node.pools else CPUSet()
+
+
+def parts(counts: Mapping[Use, int]) -> tuple[Part, ...]:
+    """Return how many CPUs are used for what, in the order in which it is drawn."""
+    return tuple(Part(use.value, counts[use]) for use in Use if counts.get(use))
+
+
+def _totals(cluster: Cluster) -> Totals:
+    counts: Counter[Use] = Counter()
+    for node in cluster.nodes.values():
+        counts.update(node.counts)
+    reporting = [node for node in cluster.nodes.values() if node.pools]
+    return Totals(
+        nodes=len(cluster.nodes),
+        reporting=len(reporting),
+        cpus=counts.total(),
+        parts=parts(counts),
+        free=sum(len(free_cpus(node)) for node in reporting),
+        owners=sum(len(node.pools.owners) for node in reporting if node.pools),
+        waiting=sum(map(len, cluster.waiting.values())),
+        troubled=sum(map(len, cluster.troubled.values())),
+    )

@@ -1,0 +1,217 @@
+"""What the browser gets, field by field."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """One line of what is known of something."""
+
+    term: str
+    text: str
+    is_time: bool = msgspec.field(name="isTime", default=False)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """How many CPUs of a node are used for one thing."""
+
+    use: str
+    count: int
+
+
+class Row(msgspec.Struct, frozen=True, rename="camel"):
+    """A node in the list of all."""
+
+    name: str
+    health: str
+    notes: tuple[str, ...]
+    cpus: int
+    parts: tuple[Part, ...]
+    free: int
+    owners: int
+    waiting: int
+    matches: int
+
+
+class Totals(msgspec.Struct, frozen=True, rename="camel"):
+    """The sums of all nodes."""
+
+    nodes: int
+    reporting: int
+    cpus: int
+    parts: tuple[Part, ...]
+    free: int
+    owners: int
+    waiting: int
+    troubled: int
+
+
+class Overview(msgspec.Struct, frozen=True, rename="camel"):
+    """The page of all nodes."""
+
+    rows: tuple[Row, ...]
+    totals: Totals
+    more: int  # nodes that match and are not in rows
+    namespaces: tuple[str, ...]
+    troubles: tuple[str, ...]
+
+
+class Cell(msgspec.Struct, frozen=True, rename="camel"):
+    """A CPU as it is drawn."""
+
+    cpu: int
+    sign: str
+    use: str
+    owner: int  # its place among the owners, -1 for none
+    role: str  # what a virtual machine does there, as a short sign
+    text: str
+    dim: bool  # not what the filter looks for
+
+
+class Cache(msgspec.Struct, frozen=True):
+    """Cores that share a last-level cache, each as its siblings."""
+
+    title: str
+    cores: tuple[tuple[Cell, ...], ...]
+
+
+class NUMANode(msgspec.Struct, frozen=True):
+    """A NUMA node."""
+
+    title: str
+    caches: tuple[Cache, ...]
+
+
+class Socket(msgspec.Struct, frozen=True, rename="camel"):
+    """A socket."""
+
+    title: str
+    numa_nodes: tuple[NUMANode, ...]
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A container that holds CPUs, with everything that is known of it."""
+
+    label: str
+    name: str
+    namespace: str
+    pod: str
+    container: str
+    use: str
+    health: str
+    cpus: str
+    idle: str
+    facts: tuple[Fact, ...]
+    dim: bool
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """An entry of the legend that is no owner."""
+
+    sign: str
+    use: str
+    meaning: str
+    count: int
+    cpus: str
+
+
+class Waiting(msgspec.Struct, frozen=True, rename="camel"):
+    """A claim that was refused."""
+
+    namespace: str
+    pod: str
+    container: str
+    node: str
+    reason: str
+    message: str
+
+
+class Entry(msgspec.Struct, frozen=True, rename="camel"):
+    """Something that happened."""
+
+    time: str
+    node: str
+    namespace: str
+    pod: str
+    reason: str  # of an event; empty when the page itself saw it
+    text: str
+    is_warning: bool
+    count: int
+
+
+class NodePage(msgspec.Struct, frozen=True, rename="camel"):
+    """The page of a node."""
+
+    name: str
+    health: str
+    notes: tuple[str, ...]
+    machine: str
+    parts: tuple[Part, ...]
+    free: str
+    sockets: tuple[Socket, ...]
+    owners: tuple[Owner, ...]
+    signs: tuple[Sign, ...]
+    waiting: tuple[Waiting, ...]
+    history: tuple[Entry, ...]
+    since: str
+    namespaces: tuple[str, ...]
+    troubles: tuple[str, ...]
+
+
+class ContainerCard(msgspec.Struct, frozen=True):
+    """A container on its pod's page."""
+
+    name: str
+    health: str
+    why: str
+    facts: tuple[Fact, ...]
+
+
+class PodPage(msgspec.Struct, frozen=True, rename="camel"):
+    """The page of a pod."""
+
+    namespace: str
+    name: str
+    node: str
+    created: str
+    notes: tuple[str, ...]
+    asks: tuple[Fact, ...]
+    containers: tuple[ContainerCard, ...]
+    machine: tuple[Fact, ...]
+    drawing: NodePage | None
+    history: tuple[Entry, ...]
+    since: str
+    troubles: tuple[str, ...]
+
+
+class PodRow(msgspec.Struct, frozen=True):
+    """A container in the list of all that hold or wait for CPUs."""
+
+    key: str
+    namespace: str
+    pod: str
+    container: str
+    node: str
+    policy: str
+    cpus: str
+    health: str
+    text: str
+
+
+class Pods(msgspec.Struct, frozen=True):
+    """The page of all containers that hold or wait for CPUs."""
+
+    rows: tuple[PodRow, ...]
+    more: int
+    namespaces: tuple[str, ...]
+    troubles: tuple[str, ...]
+
+
+class History(msgspec.Struct, frozen=True):
+    """The page of what happened last."""
+
+    history: tuple[Entry, ...]
+    since: str
+    namespaces: tuple[str, ...]
+    troubles: tuple[str, ...]
