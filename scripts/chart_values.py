@@ -20,6 +20,7 @@ OVERLAYS = frozenset(
         "vm-probe",
         "priority-quota",
         "guard",
+        "dashboard",
     }
 )
 
@@ -34,6 +35,7 @@ WHEN = {
     frozenset({"priority-quota"}): ".Values.priorityQuota",
     frozenset({"guard"}): ".Values.guard.enabled",
     frozenset({"cmk"}): ".Values.agent.cmk",
+    frozenset({"dashboard"}): ".Values.dashboard.enabled",
 }
 # The values that make such a condition true. What else an overlay changes is found in its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -45,6 +47,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "priority-quota": {"priorityQuota": True},
     "guard": {"guard.enabled": True, "agent.nri": True},
     "cmk": {"agent.cmk": True},
+    "dashboard": {"dashboard.enabled": True},
 }
 
 
@@ -100,6 +103,7 @@ FIELDS = (
     *_workload("Deployment", "certs"),
     *_workload("DaemonSet", "agent"),
     *_workload("DaemonSet", "guard"),
+    *_workload("Deployment", "dashboard"),
     Field("Deployment", "corepin-webhook", "spec/replicas", "webhook.replicas"),
     Field(
         "Deployment",
@@ -126,4 +130,11 @@ FIELDS = (
     _scraped("agent", 0),
     Field("NetworkPolicy", "corepin-certs", "spec/egress/0/ports", "apiServerPorts"),
     Field("NetworkPolicy", "corepin-agent", "spec/egress/0/ports", "apiServerPorts"),
+    Field("NetworkPolicy", "corepin-dashboard", "spec/egress/0/ports", "apiServerPorts"),
+    Field(
+        "Deployment",
+        "corepin-dashboard",
+        "spec/template/spec/containers/dashboard/env/COREPIN_ALLOW_HOST/value",
+        "dashboard.allowHost",
+    ),
 )

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pinning.errors import PinningError
-from pinning.machine.cpuset import EMPTY, CPUSet
+from dashboard.model.names import container_of, pod_of, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from dashboard.model.history import Change
     from dashboard.model.records import Container, Event, Node, Pod
@@ -62,32 +61,3 @@ class Cluster:
         """Return what an agent says of an owner on its pod."""
         pod = self.pods.get(pod_of(owner))
         return pod.status.containers.get(container_of(owner)) if pod and pod.status else None
-
-
-def pod_of(owner: str) -> str:
-    """Return namespace/pod of namespace/pod/container."""
-    return owner.rpartition("/")[0]
-
-
-def container_of(owner: str) -> str:
-    """Return the container of namespace/pod/container."""
-    return owner.rpartition("/")[2]
-
-
-def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
-    """Yield container ("" for the whole pod), reason and message of each refused claim."""
-    if pod.status is None:
-        return
-    if refused := pod.status.refusal:
-        yield "", refused.reason, refused.message
-    for name, container in pod.status.containers.items():
-        if refused := container.refusal:
-            yield name, refused.reason, refused.message
-
-
-def cpus_in(text: str) -> CPUSet:
-    """Return the CPUs that a text of somebody's names; none where it is no list."""
-    try:
-        return CPUSet.parse(text)
-    except PinningError:
-        return EMPTY

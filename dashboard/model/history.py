@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from dashboard.model.cluster import pod_of, refusals
+from dashboard.model.names import pod_of, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,6 +13,7 @@ from corepin.drawing.picture import Use, owner_keys, sign_keys, uses
 from corepin.drawing.reported import picture_of
 from pinning.contract import CRANE_CPU_MANAGER, STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.errors import PinningError
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Node:
     pools: Pools | None = None
     picture: Picture | None = None
     counts: Mapping[Use, int] = field(default_factory=dict)  # CPUs by what they are used for
+    free: CPUSet = EMPTY  # that could still be given out
     problem: str = ""
 
 
@@ -247,7 +249,8 @@ def read_node(name: str, topology: str | None, pools: str | None) -> Node:
         owners = {owner: msgspec.to_builtins(what) for owner, what in sets.owners.items()}
         picture = picture_of(_topology(topology), named, owners)
         cells = uses(owner_keys(picture), sign_keys(picture))
-        return Node(name, sets, picture, Counter(use for _, use in cells.values()))
+        counts = Counter(use for _, use in cells.values())
+        return Node(name, sets, picture, counts, CPUSet.parse(sets.free))
     except WRONG:
         return Node(name, problem=UNREADABLE)
 

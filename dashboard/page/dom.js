@@ -1,12 +1,18 @@
 // Elements are made here, and nowhere is text read as HTML: what comes from the cluster is only ever textContent.
 
+// Characters that are not seen but change how others are: control characters, and those that turn the direction.
+const UNSEEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+export const clean = (text) => String(text).replace(UNSEEN, "\ufffd");
+
 export function el(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    element.setAttribute(key, value === true ? "" : String(value));
+    element.setAttribute(key, value === true ? "" : clean(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  for (const child of children.flat(3))
+    if (child !== null && child !== undefined && child !== "") element.append(child instanceof Node ? child : clean(child));
   return element;
 }
 
@@ -51,6 +57,9 @@ function ago(then) {
 }
 
 setInterval(() => document.querySelectorAll("time").forEach(writeTime), 30000);
+
+// A list of CPUs is broken after its commas alone.
+export const cpuList = (text) => text.split(",").map((range, at) => [at ? [",", el("wbr")] : [], el("span", { class: "range" }, range)]).flat(2);
 
 export function facts(list) {
   return el("dl", { class: list.length > 12 ? "facts many" : "facts" }, list.map((fact) => el("div", {},

@@ -1,5 +1,5 @@
 // A machine: sockets, in them NUMA nodes, caches, cores, and the threads of each core one below the other.
-import { el, facts, health, link, podPath } from "./dom.js";
+import { clean, cpuList, el, facts, health, link, podPath } from "./dom.js";
 
 const DENSE = 160; // CPUs; more are drawn smaller
 const ROOMY = 48; // fewer are drawn larger
@@ -76,7 +76,7 @@ export class Drawing {
     button.cell = cell;
     const alarm = this.view.owners[cell.owner]?.health === "trouble" ? " alarm" : "";
     button.className = `cpu use-${cell.use}${hue}${cell.dim ? " dim" : ""}${alarm}`;
-    button.setAttribute("aria-label", cell.text);
+    button.setAttribute("aria-label", clean(cell.text));
     button.setAttribute("aria-pressed", String(this.pinned === cell.cpu));
     for (const [key, value] of Object.entries({ use: cell.use, owner: this.view.owners[cell.owner]?.name ?? "", role: cell.role }))
       if (button.dataset[key] !== value) button.dataset[key] = value;
@@ -156,13 +156,13 @@ export function legend(view) {
     el("td", {}, el("span", { class: `swatch sign use-${owner.use} ${hue(at)}` }, owner.label)),
     el("th", { scope: "row" }, link(podPath(owner.namespace, owner.pod), owner.name)),
     el("td", {}, fact(owner, "Policy")),
-    el("td", { class: "cpus" }, owner.cpus, owner.idle ? el("small", {}, `${owner.idle} idle`) : null),
+    el("td", { class: "cpus" }, cpuList(owner.cpus), owner.idle ? el("small", {}, cpuList(owner.idle), " idle") : null),
     el("td", {}, owner.health === "ok" ? null : [health(owner.health), " "], fact(owner, "Proof"))));
   const signs = view.signs.map((sign) => el("tr", { "data-sign": sign.use },
     el("td", {}, el("span", { class: `swatch sign use-${sign.use}` }, sign.sign)),
     el("th", { scope: "row" }, sign.meaning),
     el("td", {}, `${sign.count} CPU${sign.count === 1 ? "" : "s"}`),
-    el("td", { class: "cpus" }, sign.cpus),
+    el("td", { class: "cpus" }, cpuList(sign.cpus)),
     el("td", {})));
   return el("table", { class: "legend" },
     el("caption", {}, "Legend; the letters and signs are those of corepin map, hatched cells are idle siblings"),

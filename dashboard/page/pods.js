@@ -1,5 +1,5 @@
 // One pod, and the list of all containers that hold or wait for CPUs.
-import { arrange, el, facts, health, history, link, nodePath, podPath, time } from "./dom.js";
+import { arrange, cpuList, el, facts, health, history, link, nodePath, podPath, time } from "./dom.js";
 import { Drawing } from "./drawing.js";
 
 export class PodView {
@@ -71,7 +71,7 @@ function element(row) {
     el("th", { scope: "row" }, link(podPath(row.namespace, row.pod), [row.namespace, row.pod, row.container].filter(Boolean).join("/"))),
     el("td", {}, health(row.health)),
     el("td", {}, row.policy),
-    el("td", { class: "cpus" }, row.cpus),
+    el("td", { class: "cpus" }, cpuList(row.cpus)),
     el("td", {}, row.node ? link(nodePath(row.node), row.node) : "not known"),
     el("td", {}, row.text));
 }

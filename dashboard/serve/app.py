@@ -152,7 +152,7 @@ def _add_files(app: FastAPI) -> None:
     """Serve the files of the page; each of its addresses is the same document."""
     files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
-    async def document(request: Request) -> Response:  # noqa: ARG001 the path is read by the page
+    async def document(request: Request) -> Response:
         return Response(files["index.html"], media_type=TYPES[".html"])
 
     async def file(request: Request) -> Response:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +17,7 @@ from dashboard.serve.app import create_app
 from dashboard.serve.watching import USER_AGENT, Watching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+    from collections.abc import Callable, Iterator
 
     from apiserver.client import Reach
 
@@ -40,16 +41,22 @@ class Options:
 
 
 class _Server(uvicorn.Server):
-    """Ends its streams when it is told to end: they would hold it up."""
+    """Ends its streams when it is told to end, because they would hold it up, and then ends well."""
 
     def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
         super().__init__(config)
         self._end = end
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take the signals that end it; uvicorn's own way raises them again, and then nothing ends with 0."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._leave)
+        yield
+
+    def _leave(self) -> None:
         self._end()
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
 
 def bind(options: Options) -> socket.socket:
@@ -94,13 +101,13 @@ async def _serve(
     server = _Server(config, watching.end)
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    watches = asyncio.create_task(watching.run())
-    say(address)
-    logger.info("serving", extra={"facts": {"address": address}})
     try:
-        await server.serve(sockets=[listener])
+        async with asyncio.TaskGroup() as group:  # a bug of the watches ends the process
+            watches = group.create_task(watching.run())
+            say(address)
+            logger.info("serving", extra={"facts": {"address": address}})
+            await server.serve(sockets=[listener])
+            watches.cancel()
     finally:
-        watches.cancel()
-        await asyncio.wait([watches])
         await api.close()
     logger.info("stopped")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from dashboard.model.cluster import Cluster
     from dashboard.serve.watching import Watching
@@ -27,7 +27,7 @@ def encode(view: msgspec.Struct | None) -> bytes:
 
 async def stream(
     watching: Watching, view: Callable[[Cluster], msgspec.Struct | None], streams: set[object]
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str]:
     """Yield events until the viewer goes or the server ends."""
     mine = object()
     streams.add(mine)

@@ -74,6 +74,12 @@ class Watching:
         finally:
             self._waiting.discard(event)
 
+    def show(self, cluster: Cluster) -> None:
+        """Take over a value, and tell who waits for one."""
+        self.cluster = cluster
+        for event in self._waiting:
+            event.set()
+
     def end(self) -> None:
         """Let those who wait see that there will be no more news."""
         self.is_over = True
@@ -89,9 +95,7 @@ class Watching:
                     continue
             await asyncio.sleep(SETTLE_SECONDS)
             self._changed.clear()
-            self.cluster = self._next()
-            for event in self._waiting:
-                event.set()
+            self.show(self._next())
 
     def _troubles(self) -> tuple[str, ...]:
         watches = (self._nodes, self._pods, self._events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard.model.cluster import pod_of
+from dashboard.model.names import pod_of
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from corepin.drawing.floorplan import cache_title, drawn_order
 from corepin.drawing.picture import Use, headline, owner_keys, sign_keys, uses
-from dashboard.model.cluster import container_of, pod_of, refusals
+from dashboard.model.names import container_of, pod_of, refusals
 from dashboard.view.happened import happened, namespaces
-from dashboard.view.nodes import free_cpus, health_of_node, parts
+from dashboard.view.nodes import health_of_node, parts
 from dashboard.view.roles import roles_of
 from dashboard.view.sentences import facts, health_of
 from dashboard.view.shapes import Cache, Cell, NodePage, NUMANode, Owner, Sign, Socket, Waiting
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from corepin.drawing.picture import Key, Picture
     from dashboard.model.cluster import Cluster
-    from dashboard.model.records import Node, Pools
+    from dashboard.model.records import Pools
     from dashboard.view.filters import Filter
     from dashboard.view.roles import Role
     from pinning.machine.topology import Core, Topology
@@ -38,7 +38,7 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
         notes=notes,
         machine=headline(node.picture.topology) if node.picture else "",
         parts=parts(node.counts),
-        free=str(free_cpus(node)),
+        free=str(node.free),
         sockets=drawn.sockets,
         owners=drawn.owners,
         signs=drawn.signs,

@@ -9,7 +9,6 @@ from corepin.drawing.picture import Use, reading_order
 from dashboard.view.happened import namespaces
 from dashboard.view.sentences import OBSERVES, OK, SILENT, TROUBLE, WAITING, plural
 from dashboard.view.shapes import Overview, Part, Row, Totals
-from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +44,7 @@ def _row(cluster: Cluster, node: Node, wanted: Filter) -> Row:
         notes=notes,
         cpus=sum(node.counts.values()),
         parts=parts(node.counts),
-        free=len(free_cpus(node)),
+        free=len(node.free),
         owners=len(node.pools.owners) if node.pools else 0,
         waiting=len(cluster.waiting.get(node.name, ())),
         matches=_matches(cluster, node, wanted) if wanted.is_of_owners else 0,
@@ -76,11 +75,6 @@ def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
     return (found[0][0] if found else OK), tuple(text for _, text in found)
 
 
-def free_cpus(node: Node) -> CPUSet:
-    """Return the CPUs that could still be given out."""
-    return CPUSet.parse(node.pools.free) if node.pools else CPUSet()
-
-
 def parts(counts: Mapping[Use, int]) -> tuple[Part, ...]:
     """Return how many CPUs are used for what, in the order in which it is drawn."""
     return tuple(Part(use.value, counts[use]) for use in Use if counts.get(use))
@@ -96,7 +90,7 @@ def _totals(cluster: Cluster) -> Totals:
         reporting=len(reporting),
         cpus=counts.total(),
         parts=parts(counts),
-        free=sum(len(free_cpus(node)) for node in reporting),
+        free=sum(len(node.free) for node in reporting),
         owners=sum(len(node.pools.owners) for node in reporting if node.pools),
         waiting=sum(map(len, cluster.waiting.values())),
         troubled=sum(map(len, cluster.troubled.values())),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from corepin.drawing.picture import reading_order
-from dashboard.model.cluster import container_of, pod_of, refusals
+from dashboard.model.names import container_of, pod_of, refusals
 from dashboard.view.filters import OnePod
 from dashboard.view.happened import happened, namespaces
 from dashboard.view.node import node_page
-from dashboard.view.nodes import free_cpus
 from dashboard.view.sentences import (
     OK,
     PENDING,
@@ -81,9 +80,8 @@ def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
         yield f"Waits ({pod.status.refusal.reason}): {pod.status.refusal.message}"
     known = cluster.nodes.get(node)
     if any(True for _ in refusals(pod)) and known and known.pools:
-        free = free_cpus(known)
-        named = f": {free}" if free else ""
-        yield f"Node {node} now has {plural(len(free), 'CPU')} that could be given out{named}."
+        named = f": {known.free}" if known.free else ""
+        yield f"Node {node} now has {plural(len(known.free), 'CPU')} that could be given out{named}."
 
 
 def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dashboard.model.cluster import cpus_in, pod_of
+from dashboard.model.names import cpus_in, pod_of
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:

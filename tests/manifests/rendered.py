@@ -25,10 +25,11 @@ INSTALLS = (
     "vm-probe",
     "priority-quota",
     "guard",
+    "dashboard",
 )  # each is a whole corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe"),
-    *("priority-quota", "guard"),
+    *("priority-quota", "guard", "dashboard"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]

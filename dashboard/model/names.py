@@ -1,0 +1,42 @@
+"""How owners, pods and containers are named, and what is read out of texts about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pinning.errors import PinningError
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dashboard.model.records import Pod
+
+
+def pod_of(owner: str) -> str:
+    """Return namespace/pod of namespace/pod/container."""
+    return owner.rpartition("/")[0]
+
+
+def container_of(owner: str) -> str:
+    """Return the container of namespace/pod/container."""
+    return owner.rpartition("/")[2]
+
+
+def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
+    """Yield container ("" for the whole pod), reason and message of each refused claim."""
+    if pod.status is None:
+        return
+    if refused := pod.status.refusal:
+        yield "", refused.reason, refused.message
+    for name, container in pod.status.containers.items():
+        if refused := container.refusal:
+            yield name, refused.reason, refused.message
+
+
+def cpus_in(text: str) -> CPUSet:
+    """Return the CPUs that a text of somebody's names; none where it is no list."""
+    try:
+        return CPUSet.parse(text)
+    except PinningError:
+        return EMPTY

@@ -1,0 +1,1 @@
+"""What a real browser shows: Debian's Chromium, driven by Playwright."""

@@ -1,0 +1,164 @@
+"""The HTTP server: who may ask, what is answered, and the headers on every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from apiserver.access import Access
+from apiserver.client import Api
+from dashboard.serve import app
+from dashboard.serve.app import HEADERS, create_app, host_of
+from dashboard.serve.watching import Watching
+from tests.dashboard.clusters import cluster
+from tests.dashboard.documents import container, grid, node, owner, pod, pools
+
+MACHINE = grid(1, 1, 1, 4)
+KNOWN = cluster(
+    node("n1", MACHINE, pools(MACHINE, {"default/web/main": owner("1")})),
+    pod("web", {"main": container("1")}),
+)
+HERE = "http://127.0.0.1:8084"
+
+
+def watching() -> Watching:
+    """Return what has seen some objects and watches nothing."""
+    found = Watching(Api(Access("https://api.test"), "tests"))
+    found.cluster = KNOWN
+    return found
+
+
+def ask(path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    """Return the answer to one request."""
+
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(watching(), {"corepin.example"}))
+        async with httpx.AsyncClient(transport=transport, base_url=HERE) as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/", "/nodes/n1", "/pods", "/pods/default/web", "/changes"])
+def test_every_address_of_the_page_is_its_document(path: str) -> None:
+    """Deep links work: the browser reads the address."""
+    answer = ask(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert answer.text.startswith("<!doctype html>")
+
+
+def test_files_of_the_page_are_served_and_no_others() -> None:
+    """Styles and modules with their types; nothing above the folder."""
+    types = {
+        name: ask(f"/page/{name}").headers["content-type"] for name in ("style.css", "main.js", "icon.svg")
+    }
+    assert types == {
+        "style.css": "text/css; charset=utf-8",
+        "main.js": "text/javascript; charset=utf-8",
+        "icon.svg": "image/svg+xml",
+    }
+    for name in ("other.js", "..%2fserve%2fapp.py", "%2e%2e/__init__.py"):
+        assert ask(f"/page/{name}").status_code == 404
+
+
+def test_the_document_asks_nobody_else_and_has_no_scripts_of_its_own() -> None:
+    """Every address in the files is of this server; style and script stand in files."""
+    for path in app.PAGE.iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace("// ", ""), path
+        assert "innerHTML" not in text
+        assert "insertAdjacentHTML" not in text
+    document = (app.PAGE / "index.html").read_text(encoding="utf-8")
+    assert "<style" not in document
+    assert " style=" not in document
+    assert " on" not in document.replace(" on NODE", "").partition("<body>")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "count"),
+    [
+        ("/api/nodes", "rows", 1),
+        ("/api/nodes/n1", "owners", 1),
+        ("/api/pods", "rows", 1),
+        ("/api/changes", "history", 0),
+    ],
+)
+def test_each_view_is_json_too(path: str, field: str, count: int) -> None:
+    """For who would rather ask by curl."""
+    answer = ask(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert len(answer.json()[field]) == count
+
+
+def test_filter_is_in_the_query() -> None:
+    """So that an address names what is seen; what is longer than any name is cut."""
+    assert ask("/api/nodes?pod=web&namespace=default").json()["rows"][0]["matches"] == 1
+    assert ask(f"/api/nodes?pod={'x' * 3000}").json()["rows"] == []
+
+
+@pytest.mark.parametrize("path", ["/api/nodes/n2", "/api/pods/default/other"])
+def test_what_is_not_there_is_not_found(path: str) -> None:
+    """A page shows that, and curl gets a code."""
+    answer = ask(path)
+    assert (answer.status_code, answer.json()) == (404, None)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8084", "localhost:1", "[::1]:8084", "LOCALHOST", "corepin.example"]
+)
+def test_own_names_are_answered(host: str) -> None:
+    """This machine by whatever port, and what --allow-host names."""
+    assert ask("/", host=host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:8084", "", "localhost:8084:1", "[::1"]
+)
+def test_other_names_are_refused(host: str) -> None:
+    """A page elsewhere cannot have the viewer's browser ask under its own name (DNS rebinding)."""
+    for path in ("/", "/api/nodes", "/healthz"):
+        assert ask(path, host=host).status_code == 421
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(method: str) -> None:
+    """It only shows."""
+    assert ask("/api/nodes", method).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/api/nodes", "/page/main.js", "/nowhere", "/healthz"])
+def test_every_answer_has_the_security_headers(path: str) -> None:
+    """Also those of errors and refusals."""
+    for answer in (ask(path), ask(path, host="evil.example"), ask(path, "POST")):
+        for name, value in HEADERS:
+            assert answer.headers[name.decode()] == value.decode()
+    policy = ask(path).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "*" not in policy
+
+
+def test_it_is_healthy_once_everything_was_listed() -> None:
+    """Before, it says what it waits for."""
+    answer = ask("/healthz")
+    assert (answer.status_code, answer.text) == (503, "the API server has not answered yet\n")
+
+
+def test_names_of_hosts_are_read() -> None:
+    """With a port or without, and IPv6 in brackets."""
+    assert [host_of(text) for text in ("A:1", "a", "[::1]:2", "[::1]")] == ["a", "a", "[::1]", "[::1]"]
+
+
+def test_viewers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes too many is told to come again."""
+    monkeypatch.setattr(app, "MOST_STREAMS", 0)
+    answer = ask("/api/nodes", accept="text/event-stream")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def test_answers_are_small_json() -> None:
+    """What is written is what is read again."""
+    assert json.loads(ask("/api/nodes/n1").content)["name"] == "n1"

@@ -1,0 +1,190 @@
+"""The page of a node: every CPU once, in its place, as its annotations say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dashboard.model.cluster import Cluster
+from dashboard.view.filters import Filter
+from dashboard.view.node import node_page
+from dashboard.view.shapes import Cell, NodePage
+from pinning.machine.topology import Topology
+from tests.dashboard.clusters import cluster
+from tests.dashboard.documents import container, event, grid, machine, node, owner, pod, pools, refused
+
+MACHINE = grid(2, 2, 2, 2)  # cores 0-15, siblings 16-31
+
+
+def shown(known: Cluster, name: str = "n", wanted: Filter | None = None) -> NodePage:
+    """Return the page of a node that is there."""
+    page = node_page(known, name, wanted or Filter())
+    assert page is not None
+    return page
+
+
+def cells(page: NodePage) -> Iterator[Cell]:
+    """Yield every cell."""
+    for socket in page.sockets:
+        for numa_node in socket.numa_nodes:
+            for cache in numa_node.caches:
+                for core in cache.cores:
+                    yield from core
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        MACHINE,
+        grid(2, 4, 4, 8),
+        machine("core-i7-12700h"),
+        machine("power9-ac922"),
+        machine("xeon-d-1541-offline"),
+    ],
+    ids=["grid", "512", "hybrid", "smt4", "offline"],
+)
+def test_every_cpu_is_drawn_once(topology: Topology) -> None:
+    """In its socket, NUMA node, cache and core, whatever the machine is like."""
+    page = shown(cluster(node("n", topology)))
+    drawn = [cell.cpu for cell in cells(page)]
+    assert sorted(drawn) == list(topology.cpus)
+    places = {
+        (socket.title, numa_node.title): [
+            cell.cpu for cache in numa_node.caches for core in cache.cores for cell in core
+        ]
+        for socket in page.sockets
+        for numa_node in socket.numa_nodes
+    }
+    for (socket, numa_node), cpus in places.items():
+        of_socket = topology.packages[int(socket.removeprefix("Socket "))]
+        of_node = topology.numa_nodes[int(numa_node.removeprefix("NUMA node "))]
+        assert sorted(cpus) == list(of_socket & of_node)
+    cores = [
+        core
+        for socket in page.sockets
+        for it in socket.numa_nodes
+        for cache in it.caches
+        for core in cache.cores
+    ]
+    assert sorted(tuple(cell.cpu for cell in core) for core in cores) == sorted(
+        tuple(core.cpus) for core in topology.cores
+    )
+
+
+def test_cells_say_whose_they_are() -> None:
+    """Letters and signs are those of `corepin map`; a screen reader gets whole words."""
+    owners = {
+        "default/web/main": owner("1,17"),
+        "team/db/main": owner("2", smt="isolate", idle="18"),
+        "team/all/main": owner("3,19", policy="share"),
+    }
+    sets = pools(MACHINE, owners, setAside="15,31")
+    by_cpu = {cell.cpu: cell for cell in cells(shown(cluster(node("n", MACHINE, sets))))}
+    assert [(by_cpu[cpu].sign, by_cpu[cpu].use) for cpu in (0, 1, 2, 18, 3, 4, 15)] == [
+        ("#", "reserved"),
+        ("A", "exclusive"),
+        ("C", "exclusive"),
+        ("c", "idle"),
+        ("B", "share"),
+        (".", "shared"),
+        ("=", "pool"),
+    ]
+    assert by_cpu[18].text == "CPU 18 (thread 1 of core 2): idle sibling of team/db/main"
+    assert by_cpu[17].text == "CPU 17 (thread 1 of core 1): default/web/main, exclusive"
+    assert by_cpu[19].text == "CPU 19 (thread 1 of core 3): team/all/main (share)"
+    assert (by_cpu[1].owner, by_cpu[18].owner, by_cpu[4].owner) == (0, 2, -1)
+
+
+def test_legend_has_every_owner_and_every_sign() -> None:
+    """With CPUs, policy, since when and how far it is proven."""
+    owners = {"default/web/main": owner("1,17", smt="require")}
+    page = shown(
+        cluster(
+            node("n", MACHINE, pools(MACHINE, owners)), pod("web", {"main": container("1,17", "require")})
+        )
+    )
+    (web,) = page.owners
+    facts = {fact.term: fact.text for fact in web.facts}
+    assert (web.label, web.cpus, web.health) == ("A", "1,17", "ok")
+    assert facts["Policy"] == "exclusive, smt require, numa packed"
+    assert facts["Since"] == "2026-11-22T10:00:00Z"
+    assert (
+        facts["Proof"]
+        == "the kernel keeps it on 1,17 (made so by the runtime (NRI), before its first instruction)"
+    )
+    assert [(sign.use, sign.count, sign.cpus) for sign in page.signs] == [
+        ("reserved", 2, "0,16"),
+        ("shared", 30, "0,2-16,18-31"),
+    ]
+
+
+def test_threads_of_machines_are_where_they_run() -> None:
+    """vCPUs by their numbers, emulator, I/O threads and vhost on the CPUs that the machine's pod holds."""
+    vm = {
+        "kind": "kubevirt",
+        "vcpus": ["1", "17", "2"],
+        "oneToOne": True,
+        "emulator": "18",
+        "iothreads": ["18"],
+        "vhost": "18,5",
+    }
+    owners = {"vms/a/compute": owner("1-2,17-18")}
+    documents = (
+        node("n", MACHINE, pools(MACHINE, owners)),
+        pod("a", {"compute": container("1-2,17-18")}, "vms", vm=vm),
+    )
+    roles = {cell.cpu: (cell.role, cell.text) for cell in cells(shown(cluster(*documents))) if cell.role}
+    assert {cpu: sign for cpu, (sign, _) in roles.items()} == {1: "v0", 17: "v1", 2: "v2", 18: "em"}
+    assert roles[18][1].endswith("exclusive, emulator, I/O thread 0, vhost")
+    assert roles[17][1].endswith("exclusive, vCPU 1")
+
+
+def test_many_vcpus_on_few_cpus_are_counted() -> None:
+    """Where vCPUs share CPUs no number fits into a cell."""
+    vm = {"kind": "kata", "vcpus": ["1-2"] * 6, "oneToOne": False, "emulator": "nonsense"}
+    owners = {"vms/a/main": owner("1-2")}
+    known = cluster(
+        node("n", MACHINE, pools(MACHINE, owners)), pod("a", {"main": container("1-2")}, "vms", vm=vm)
+    )
+    (first, *_) = [cell for cell in cells(shown(known)) if cell.role]
+    assert first.role == "v"
+    assert first.text.endswith("vCPU 0, vCPU 1, vCPU 2, 3 more")
+
+
+def test_filter_dims_everything_else() -> None:
+    """Cells, and owners in the legend; who waits is left out."""
+    owners = {"default/web/main": owner("1"), "team/db/main": owner("2")}
+    known = cluster(
+        node("n", MACHINE, pools(MACHINE, owners)),
+        pod("big", {"main": refused()}),
+        event("big", "Unpinnable", "text", on="n"),
+    )
+    page = shown(known, wanted=Filter(namespace="team"))
+    assert [(it.name, it.dim) for it in page.owners] == [("default/web/main", True), ("team/db/main", False)]
+    assert [cell.cpu for cell in cells(page) if not cell.dim] == [2]
+    assert page.waiting == ()
+    everything = shown(known)
+    assert not any(cell.dim for cell in cells(everything))
+    assert [(it.pod, it.container, it.reason) for it in everything.waiting] == [
+        ("big", "main", "NotEnoughCPUs")
+    ]
+
+
+def test_node_without_an_agent_has_no_machine() -> None:
+    """The page says so; of a node that is not there, there is no page."""
+    known = cluster(node("n"))
+    page = shown(known)
+    assert (page.sockets, page.owners, page.machine, page.health) == ((), (), "", "silent")
+    assert node_page(known, "other", Filter()) is None
+
+
+def test_node_tells_its_own_history() -> None:
+    """Events of its agent, the newest first."""
+    known = cluster(
+        node("n"),
+        event("a", "Pinned", "one", on="n"),
+        event("b", "Pinned", "two", on="n"),
+        event("c", "Pinned", "x"),
+    )
+    assert [entry.text for entry in shown(known).history] == ["two", "one"]

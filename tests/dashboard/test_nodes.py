@@ -1,0 +1,93 @@
+"""The page of all nodes: who is above, what is counted, what a filter leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboard.model.cluster import Cluster
+from dashboard.view import nodes
+from dashboard.view.filters import Filter
+from dashboard.view.nodes import overview
+from tests.dashboard.clusters import cluster
+from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
+
+MACHINE = grid(1, 1, 1, 8)
+
+
+@pytest.fixture(scope="module")
+def known() -> Cluster:
+    """Return six nodes, each in another state."""
+    owners = {"default/web/main": owner("1,9", smt="require"), "team/db/main": owner("2,10", policy="share")}
+    return cluster(
+        node("n10", MACHINE, pools(MACHINE, owners)),
+        node("n9", MACHINE),
+        node("silent"),
+        node("seeing", MACHINE, pools(MACHINE, observes=True)),
+        node("broken", MACHINE, {"x": 1}),
+        node("full", MACHINE, pools(MACHINE, observes=True)),
+        node("drifting", MACHINE, pools(MACHINE, {"default/far/main": owner("3")})),
+        pod("web", {"main": container("1,9")}),
+        pod("far", {"main": container("3", drift=True), "side": container("4", intruders=["a/b/c"])}),
+        pod("big", {"main": refused()}),
+        event("big", "Unpinnable", "text", on="full"),
+    )
+
+
+def test_what_needs_somebody_stands_above(known: Cluster) -> None:
+    """Troubles, then who waits, who observes, who is well in reading order, and at the end nodes without an agent."""
+    rows = overview(known, Filter()).rows
+    assert [(row.name, row.health) for row in rows] == [
+        ("broken", "trouble"),
+        ("drifting", "trouble"),
+        ("full", "waiting"),
+        ("seeing", "observes"),
+        ("n9", "ok"),
+        ("n10", "ok"),
+        ("silent", "silent"),
+    ]
+    notes = {row.name: row.notes for row in rows}
+    assert notes["drifting"] == ("2 containers not alone on the right CPUs",)
+    assert notes["full"] == ("1 pod waiting for CPUs", nodes.OBSERVES_WORDS)
+    assert notes["silent"] == (nodes.SILENT_WORDS,)
+
+
+def test_sums_are_those_of_the_rows(known: Cluster) -> None:
+    """A filter changes the rows and not the sums."""
+    everything, some = overview(known, Filter()), overview(known, Filter(node="n1"))
+    totals = everything.totals
+    assert some.totals == totals
+    assert totals.cpus == sum(row.cpus for row in everything.rows) == 5 * 16
+    assert totals.free == sum(row.free for row in everything.rows)
+    assert totals.owners == sum(row.owners for row in everything.rows) == 3
+    assert (totals.nodes, totals.reporting, totals.waiting, totals.troubled) == (7, 5, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        (Filter(node="n1"), ["n10"]),
+        (Filter(namespace="team"), ["n10"]),
+        (Filter(pod="big"), ["full"]),
+        (Filter(pod="eb"), ["n10"]),
+        (Filter(policy="require"), ["n10"]),
+        (Filter(policy="share", namespace="default"), []),
+        (Filter(policy="prefer", pod="far"), ["drifting"]),
+    ],
+)
+def test_filter_leaves_the_nodes_that_have_such_containers(
+    known: Cluster, wanted: Filter, names: list[str]
+) -> None:
+    """By names of nodes, namespaces, pods and policies, together."""
+    assert [row.name for row in overview(known, wanted).rows] == names
+
+
+def test_matching_containers_are_counted(known: Cluster) -> None:
+    """Those that hold CPUs, and pods that wait for some."""
+    assert [row.matches for row in overview(known, Filter(namespace="default")).rows] == [1, 1, 1]
+
+
+def test_rows_have_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser is given so many, and how many there are more."""
+    monkeypatch.setattr(nodes, "MOST", 2)
+    page = overview(known, Filter())
+    assert (len(page.rows), page.more) == (2, 5)

@@ -1,0 +1,215 @@
+"""The page of a pod: why it has its CPUs, or why it waits; and the list of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboard.model.cluster import Cluster
+from dashboard.view import pods
+from dashboard.view.filters import Filter
+from dashboard.view.pods import NOTHING_SAID, pod_page
+from dashboard.view.shapes import PodPage
+from pinning.contract import STATUS_CPUS
+from tests.dashboard.clusters import cluster
+from tests.dashboard.documents import Document, container, event, grid, node, owner, pod, pools, refused
+
+MACHINE = grid(1, 1, 1, 4)
+WEB = {"default/web/main": owner("1,5", smt="require")}
+HOME = node("n", MACHINE, pools(MACHINE, WEB))
+
+
+def shown(known: Cluster, name: str = "web") -> PodPage:
+    """Return the page of a pod that is known."""
+    page = pod_page(known, "default", name)
+    assert page is not None
+    return page
+
+
+def why(said: Document) -> str:
+    """Return why a container has its CPUs or waits, as its pod's page says it."""
+    (card,) = shown(cluster(HOME, pod("web", {"main": said}))).containers
+    return card.why
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            container("1,5", "require"),
+            "CPUs of its own, cores of its own, on the fewest NUMA nodes. That gave it CPUs 1,5.",
+        ),
+        (
+            container("1", "isolate", "5") | {"numaPolicy": "single"},
+            "CPUs of its own, one thread of each core, the siblings idle, on one NUMA node. That gave it CPUs 1.",
+        ),
+        (
+            container("1") | {"policy": "share", "numaPolicy": ""},
+            "CPUs that containers without CPUs of their own use too, on the fewest NUMA nodes. That gave it CPUs 1.",
+        ),
+        (container("1") | {"policy": "newer", "numaPolicy": "newer"}, "Newer, newer. That gave it CPUs 1."),
+        (
+            refused("wanted 4 cores, found 3: free one"),
+            "Waits (NotEnoughCPUs): Wanted 4 cores, found 3: free one.",
+        ),
+        (
+            container("1") | refused("wanted 9 cores."),
+            "Waits (NotEnoughCPUs): Wanted 9 cores. It keeps CPUs 1.",
+        ),
+        ({"pinned": False}, "Has no CPUs of its own."),
+    ],
+)
+def test_pod_says_why(said: Document, words: str) -> None:
+    """Policy by policy, in the words of `corepin plan`; a refusal with its remedy."""
+    assert why(said) == words
+
+
+@pytest.mark.parametrize(
+    ("change", "proof", "health"),
+    [
+        ({}, "the kernel keeps it on 1,5 (made so by the runtime (NRI), before its first instruction)", "ok"),
+        (
+            {"applied": {"cpus": "1,5", "path": "cgroup", "windowSeconds": 0.25}},
+            "the kernel keeps it on 1,5 (written to its cgroup, at most 0.25 s after its start)",
+            "ok",
+        ),
+        ({"applied": {"cpus": "1,5", "path": "found"}}, "the kernel keeps it on 1,5 (found so)", "ok"),
+        ({"applied": {"cpus": "1,5"}}, "the kernel keeps it on 1,5 (path unknown)", "ok"),
+        ({"pinned": False, "applied": None}, "not seen on its CPUs yet", "pending"),
+        (
+            {"pinned": False, "drift": True, "intruders": ["a/b/c"]},
+            "tasks of it may run outside of its CPUs; a/b/c may run on its CPUs",
+            "trouble",
+        ),
+    ],
+)
+def test_pod_says_how_far_it_is_proven(change: Document, proof: str, health: str) -> None:
+    """What was read back from the kernel, by which path, and what stands against it."""
+    (card,) = shown(cluster(HOME, pod("web", {"main": container("1,5", "require") | change}))).containers
+    assert {fact.term: fact.text for fact in card.facts}["Proof"] == proof
+    assert card.health == health
+
+
+def test_pod_that_waits_says_what_would_be_free() -> None:
+    """The node that refused it is known by its event, and what it could give by its annotation."""
+    known = cluster(HOME, pod("big", {"main": refused()}), event("big", "Unpinnable", "text", on="n"))
+    page = shown(known, "big")
+    assert (page.node, page.drawing) == ("n", None)
+    assert page.notes == ("Node n now has 4 CPUs that could be given out: 2-3,6-7.",)
+    assert page.containers[0].health == "waiting"
+    full = node("n", MACHINE, pools(MACHINE) | {"free": ""})
+    known = cluster(full, pod("big", {"main": refused()}), event("big", "Unpinnable", "text", on="n"))
+    assert shown(known, "big").notes == ("Node n now has 0 CPUs that could be given out.",)
+
+
+def test_pod_whose_words_cannot_be_read_says_so() -> None:
+    """The refusal of the whole pod stands above its containers."""
+    text = '{"containers": {}, "refusal": {"reason": "BadPolicy", "message": "no such word"}}'
+    assert shown(cluster(pod("web", **{STATUS_CPUS: text}))).notes == ("Waits (BadPolicy): no such word",)
+    assert shown(cluster(pod("web", **{STATUS_CPUS: "{"}))).notes == (
+        "Of this pod its annotations are damaged, or of another version of corepin.",
+    )
+
+
+def test_pod_of_which_nothing_is_said_yet() -> None:
+    """It asks, and no agent answered; or it holds CPUs, and its own annotation is not there yet."""
+    asking = shown(cluster(pod("web", **{"qos.gocrane.io/cpu-manager": "exclusive"})))
+    assert (asking.notes, asking.node) == ((NOTHING_SAID,), "")
+    assert [(fact.term, fact.text) for fact in asking.asks] == [("qos.gocrane.io/cpu-manager", "exclusive")]
+    held = shown(cluster(HOME))
+    assert held.notes == ("The pod's own annotation says nothing yet.",)
+    (card,) = held.containers
+    assert (card.health, card.why) == ("pending", "Holds CPUs; its pod does not say yet by which rules.")
+    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "none: its pod says nothing yet"
+    assert pod_page(cluster(HOME), "default", "other") is None
+
+
+def test_container_that_the_node_does_not_name_yet() -> None:
+    """Pod and node are written one after the other: what is known is shown."""
+    (card,) = shown(cluster(node("n", MACHINE), pod("web", {"main": container("1,5")}))).containers
+    assert [(fact.term, fact.text) for fact in card.facts][0] == ("CPUs", "1,5")
+
+
+def test_page_shows_the_pods_cpus_in_their_machine() -> None:
+    """The drawing is that of its node, everything else dimmed, also pods whose names contain its name."""
+    owners = WEB | {"default/web-2/main": owner("2")}
+    known = cluster(node("n", MACHINE, pools(MACHINE, owners)), pod("web", {"main": container("1,5")}))
+    drawing = shown(known).drawing
+    assert drawing is not None
+    assert {it.name: it.dim for it in drawing.owners} == {
+        "default/web/main": False,
+        "default/web-2/main": True,
+    }
+
+
+def test_more_is_told_where_there_is_more() -> None:
+    """Memory, the shared CPUs beside its own, and each thread of its machine."""
+    said = container("1,5", memory="free", memoryNote="restart it", sharedCpus="2-3")
+    vm = {
+        "kind": "kubevirt",
+        "vcpus": ["1", "5-6"],
+        "oneToOne": False,
+        "reason": "too few CPUs",
+        "emulator": "5",
+        "iothreads": ["5"],
+        "vhost": "5",
+        "note": "a note",
+        "refused": ["vhost-1"],
+        "time": "2026-11-22T10:00:00Z",
+    }
+    page = shown(cluster(HOME, pod("web", {"main": said}, vm=vm)))
+    facts = {fact.term: fact.text for fact in page.containers[0].facts}
+    assert (facts["Memory"], facts["Also runs on"]) == ("free: restart it", "shared CPUs 2-3")
+    assert [(fact.term, fact.text) for fact in page.machine] == [
+        ("Kind", "kubevirt"),
+        ("vCPU 0", "CPU 1"),
+        ("vCPU 1", "CPUs 5-6"),
+        ("Not one to one", "too few CPUs"),
+        ("Emulator", "CPU 5"),
+        ("I/O thread 0", "CPU 5"),
+        ("vhost", "CPU 5"),
+        ("Kept elsewhere", "the kernel keeps vhost-1 elsewhere"),
+        ("Note", "a note"),
+        ("Since", "2026-11-22T10:00:00Z"),
+    ]
+    small = shown(cluster(HOME, pod("web", {"main": container("1,5", memory="bind")}, vm={"kind": "kata"})))
+    assert [(fact.term, fact.text) for fact in small.machine] == [
+        ("Kind", "kata"),
+        ("Emulator", "shared set"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def known() -> Cluster:
+    """Return two containers that hold CPUs and two pods that wait."""
+    owners = WEB | {"team/db/main": owner("2", smt="isolate", idle="6")}
+    return cluster(
+        node("n", MACHINE, pools(MACHINE, owners)),
+        node("silent"),
+        pod("web", {"main": container("1,5")}),
+        pod("big", {"main": refused()}),
+        pod("lost", {"main": refused()}, "team"),
+        event("big", "Unpinnable", "text", on="n"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (Filter(), ["default/big/main waits", "team/lost/main waits", "team/db/main", "default/web/main"]),
+        (Filter(namespace="team"), ["team/lost/main waits", "team/db/main"]),
+        (Filter(policy="isolate"), ["team/db/main"]),
+        (Filter(node="n"), ["default/big/main waits", "team/db/main", "default/web/main"]),
+        (Filter(node="silent"), []),
+        (Filter(pod="w"), ["default/web/main"]),
+    ],
+)
+def test_list_has_who_holds_and_who_waits(known: Cluster, wanted: Filter, found: list[str]) -> None:
+    """Those that need somebody first, and what a filter looks for."""
+    assert [row.key for row in pods.pods(known, wanted).rows] == found
+
+
+def test_list_has_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser is given so many, and how many there are more."""
+    monkeypatch.setattr(pods, "MOST", 1)
+    page = pods.pods(known, Filter())
+    assert (len(page.rows), page.more, page.namespaces) == (1, 3, ("default", "team"))

@@ -1,0 +1,105 @@
+"""The dashboard against a real kube-apiserver, with the rights of its component and no others."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
+from tests.dashboard.running import ACCOUNT, Dashboard, dashboard, install_account
+from tests.manifests.rendered import SYSTEM
+from tests.node.waiting import until, until_equal
+from tests.servers.start import start_servers
+
+pytestmark = pytest.mark.server
+
+MACHINE = grid(1, 1, 1, 4)
+WHO = f"--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}"
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """Return a dashboard beside an API server of this module's own."""
+    with start_servers(directory=tmp_path_factory.mktemp("dashboard-")) as server:
+        kubeconfig = install_account(server)
+        with dashboard(server, kubeconfig) as found:
+            yield found
+
+
+def ask(found: Dashboard, path: str) -> httpx.Response:
+    """Return an answer of the dashboard."""
+    return httpx.get(f"{found.url.rstrip('/')}{path}")
+
+
+def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:
+    """A node, its owners and a pod that waits; then they change; then they are gone."""
+    sets = pools(MACHINE, {"default/web/main": owner("1")})
+    first = [node("n1", MACHINE, sets), pod("web", {"main": container("1")}), pod("big", {"main": refused()})]
+    shown.apply(*first, event("big", "Unpinnable", "NotEnoughCPUs: text", on="n1", kind="Warning"))
+
+    def row() -> tuple[str, int, int] | None:
+        rows = ask(shown, "/api/nodes").json()["rows"]
+        return next(((it["health"], it["owners"], it["waiting"]) for it in rows if it["name"] == "n1"), None)
+
+    until_equal("the node is shown", row, ("waiting", 1, 1))
+    assert ask(shown, "/api/pods/default/big").json()["node"] == "n1"
+    shown.apply(node("n1", MACHINE, pools(MACHINE, {"default/web/main": owner("2")})))
+    shown.remove(first[2])
+    until_equal("the pod waits no more", row, ("ok", 1, 0))
+
+    def history() -> list[str]:
+        return [entry["text"] for entry in ask(shown, "/api/changes").json()["history"]]
+
+    until("the move is told", lambda: "default/web/main moved from CPUs 1 to 2" in history())
+    assert "NotEnoughCPUs: text" in history()
+    shown.remove(*first[:2])
+    until_equal("the node is gone", row, None)
+
+
+def test_it_may_read_three_kinds_and_write_nothing(shown: Dashboard) -> None:
+    """The account of the component: get, list and watch of nodes, pods and events."""
+
+    def may(verb: str, resource: str, *more: str) -> bool:
+        done = shown.server.kubectl(
+            "auth", "can-i", verb, resource, WHO, "--all-namespaces", *more, check=False
+        )
+        return done.stdout.strip() == "yes"
+
+    kinds = ("nodes", "pods", "events")
+    assert all(may(verb, kind) for verb in ("get", "list", "watch") for kind in kinds)
+    assert not any(may(verb, kind) for verb in ("create", "patch", "delete") for kind in kinds)
+    assert not any(may("get", kind) for kind in ("secrets", "configmaps"))
+    assert not may("get", "nodes", "--subresource=proxy")
+    assert not may("get", "pods", "--subresource=log")
+
+
+def test_rights_that_are_missing_are_told(shown: Dashboard) -> None:
+    """Who may not list sees why on the page, and /healthz does not say ok."""
+    shown.server.kubectl("create", "serviceaccount", "nobody")
+    token = shown.server.kubectl("create", "token", "nobody").stdout.strip()
+    kubeconfig = shown.server.write_kubeconfig("nobody", {"token": token})
+    with dashboard(shown.server, kubeconfig, "nobody", is_healthy=False) as found:
+        troubles = until("its troubles", lambda: ask(found, "/api/nodes").json()["troubles"])
+        assert any("nodes is forbidden" in trouble for trouble in troubles)
+        assert ask(found, "/healthz").status_code == httpx.codes.SERVICE_UNAVAILABLE
+
+
+def test_streams_end_with_it(shown: Dashboard) -> None:
+    """SIGTERM ends streams that are open, and it ends with 0."""
+    kubeconfig = shown.server.kubeconfig(ACCOUNT)
+    with (
+        dashboard(shown.server, kubeconfig, "ending") as found,
+        httpx.stream(
+            "GET", f"{found.url}api/nodes", headers={"accept": "text/event-stream"}, timeout=60
+        ) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines) == "event: view"
+        assert "rows" in json.loads(next(lines).removeprefix("data: "))
+        found.daemon.process.send_signal(signal.SIGTERM)
+        assert list(lines) == [""]
+        assert found.daemon.process.wait(60) == 0

@@ -1,0 +1,102 @@
+"""What is read of objects: what is well, what is damaged, and what is none of our business."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from corepin.drawing.picture import Use
+from dashboard.model.records import UNREADABLE, NodeDecoder, PodDecoder
+from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
+from tests.dashboard.clusters import a_node, a_pod, an_event
+from tests.dashboard.documents import TIME, container, event, grid, node, owner, pod, pools
+
+MACHINE = grid(2, 1, 1, 4)  # CPUs 0-7, siblings 8-15
+
+
+def test_every_cpu_of_a_node_is_counted_once() -> None:
+    """Whatever it is used for, it is used for one thing."""
+    owners = {"default/a/main": owner("1,9"), "default/b/main": owner("2", smt="isolate", idle="10")}
+    found = a_node(node("n", MACHINE, pools(MACHINE, owners)))
+    assert found.counts == {Use.EXCLUSIVE: 3, Use.IDLE: 1, Use.RESERVED: 2, Use.SHARED: 10}
+    assert sum(found.counts.values()) == len(MACHINE.cpus)
+
+
+def test_node_without_annotations_has_no_agent() -> None:
+    """Nothing is wrong with it, and nothing is known of it."""
+    found = a_node(node("n"))
+    assert (found.pools, found.picture, found.problem) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("topology", "sets"),
+    [
+        pytest.param("{", "{}", id="no JSON"),
+        pytest.param(json.dumps(MACHINE.to_dict()), "[]", id="sets of another shape"),
+        pytest.param("{}", json.dumps(pools(MACHINE)), id="a machine without cores"),
+        pytest.param(
+            json.dumps(MACHINE.to_dict()), json.dumps(pools(MACHINE) | {"reserved": "x"}), id="no CPU list"
+        ),
+        pytest.param(
+            json.dumps(MACHINE.to_dict()), json.dumps(pools(MACHINE) | {"free": "9-1"}), id="free backwards"
+        ),
+        pytest.param(
+            json.dumps(MACHINE.to_dict()),
+            json.dumps(pools(MACHINE) | {"owners": {"a/b/c": owner("0-99999999")}}),
+            id="too many CPUs",
+        ),
+    ],
+)
+def test_damaged_annotations_of_a_node_are_a_problem_and_no_failure(topology: str, sets: str) -> None:
+    """The node is there, and says that it cannot be read."""
+    document = {"metadata": {"name": "n", "annotations": {STATUS_TOPOLOGY: topology, STATUS_POOLS: sets}}}
+    found = NodeDecoder().decode(json.dumps(document).encode())
+    assert (found.name, found.pools, found.problem) == ("n", None, UNREADABLE)
+
+
+def test_pods_that_ask_for_nothing_are_not_kept() -> None:
+    """Of a cluster's pods those with our annotations alone stay in memory."""
+    assert PodDecoder().decode(json.dumps(pod("other", **{"example.com/note": "x"})).encode()) is None
+    asking = a_pod(
+        pod("asks", **{"smt-policy.corepin.io/pod": "require", "qos.gocrane.io/cpu-manager": "share"})
+    )
+    assert (asking.key, asking.status, len(asking.asks)) == ("default/asks", None, 2)
+
+
+def test_status_of_a_pod_is_read() -> None:
+    """Its containers with their proofs, its machine, and what is not known yet is left out."""
+    found = a_pod(pod("web", {"main": container("1,9", intruders=["x/y/z"], newer={"field": 1})}))
+    assert found.status is not None
+    main = found.status.containers["main"]
+    assert (main.policy, main.cpus, main.pinned, main.intruders) == ("exclusive", "1,9", True, ("x/y/z",))
+    assert main.applied is not None
+    assert (main.applied.time, main.applied.window_seconds) == (TIME, 0.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "{", '{"containers": {"a": 5}}', '{"containers": {"a": {"cpus": 5}}}']
+)
+def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
+    """The pod is there, and says that it cannot be read."""
+    found = a_pod(pod("web", **{STATUS_CPUS: text}))
+    assert (found.status, found.problem) == (None, UNREADABLE)
+
+
+@pytest.mark.parametrize(
+    ("change", "time", "count"),
+    [({}, TIME, 1), ({"lastTimestamp": None, "count": 7}, "", 7), ({"count": None}, TIME, 1)],
+)
+def test_events_are_read(change: dict[str, Any], time: str, count: int) -> None:
+    """About which pod, by the agent of which node, when last and how often."""
+    found = an_event(event("web", "Drift", "text", kind="Warning") | change)
+    assert (found.pod, found.node, found.reason, found.message) == ("default/web", "node-1", "Drift", "text")
+    assert (found.time, found.count, found.is_warning) == (time, count, True)
+
+
+def test_what_is_no_object_is_refused() -> None:
+    """The watch then asks again: the API server sends objects."""
+    with pytest.raises(msgspec.DecodeError):
+        NodeDecoder().decode(b"[]")

@@ -1,0 +1,125 @@
+"""Server-sent events: whole at first, then what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from apiserver.access import Access
+from apiserver.client import Api
+from dashboard.model.cluster import Cluster
+from dashboard.serve import stream as stream_module
+from dashboard.serve.stream import stream
+from dashboard.serve.watching import Watching
+from dashboard.view.filters import Filter
+from dashboard.view.node import node_page
+from dashboard.view.nodes import overview
+from tests.dashboard.clusters import cluster
+from tests.dashboard.documents import Document, grid, node, owner, pools
+
+MACHINE = grid(1, 1, 1, 4)
+ONE, TWO = (
+    node(name, MACHINE, pools(MACHINE, {f"default/{name}/main": owner("1")})) for name in ("n1", "n2")
+)
+View = Callable[[Cluster], msgspec.Struct | None]
+
+
+class Viewer:
+    """One stream, and the model behind it."""
+
+    def __init__(self, view: View, *documents: Document) -> None:
+        self.watching = Watching(Api(Access("https://api.test"), "tests"))
+        self.watching.cluster = cluster(*documents)
+        self.streams: set[object] = set()
+        self.events: AsyncGenerator[str] = stream(self.watching, view, self.streams)
+
+    def become(self, *documents: Document) -> None:
+        """Let the model be another one."""
+        self.watching.show(cluster(*documents))
+
+    async def next(self) -> tuple[str, object]:
+        """Return the name and the content of the next event."""
+        kind, data = (await anext(self.events)).strip().split("\n")
+        return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def all_nodes(known: Cluster) -> msgspec.Struct:
+    """Return the page of all nodes."""
+    return overview(known, Filter())
+
+
+def the_node(known: Cluster) -> msgspec.Struct | None:
+    """Return the page of the second node."""
+    return node_page(known, "n2", Filter())
+
+
+def test_rows_that_stay_are_told_by_their_places() -> None:
+    """Of 500 nodes that are shown, the one that changed is sent; the others are where they were."""
+
+    async def main() -> None:
+        viewer = Viewer(all_nodes, ONE, TWO)
+        kind, whole = await viewer.next()
+        assert kind == "view"
+        assert isinstance(whole, dict)
+        assert [row["name"] for row in whole["rows"]] == ["n1", "n2"]
+        viewer.become(node("n0"), ONE, node("n2", MACHINE, pools(MACHINE)))
+        kind, news = await viewer.next()
+        assert kind == "rows"
+        assert isinstance(news, dict)
+        assert news.keys() == whole.keys()
+        first, second, third = news["rows"]
+        assert (first, second["name"], third["name"]) == (0, "n2", "n0")
+        assert news["totals"]["nodes"] == 3
+
+    asyncio.run(main())
+
+
+def test_a_view_that_comes_and_goes_is_told() -> None:
+    """A node that is not there yet, then is, then is gone."""
+
+    async def main() -> None:
+        viewer = Viewer(the_node, ONE)
+        assert await viewer.next() == ("view", None)
+        viewer.become(ONE, TWO)
+        kind, page = await viewer.next()
+        assert (kind, isinstance(page, dict)) == ("view", True)
+        viewer.become(ONE)
+        assert await viewer.next() == ("view", None)
+
+    asyncio.run(main())
+
+
+def test_what_changes_elsewhere_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """News of another node wake the stream, which says nothing but that it is alive."""
+    monkeypatch.setattr(stream_module, "ALIVE_SECONDS", 0.01)
+
+    async def main() -> None:
+        viewer = Viewer(the_node, TWO)
+        await viewer.next()
+        viewer.become(ONE, TWO)
+        assert await anext(viewer.events) == ": alive\n\n"
+
+    asyncio.run(main())
+
+
+def test_streams_end_with_the_server_and_with_the_viewer() -> None:
+    """Neither keeps the other waiting, and none is counted any more."""
+
+    async def main() -> None:
+        viewer = Viewer(the_node, TWO)
+        await viewer.next()
+        assert len(viewer.streams) == 1
+        viewer.watching.end()
+        assert [event async for event in viewer.events] == []
+        assert viewer.streams == set()
+        other = Viewer(the_node, TWO)
+        async with aclosing(stream(other.watching, the_node, other.streams)) as events:
+            await anext(events)
+        assert other.streams == set()
+
+    asyncio.run(main())
