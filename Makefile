@@ -25,6 +25,7 @@ demo: setup ## start the webhook, send it the examples, show what it says and wh
 	@$(BIN)/python -m demo
 
 test: check ## every check and every test; builds Kubernetes and the image the first time
+	@scripts/setup chromium
 	@scripts/test
 	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 

@@ -116,7 +116,13 @@ ROOMS = {
         *("corepin.host_flags", "corepin.rule_files"),
         *("agent.config", "agent.errors", "agent.main", "apiserver.errors", "certs", "logs", "pinning"),
         *("agent.kubelet.policy", "agent.nri.guard", "agent.nri.guard_process"),
-        *("corepin.node.kube_access", "dashboard.serve", "webhook.config", "webhook.server"),
+        *(
+            "corepin.node.kube_access",
+            "corepin.node.kube_api",
+            "dashboard.serve",
+            "webhook.config",
+            "webhook.server",
+        ),
     ),
     "corepin.plugin": (*("corepin.errors", "corepin.flags", "corepin.node", "pinning.contract"),),
     "corepin.node": (

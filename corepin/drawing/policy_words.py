@@ -1,4 +1,4 @@
-"""What the policies mean, in the words that plans and pages say to people."""
+"""What policies mean, and the paths by which CPUs were set, in the words that plans and pages say to people."""
 
 from __future__ import annotations
 
@@ -15,4 +15,12 @@ NUMA_WORDS: Final = {
     NUMAPolicy.PACKED: "on the fewest NUMA nodes",
     NUMAPolicy.DISTRIBUTED: "evenly over NUMA nodes",
     NUMAPolicy.SINGLE: "on one NUMA node",
+}
+# By which path a container came to its CPUs, as the agent reports it.
+PATH_WORDS: Final = {
+    "nri": "it was made so (NRI)",
+    "cgroup": "written to its cgroup",
+    "runtime": "set by the runtime (CRI)",
+    "affinity": "set for each thread of its virtual machine",
+    "found": "found so by the agent",
 }

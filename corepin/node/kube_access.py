@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from apiserver.access import Access
 from apiserver.errors import Unavailable
-from corepin.node.kube_node import settings
+from corepin.node.kube_api import is_in_a_pod, kube_settings
 
 if TYPE_CHECKING:
     from apiserver.client import Reach
 
 
-def cluster_access() -> Reach:
+def cluster_access(context: str | None = None) -> Reach:
     """Return the access of KUBECONFIG, else of this pod, else of ~/.kube/config; raise CommandFailed for none."""
-    if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+    if is_in_a_pod():
         return Access.in_cluster(os.environ)
-    return KubeconfigAccess(settings())
+    return KubeconfigAccess(kube_settings(context))
 
 
 @dataclass(frozen=True)

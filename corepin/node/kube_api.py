@@ -54,7 +54,7 @@ def current_namespace(context: str | None = None) -> str:
     """Return the namespace that the kubeconfig's context names, or the pod's own, else `default`."""
     from kubernetes import config
 
-    if _is_in_a_pod():
+    if is_in_a_pod():
         with suppress(OSError):
             return OWN_NAMESPACE.read_text().strip()
         return DEFAULT_NAMESPACE
@@ -72,7 +72,7 @@ def kube_settings(context: str | None) -> Any:
 
     settings = client.Configuration()
     try:
-        if _is_in_a_pod():
+        if is_in_a_pod():
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         else:
             config.load_kube_config(  # type: ignore[no-untyped-call]
@@ -84,7 +84,8 @@ def kube_settings(context: str | None) -> Any:
     return settings
 
 
-def _is_in_a_pod() -> bool:
+def is_in_a_pod() -> bool:
+    """Say whether the account of this pod is to be used, not a kubeconfig."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from corepin.drawing.policy_words import PATH_WORDS
 from corepin.node.pod_waits import waits_of
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, read_pod
@@ -19,13 +20,6 @@ _TO_SECONDS: Final = len("2026-11-20T10:00:00")
 # In this order things of the same second are told: so they follow from one another.
 _STAGES: Final = ("claim", "admission", "node", "start", "decision", "refusal", "event", "proof")
 _OF_REASONS: Final = {"Pinned": "decision", "PolicyChanged": "decision", "Unpinnable": "refusal"}
-_PATHS: Final = {
-    "nri": "it was made so (NRI)",
-    "cgroup": "written to its cgroup",
-    "runtime": "set by the runtime (CRI)",
-    "affinity": "set for each thread of its virtual machine",
-    "found": "found so by the agent",
-}
 
 
 class Moment(NamedTuple):
@@ -163,7 +157,7 @@ def _decisions(status: Mapping[str, Any], told: Iterable[Moment]) -> Iterator[Mo
 def _proofs(status: Mapping[str, Any]) -> Iterator[Moment]:
     for name, container in status.get("containers", {}).items():
         if applied := container.get("applied"):
-            message = f"the kernel keeps {name} on CPUs {applied['cpus']}, {_PATHS.get(applied['path'], applied['path'])}"
+            message = f"the kernel keeps {name} on CPUs {applied['cpus']}, {PATH_WORDS.get(applied['path'], applied['path'])}"
             yield Moment(applied["time"], "proof", message + _window(applied.get("windowSeconds")))
     if machine := status.get("vm"):
         vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine["vcpus"]))

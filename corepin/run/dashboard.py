@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_list_flag, address, listed
+from corepin.node.kube_api import add_context_flag
 
 if TYPE_CHECKING:
     import argparse
@@ -40,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "NAME",
         "a name by which a proxy asks for the page, besides localhost; may be repeated",
     )
+    add_context_flag(parser)
     return parser
 
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     options = process.Options(host, port, listed("--allow-host", args.allow_host))
     formatter.configure()
     try:
-        process.run(options, cluster_access(), lambda url: write_out(f"the page: {url}\n"))
+        process.run(options, cluster_access(args.context), lambda url: write_out(f"the page: {url}\n"))
     except (Unavailable, process.CannotListen) as error:
         raise CommandFailed(str(error)) from error
     return 0

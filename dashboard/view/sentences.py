@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from corepin.drawing.policy_words import NUMA_WORDS, SMT_WORDS
+from corepin.drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS
 from dashboard.view.shapes import Fact
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 
@@ -20,13 +20,6 @@ OBSERVES: Final = "observes"
 SILENT: Final = "silent"
 PENDING: Final = "pending"  # holds CPUs, and the kernel was not yet seen to keep it there
 
-_PATHS: Final = {
-    "nri": "made so by the runtime (NRI)",
-    "cgroup": "written to its cgroup",
-    "runtime": "set by the runtime (CRI)",
-    "affinity": "by the threads of its virtual machine",
-    "found": "found so",
-}
 _POLICIES: Final = {
     CPUPolicy.EXCLUSIVE.value: "CPUs of its own",
     CPUPolicy.SHARE.value: "CPUs that containers without CPUs of their own use too",
@@ -86,14 +79,14 @@ def proof(container: Container | None) -> str:
     if troubles:
         return "; ".join(troubles)
     return (
-        f"the kernel keeps it on {container.applied.cpus} ({_how(container.applied)})"
+        f"the kernel keeps it on {container.applied.cpus}; {_how(container.applied)}"
         if container.applied
         else ""
     )
 
 
 def _how(applied: Applied) -> str:
-    path = _PATHS.get(applied.path, applied.path or "path unknown")
+    path = PATH_WORDS.get(applied.path, applied.path or "path unknown")
     if applied.window_seconds is None:
         return path
     if applied.window_seconds == 0:

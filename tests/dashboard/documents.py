@@ -107,7 +107,7 @@ def pod(
     containers: dict[str, Document] | None = None,
     namespace: str = "default",
     vm: Document | None = None,
-    **annotations: str,
+    annotations: dict[str, str] | None = None,
 ) -> Document:
     """Return a pod with its annotation."""
     status: Document = {"version": 1, "containers": containers or {}} | ({"vm": vm} if vm else {})
@@ -115,7 +115,7 @@ def pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "annotations": {**own, **annotations}},
+        "metadata": {"name": name, "namespace": namespace, "annotations": {**own, **(annotations or {})}},
         "spec": {"containers": [{"name": "main", "image": "x"}]},
     }
 

@@ -16,10 +16,11 @@ HOLDER = "default/web/main"
 
 
 def with_owner(*owners: Document, observes: bool = False) -> Node:
-    """Return node n with an owner or without."""
-    sets = pools(
-        MACHINE, {HOLDER: it for it in owners} | {"default/other/main": owner("7")}, observes=observes
-    )
+    """Return node n with an owner or without, beside one that stays as it is."""
+    held = {"default/other/main": owner("7")}
+    for it in owners:
+        held[HOLDER] = it
+    sets = pools(MACHINE, held, observes=observes)
     return a_node(node("n", MACHINE, sets))
 
 
@@ -96,7 +97,7 @@ def test_containers_drift_and_come_back() -> None:
     assert pods_said(calm, drifting) == [f"{HOLDER} runs outside of its CPUs"]
     assert pods_said(drifting, calm) == [f"{HOLDER} is back on its CPUs"]
     assert pods_said(None, drifting) == [f"{HOLDER} runs outside of its CPUs"]
-    assert pods_said(calm, pod("web", **{"qos.gocrane.io/cpu-manager": "none"})) == []
+    assert pods_said(calm, pod("web", annotations={"qos.gocrane.io/cpu-manager": "none"})) == []
 
 
 def test_a_pod_that_did_not_change_says_nothing() -> None:

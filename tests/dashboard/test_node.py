@@ -109,10 +109,7 @@ def test_legend_has_every_owner_and_every_sign() -> None:
     assert (web.label, web.cpus, web.health) == ("A", "1,17", "ok")
     assert facts["Policy"] == "exclusive, smt require, numa packed"
     assert facts["Since"] == "2026-11-22T10:00:00Z"
-    assert (
-        facts["Proof"]
-        == "the kernel keeps it on 1,17 (made so by the runtime (NRI), before its first instruction)"
-    )
+    assert facts["Proof"] == "the kernel keeps it on 1,17; it was made so (NRI), before its first instruction"
     assert [(sign.use, sign.count, sign.cpus) for sign in page.signs] == [
         ("reserved", 2, "0,16"),
         ("shared", 30, "0,2-16,18-31"),
@@ -120,7 +117,7 @@ def test_legend_has_every_owner_and_every_sign() -> None:
 
 
 def test_threads_of_machines_are_where_they_run() -> None:
-    """vCPUs by their numbers, emulator, I/O threads and vhost on the CPUs that the machine's pod holds."""
+    """Virtual CPUs by their numbers, emulator, I/O threads and vhost on the CPUs that the machine's pod holds."""
     vm = {
         "kind": "kubevirt",
         "vcpus": ["1", "17", "2"],

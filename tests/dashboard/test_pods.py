@@ -66,14 +66,18 @@ def test_pod_says_why(said: Document, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "proof", "health"),
     [
-        ({}, "the kernel keeps it on 1,5 (made so by the runtime (NRI), before its first instruction)", "ok"),
+        ({}, "the kernel keeps it on 1,5; it was made so (NRI), before its first instruction", "ok"),
         (
             {"applied": {"cpus": "1,5", "path": "cgroup", "windowSeconds": 0.25}},
-            "the kernel keeps it on 1,5 (written to its cgroup, at most 0.25 s after its start)",
+            "the kernel keeps it on 1,5; written to its cgroup, at most 0.25 s after its start",
             "ok",
         ),
-        ({"applied": {"cpus": "1,5", "path": "found"}}, "the kernel keeps it on 1,5 (found so)", "ok"),
-        ({"applied": {"cpus": "1,5"}}, "the kernel keeps it on 1,5 (path unknown)", "ok"),
+        (
+            {"applied": {"cpus": "1,5", "path": "found"}},
+            "the kernel keeps it on 1,5; found so by the agent",
+            "ok",
+        ),
+        ({"applied": {"cpus": "1,5"}}, "the kernel keeps it on 1,5; path unknown", "ok"),
         ({"pinned": False, "applied": None}, "not seen on its CPUs yet", "pending"),
         (
             {"pinned": False, "drift": True, "intruders": ["a/b/c"]},
@@ -104,15 +108,17 @@ def test_pod_that_waits_says_what_would_be_free() -> None:
 def test_pod_whose_words_cannot_be_read_says_so() -> None:
     """The refusal of the whole pod stands above its containers."""
     text = '{"containers": {}, "refusal": {"reason": "BadPolicy", "message": "no such word"}}'
-    assert shown(cluster(pod("web", **{STATUS_CPUS: text}))).notes == ("Waits (BadPolicy): no such word",)
-    assert shown(cluster(pod("web", **{STATUS_CPUS: "{"}))).notes == (
+    assert shown(cluster(pod("web", annotations={STATUS_CPUS: text}))).notes == (
+        "Waits (BadPolicy): no such word",
+    )
+    assert shown(cluster(pod("web", annotations={STATUS_CPUS: "{"}))).notes == (
         "Of this pod its annotations are damaged, or of another version of corepin.",
     )
 
 
 def test_pod_of_which_nothing_is_said_yet() -> None:
     """It asks, and no agent answered; or it holds CPUs, and its own annotation is not there yet."""
-    asking = shown(cluster(pod("web", **{"qos.gocrane.io/cpu-manager": "exclusive"})))
+    asking = shown(cluster(pod("web", annotations={"qos.gocrane.io/cpu-manager": "exclusive"})))
     assert (asking.notes, asking.node) == ((NOTHING_SAID,), "")
     assert [(fact.term, fact.text) for fact in asking.asks] == [("qos.gocrane.io/cpu-manager", "exclusive")]
     held = shown(cluster(HOME))
@@ -126,7 +132,7 @@ def test_pod_of_which_nothing_is_said_yet() -> None:
 def test_container_that_the_node_does_not_name_yet() -> None:
     """Pod and node are written one after the other: what is known is shown."""
     (card,) = shown(cluster(node("n", MACHINE), pod("web", {"main": container("1,5")}))).containers
-    assert [(fact.term, fact.text) for fact in card.facts][0] == ("CPUs", "1,5")
+    assert (card.facts[0].term, card.facts[0].text) == ("CPUs", "1,5")
 
 
 def test_page_shows_the_pods_cpus_in_their_machine() -> None:

@@ -41,9 +41,10 @@ def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:
     first = [node("n1", MACHINE, sets), pod("web", {"main": container("1")}), pod("big", {"main": refused()})]
     shown.apply(*first, event("big", "Unpinnable", "NotEnoughCPUs: text", on="n1", kind="Warning"))
 
-    def row() -> tuple[str, int, int] | None:
+    def row() -> tuple[str, int, int]:
         rows = ask(shown, "/api/nodes").json()["rows"]
-        return next(((it["health"], it["owners"], it["waiting"]) for it in rows if it["name"] == "n1"), None)
+        found = [(it["health"], it["owners"], it["waiting"]) for it in rows if it["name"] == "n1"]
+        return found[0] if found else ("gone", 0, 0)
 
     until_equal("the node is shown", row, ("waiting", 1, 1))
     assert ask(shown, "/api/pods/default/big").json()["node"] == "n1"
@@ -57,7 +58,7 @@ def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:
     until("the move is told", lambda: "default/web/main moved from CPUs 1 to 2" in history())
     assert "NotEnoughCPUs: text" in history()
     shown.remove(*first[:2])
-    until_equal("the node is gone", row, None)
+    until_equal("the node is gone", row, ("gone", 0, 0))
 
 
 def test_it_may_read_three_kinds_and_write_nothing(shown: Dashboard) -> None:

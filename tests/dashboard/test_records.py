@@ -59,9 +59,14 @@ def test_damaged_annotations_of_a_node_are_a_problem_and_no_failure(topology: st
 
 def test_pods_that_ask_for_nothing_are_not_kept() -> None:
     """Of a cluster's pods those with our annotations alone stay in memory."""
-    assert PodDecoder().decode(json.dumps(pod("other", **{"example.com/note": "x"})).encode()) is None
+    assert (
+        PodDecoder().decode(json.dumps(pod("other", annotations={"example.com/note": "x"})).encode()) is None
+    )
     asking = a_pod(
-        pod("asks", **{"smt-policy.corepin.io/pod": "require", "qos.gocrane.io/cpu-manager": "share"})
+        pod(
+            "asks",
+            annotations={"smt-policy.corepin.io/pod": "require", "qos.gocrane.io/cpu-manager": "share"},
+        )
     )
     assert (asking.key, asking.status, len(asking.asks)) == ("default/asks", None, 2)
 
@@ -81,7 +86,7 @@ def test_status_of_a_pod_is_read() -> None:
 )
 def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
     """The pod is there, and says that it cannot be read."""
-    found = a_pod(pod("web", **{STATUS_CPUS: text}))
+    found = a_pod(pod("web", annotations={STATUS_CPUS: text}))
     assert (found.status, found.problem) == (None, UNREADABLE)
 
 

@@ -8,6 +8,8 @@ from playwright.sync_api import Page
 from tests.dashboard.browser.seen import Seen
 from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
 
+pytestmark = pytest.mark.server
+
 MACHINE = grid(2, 2, 1, 8)  # cores 0-31, siblings 32-63
 LEAST = 4.5
 # Behind a text is the nearest background; of a pattern each of its colours counts. A canvas turns whatever notation

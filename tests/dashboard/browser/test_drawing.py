@@ -13,6 +13,8 @@ from pinning.machine.topology import Topology
 from tests.dashboard.browser.seen import Seen
 from tests.dashboard.documents import Document, container, grid, machine, node, owner, pod, pools
 
+pytestmark = pytest.mark.server
+
 SMALL = grid(2, 1, 1, 4)  # cores 0-7, siblings 8-15
 
 
@@ -109,7 +111,7 @@ def test_details_follow_the_pointer(seen: Seen) -> None:
         "Policy": "exclusive, smt require, numa packed",
         "CPUs": "1,9",
         "NUMA nodes": "0",
-        "Proof": "the kernel keeps it on 1,9 (made so by the runtime (NRI), before its first instruction)",
+        "Proof": "the kernel keeps it on 1,9; it was made so (NRI), before its first instruction",
     }
     assert seen.page.locator(".cpu.same").evaluate_all("all => all.map(it => it.dataset.cpu)") == ["1", "9"]
     seen.picture("node-details")

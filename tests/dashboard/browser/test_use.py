@@ -11,6 +11,8 @@ from pinning.contract import STATUS_CPUS
 from tests.dashboard.browser.seen import Seen
 from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
 
+pytestmark = pytest.mark.server
+
 MACHINE = grid(2, 1, 1, 4)  # cores 0-7, siblings 8-15
 OWNERS = {"shop/web/main": owner("1,9", smt="require"), "vms/db/main": owner("2", smt="isolate", idle="10")}
 HOME = node("used", MACHINE, pools(MACHINE, OWNERS))
@@ -123,7 +125,7 @@ def test_back_leads_back(used: Seen) -> None:
     used.open("/pods")
     used.page.get_by_role("link", name="shop/web/main").click()
     used.wait_for_page("/pods/shop/web")
-    assert used.page.title() == "pods/shop/web – corepin"
+    assert used.page.title() == "pods/shop/web | corepin"
     used.page.go_back()
     used.wait_for_page("/pods")
     used.page.go_forward()
@@ -190,7 +192,12 @@ def test_hostile_texts_stay_texts(used: Seen) -> None:
             "main": container("3", intruders=[HOSTILE], memory=HOSTILE, memoryNote=HOSTILE),
         }
     }
-    bad = pod("bad", None, "shop", **{STATUS_CPUS: json.dumps(status), "cpu-manager.corepin.io/pod": HOSTILE})
+    bad = pod(
+        "bad",
+        None,
+        "shop",
+        annotations={STATUS_CPUS: json.dumps(status), "cpu-manager.corepin.io/pod": HOSTILE},
+    )
     owners = {"shop/bad/main": owner("3"), f"{HOSTILE}/x/y": owner("4", smt=HOSTILE), "": owner("5")}
     used.dashboard.apply(
         node("hostile", MACHINE, pools(MACHINE, owners)),
