@@ -13,7 +13,7 @@ PURE := pinning/*,webhook/rules/*,corepin/drawing/*,dashboard/model/*,dashboard/
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py))
 
-.PHONY: help setup demo test unit e2e-smt soak check image bench metrics chart proto
+.PHONY: help setup demo test unit e2e-smt soak check release version image bench metrics chart proto
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ check: setup ## formatting, lint, types
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
+
+release: setup ## build what a release consists of into dist/, of what is committed, the same bytes each time
+	@$(BIN)/python -m scripts.release $(if $(URL),--url '$(URL)') $(if $(AGAIN),--again)
+
+version: setup # write VERSION=1.2.3 wherever the version is named
+	@$(BIN)/python -m scripts.release.version '$(VERSION)'
 
 image: ## build the container image with docker, podman or buildah (IMAGE=corepin:dev)
 	@scripts/image '$(IMAGE)'

@@ -15,6 +15,7 @@ PAGES = [
     Path("README.md"),
     Path("CONTRIBUTING.md"),
     Path("CHANGELOG.md"),
+    Path("SECURITY.md"),
     *sorted(Path("docs").rglob("*.md")),
 ]
 # Who runs the blocks of a page: commands on a real API server, examples through webhook, planner or API server.

@@ -63,14 +63,12 @@ class Context:
         return content.hexdigest()[:12]
 
 
-def build_image() -> Path:
-    """Return the image as a Docker archive, built unless it is there."""
+def build_image(root: Path | None = None) -> Path:
+    """Return the image of a checkout, by default this one, as a Docker archive, built unless it is there."""
     install_packages(PACKAGES)
-    cache = cache_folder().with_name("images")
-    with copied_context(Path.cwd()) as context, locked(cache, sys.stderr):
-        recipe = f"{SUITE} {context.base_name} {_LEFT_BY_APT}"
-        base = cache / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}" / "base.tar"
-        image = cache / f"image-{base.parent.name[5:]}-{context.digest}" / "image.tar"
+    cache = _cache()
+    with copied_context(root or Path.cwd()) as context, locked(cache, sys.stderr):
+        base, image = _places(cache, context)
         if not image.is_file():
             if not base.is_file():
                 _keep(base, _make_base)
@@ -78,6 +76,24 @@ def build_image() -> Path:
         os.utime(image.parent)
         _forget_unused(cache)
         return image
+
+
+def forget_image(root: Path) -> None:
+    """Take the image of a checkout out of the cache; the base stays."""
+    with copied_context(root) as context, locked(_cache(), sys.stderr):
+        _, image = _places(_cache(), context)
+        shutil.rmtree(image.parent, ignore_errors=True)
+
+
+def _cache() -> Path:
+    return cache_folder().with_name("images")
+
+
+def _places(cache: Path, context: Context) -> tuple[Path, Path]:
+    """Return where base and image of a context are kept."""
+    recipe = f"{SUITE} {context.base_name} {_LEFT_BY_APT}"
+    base = cache / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}" / "base.tar"
+    return base, cache / f"image-{base.parent.name[5:]}-{context.digest}" / "image.tar"
 
 
 @contextmanager

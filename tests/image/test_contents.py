@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from scripts.release.sbom import parts_of
 from tests.image.build import NAME
 from tests.layout import PACKAGES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
     from tests.image.archive import Archive
@@ -94,3 +94,15 @@ def test_modules_are_compiled(root: Path) -> None:
     assert all((path.parent / "__pycache__" / f"{path.stem}.cpython-311.pyc").is_file() for path in sources)
     kinds = {path.read_bytes()[4:8] for path in packages.rglob("*.pyc")}
     assert kinds == {UNCHECKED_HASH}
+
+
+def test_bill_of_materials_is_complete(image: Archive, root: Path) -> None:
+    """A release's bill lists every locked library, with its version, and every package of Debian's."""
+    parts = parts_of(image.file)
+    python = {f"{part.url.name}=={part.url.version}" for part in parts if part.url.type == "pypi"}
+    debian = {part.url.name for part in parts if part.url.type == "deb"}
+
+    locked = re.findall(r"(?m)^(\S+==\S+)", Path("requirements.lock").read_text(encoding="utf-8"))
+    assert {name for name in python if not name.startswith("corepin==")} == set(locked)
+    installed = re.findall(r"(?m)^Package: (\S+)", (root / "var/lib/dpkg/status").read_text(encoding="utf-8"))
+    assert debian == set(installed)

@@ -122,6 +122,7 @@ KUBE_APISERVER = {
 }
 
 HELM = Server("helm", Module(HERE / "helm", "helm.sh/helm/v4"), "cmd/helm")
+KREW = Server("krew", Module(HERE / "krew", "sigs.k8s.io/krew"), "cmd/krew")
 
 _CONTAINERD = Module(
     HERE / "containerd", "github.com/containerd/containerd/v2", tags=("no_btrfs", "no_devmapper", "no_zfs")
@@ -148,6 +149,7 @@ API_SERVERS = (
     KUBECTL,
     KUBE_APISERVER[OLDEST],
     HELM,
+    KREW,
     *NRI_RUNTIMES.values(),
 )
 NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER, KUBE_CONTROLLER_MANAGER)

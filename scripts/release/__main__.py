@@ -1,0 +1,109 @@
+"""`python -m scripts.release`: build a release of what is committed into dist/."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from scripts.release.archives import files_below, pack
+from scripts.release.image import normalise
+from scripts.release.plugin import build_plugin, manifest
+from scripts.release.sbom import bill, parts_of
+from scripts.release.source import EPOCH, ReleaseFailed, committed, run, uncommitted
+from tests.image.build import BuildFailed, build_image, forget_image
+
+if TYPE_CHECKING:
+    from scripts.release.source import Source
+
+PLACE: Final = (
+    "https://releases.example/corepin"  # where files of a release would be found; nobody has published one
+)
+SUMS: Final = "SHA256SUMS"
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.release", description=__doc__)
+    parser.add_argument("--into", metavar="DIR", type=Path, default=Path("dist"), help="default: dist")
+    parser.add_argument(
+        "--url", metavar="URL", default=PLACE, help=f"where it will be found (default: {PLACE})"
+    )
+    again = "build the image again, from the same base, though there is one of the same sources"
+    parser.add_argument("--again", action="store_true", help=again)
+    args = parser.parse_args()
+    for line in uncommitted(Path()):
+        sys.stderr.write(f"not committed, so no part of the release: {line}\n")
+    try:
+        with committed(Path()) as source:
+            if args.again:
+                forget_image(source.folder)
+            build(source, args.into, args.url)
+    except (ReleaseFailed, BuildFailed) as failure:
+        sys.stderr.write(f"release: {failure}\n")
+        return 1
+    sys.stdout.write((args.into / SUMS).read_text())
+    return 0
+
+
+def build(source: Source, dist: Path, url: str) -> None:
+    """Build every file of a release into a folder, in the place of those that are there."""
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir(parents=True)
+    build_python(source, dist)
+    build_chart(source, dist)
+    build_krew(source, dist, url)
+    image = dist / f"corepin-{source.version}-image.tar"
+    normalise(build_image(source.folder), image, f"docker.io/library/corepin:{source.version}", source.epoch)
+    text = bill(parts_of(image), source.version)
+    (dist / f"corepin-{source.version}-image.cdx.json").write_text(text, encoding="utf-8")
+    write_sums(dist)
+
+
+def build_python(source: Source, dist: Path) -> None:
+    """Build wheel and source distribution."""
+    command = (
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "sdist",
+        "-t",
+        "wheel",
+        "-d",
+        str(dist.resolve()),
+    )
+    run(*command, folder=source.folder, **{EPOCH: str(source.epoch)})
+
+
+def build_chart(source: Source, dist: Path) -> None:
+    """Pack the chart as `helm package` does, but the same each time."""
+    members = files_below(source.folder / "manifests/helm", "corepin")
+    pack(dist / f"corepin-{source.version}.tgz", members, source.epoch)
+
+
+def build_krew(source: Source, dist: Path, url: str) -> None:
+    """Build the plugin of kubectl and the manifest by which krew finds it."""
+    (wheel,) = dist.glob("*.whl")
+    with tempfile.TemporaryDirectory(prefix="corepin-plugin-") as work:
+        archive = build_plugin(source, wheel, Path(work), dist)
+    text = manifest(source.version, archive, f"{url}/v{source.version}")
+    (dist / "corepin.yaml").write_text(text, encoding="utf-8")
+
+
+def write_sums(dist: Path) -> None:
+    """Write the checksums of all files, for `sha256sum --check`."""
+    lines = []
+    for path in sorted(dist.iterdir()):
+        with path.open("rb") as content:
+            lines.append(f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {path.name}\n")
+    (dist / SUMS).write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""`kubectl corepin` as krew installs it: one archive for every Python from 3.11 on, and its manifest.
+
+The libraries are wheels of the lock, for each version of Python and each machine: their compiled parts bear both in
+their names, so all of them lie in one folder. Only what the plugin's verbs need is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from importlib.metadata import distribution
+from typing import TYPE_CHECKING, Final
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.release.archives import files_below, pack
+from scripts.release.source import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from scripts.release.source import Source
+
+NEEDS: Final = ("argcomplete", "kubernetes", "msgspec", "pyyaml")  # of the plugin's verbs
+UNUSED: Final = frozenset(
+    {"aiohttp", "aiohttp-retry"}
+)  # of the other half of kubernetes, which is asynchronous
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
+MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # Go's word, and that of wheels
+LIBRARY: Final = "lib"
+LAUNCHER: Final = """\
+#!/bin/sh
+# Run corepin with the newest Python that there is of those that its libraries are for.
+here=$(dirname "$(readlink -f "$0")")
+for python in python3 {pythons}; do
+    if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        exec "$python" -I -c 'import sys; sys.path.insert(0, sys.argv.pop(1)); \
+from corepin.cli import kubectl; sys.exit(kubectl())' "$here/{library}" "$@"
+    fi
+done
+echo "kubectl corepin needs Python 3.11 or newer" >&2
+exit 2
+"""
+DESCRIPTION: Final = """\
+Shows who owns which CPU of a node on which corepin pins containers and virtual machines (map), why a pod has its
+CPUs or waits for them (why), which CPUs pods would get (plan), and what stands in the way on a node (doctor).
+"""
+
+
+def build_plugin(
+    source: Source, wheel: Path, work: Path, dist: Path, pythons: Sequence[str] = PYTHONS
+) -> Path:
+    """Write the archive of the plugin, and return it."""
+    library = work / LIBRARY
+    lock = work / "plugin.lock"
+    lock.write_text("".join(_locked(source.folder / "requirements.lock", needed())), encoding="utf-8")
+    for python in pythons:
+        for machine in MACHINES.values():
+            _add(_installed(work / f"{python}-{machine}", lock, python, machine), library)
+    own = work / "own"
+    _pip("--no-deps", "--target", str(own), str(wheel))
+    _add(own, library)
+    launcher = work / "kubectl-corepin"
+    names = " ".join(f"python{python}" for python in reversed(pythons))
+    launcher.write_text(LAUNCHER.format(pythons=names, library=LIBRARY), encoding="utf-8")
+    launcher.chmod(0o755)
+    license_file = source.folder / "LICENSE"
+    members = {launcher.name: launcher, "LICENSE": license_file, **files_below(library, LIBRARY)}
+    archive = dist / f"kubectl-corepin-{source.version}.tar.gz"
+    pack(archive, members, source.epoch)
+    return archive
+
+
+def manifest(version: str, archive: Path, place: str) -> str:
+    """Return krew's manifest of the archive, which will be found at `place`."""
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    platforms = [
+        {
+            "selector": {"matchLabels": {"os": "linux", "arch": machine}},
+            "uri": f"{place}/{archive.name}",
+            "sha256": digest,
+            "bin": "kubectl-corepin",
+        }
+        for machine in MACHINES
+    ]
+    document = {
+        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": "corepin"},
+        "spec": {
+            "version": f"v{version}",
+            "homepage": place,
+            "shortDescription": "Show and explain CPU pinning by corepin",
+            "description": DESCRIPTION,
+            "caveats": f"It needs Python {PYTHONS[0]} to {PYTHONS[-1]} on the PATH.\n",
+            "platforms": platforms,
+        },
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def needed() -> frozenset[str]:
+    """Return the distributions that the plugin needs, with what these need themselves."""
+    found: set[str] = set()
+    wanted = list(NEEDS)
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name not in found | UNUSED:
+            found.add(name)
+            wanted += _requirements(name)
+    return frozenset(found)
+
+
+def _requirements(name: str) -> Iterator[str]:
+    for text in distribution(name).requires or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement.name
+
+
+def _locked(lock: Path, names: frozenset[str]) -> Iterator[str]:
+    """Yield the entries of a lock that are about some distributions."""
+    for entry in re.split(r"(?m)^(?=[a-zA-Z0-9])", lock.read_text(encoding="utf-8")):
+        if canonicalize_name(entry.partition("==")[0]) in names:
+            yield entry
+
+
+def _installed(folder: Path, lock: Path, python: str, machine: str) -> Path:
+    platforms = [
+        word for tag in ("manylinux2014", "manylinux_2_28") for word in ("--platform", f"{tag}_{machine}")
+    ]
+    for_python = ("--python-version", python, "--implementation", "cp", "--only-binary", ":all:")
+    _pip("--no-deps", "--require-hashes", *platforms, *for_python, "--target", str(folder), "-r", str(lock))
+    return folder
+
+
+def _pip(*words: str) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-compile", "--no-warn-script-location")
+    run(sys.executable, "-m", "pip", "install", *quiet, *words)
+
+
+def _add(installed: Path, library: Path) -> None:
+    """Move what is not there yet into the library; what is there is the same for all, but for the records of pip."""
+    for name, path in files_below(installed, ".").items():
+        target = library / name
+        if not name.startswith("./bin/") and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target)

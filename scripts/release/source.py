@@ -1,0 +1,64 @@
+"""What a release is made of: the committed files, taken out of git, and the time of their commit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.release.version import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EPOCH = "SOURCE_DATE_EPOCH"  # https://reproducible-builds.org/specs/source-date-epoch/
+
+
+class ReleaseFailed(Exception):
+    """A release cannot be built; the message says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The committed files in a folder of their own."""
+
+    folder: Path
+    epoch: int  # no file of a release is younger
+
+    @property
+    def version(self) -> str:
+        """The version that all of it has."""
+        return version_of(self.folder)
+
+
+@contextmanager
+def committed(root: Path) -> Iterator[Source]:
+    """Take what is committed out of a checkout, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="corepin-release-") as work:
+        archive, folder = Path(work, "source.tar"), Path(work, "source")
+        folder.mkdir()
+        _git(root, "archive", f"--output={archive}", "HEAD")
+        run("tar", "-xf", str(archive), "-C", str(folder))
+        yield Source(folder, int(os.environ.get(EPOCH) or _git(root, "log", "-1", "--format=%ct")))
+
+
+def uncommitted(root: Path) -> list[str]:
+    """Return what a release leaves out, because nobody has committed it."""
+    return _git(root, "status", "--porcelain").splitlines()
+
+
+def _git(root: Path, *words: str) -> str:
+    return run("git", "-C", str(root), *words)
+
+
+def run(*command: str, folder: Path | None = None, **environment: str) -> str:
+    """Run a command and return what it prints; raise ReleaseFailed with what it complained of."""
+    env = os.environ | environment
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    if done.returncode != 0:
+        raise ReleaseFailed(f"{' '.join(command[:4])}: {(done.stderr or done.stdout).strip()[-2000:]}")
+    return done.stdout

@@ -1,0 +1,161 @@
+"""Wheel, source distribution, chart, sums and version of a release."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from scripts.release.__main__ import SUMS, build_chart, build_python, write_sums
+from scripts.release.source import EPOCH, ReleaseFailed, Source, committed, run
+from scripts.release.version import named, version_of, write
+from tests.layout import PACKAGES
+
+ROOT = Path()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """Return the files that git knows of this checkout, as they are now."""
+    folder = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True, text=True).stdout
+    there = (name for name in listed.split("\0") if name and Path(name).is_file())
+    subprocess.run(["cp", "--parents", "-t", folder, *there], check=True)
+    return Source(folder, 1_700_000_000)
+
+
+@pytest.fixture(scope="module")
+def dist(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a release without image and plugin."""
+    folder = tmp_path_factory.mktemp("dist")
+    build_python(source, folder)
+    build_chart(source, folder)
+    write_sums(folder)
+    return folder
+
+
+def test_second_build_gives_the_same_bytes(source: Source, dist: Path, tmp_path: Path) -> None:
+    """Wheel, source distribution, chart and sums are built again byte for byte."""
+    build_python(source, tmp_path)
+    build_chart(source, tmp_path)
+    write_sums(tmp_path)
+
+    names = sorted(path.name for path in dist.iterdir())
+    assert [path.name for path in sorted(tmp_path.iterdir())] == names
+    assert len(names) == 4
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (dist / name).read_bytes(), name
+
+
+def test_sums_are_those_of_the_files(dist: Path) -> None:
+    """`sha256sum --check` finds every file as it was."""
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", SUMS], cwd=dist, capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.count(b": OK") == 3
+
+
+def test_wheel_runs_from_a_venv_of_its_own(dist: Path, tmp_path: Path) -> None:
+    """Both commands start, every verb can be imported, and all of the code is the wheel's."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
+    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n" + "\n".join(sys.path))
+    python = tmp_path / "venv/bin/python"
+    (wheel,) = dist.glob("*.whl")
+    run(str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+    places = "import importlib; print(*{importlib.import_module(name).__file__ for name in %r}, sep='\\n')"
+    told = run(str(python), "-I", "-c", places % sorted(PACKAGES))
+
+    assert {Path(line).parents[1] for line in told.split()} == {site}
+    env = {"PATH": f"{python.parent}:/usr/bin:/bin"}
+    for command in (["corepin", "--help"], ["kubectl-corepin", "--help"]):
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert "VERB" in done.stdout
+    shown = subprocess.run(
+        ["corepin", "--version"], env=env, cwd=tmp_path, capture_output=True, check=True
+    ).stdout
+    assert shown.decode() == f"corepin {version_of(ROOT)}\n"
+
+
+def test_wheel_holds_every_file_of_its_packages(dist: Path, source: Source) -> None:
+    """Nothing that a package reads is left behind, and nothing else is packed."""
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    there = {
+        path.relative_to(source.folder).as_posix()
+        for package in PACKAGES
+        for path in (source.folder / package).rglob("*")
+        if path.is_file()
+    }
+    assert packed == there
+
+
+def test_chart_is_packed_whole(dist: Path) -> None:
+    """The package holds the files of manifests/helm below the chart's name, sorted, of one time."""
+    (package,) = dist.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        members = archive.getmembers()
+        for member in members:
+            content = archive.extractfile(member)
+            assert content
+            assert content.read() == Path("manifests/helm", member.name.partition("/")[2]).read_bytes()
+    names = [member.name for member in members]
+    assert names == sorted(names)
+    assert "corepin/Chart.yaml" in names
+    assert {(member.mtime, member.uid, member.uname) for member in members} == {(1_700_000_000, 0, "")}
+
+
+def test_only_what_is_committed_is_released(tmp_path: Path) -> None:
+    """A file that nobody committed is not there; the time is that of the commit, or SOURCE_DATE_EPOCH."""
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main")
+    here = tmp_path / "checkout"
+    here.mkdir()
+    (here / "pyproject.toml").write_text('[project]\nversion = "3.2.1"\n')
+    run("git", *identity, "init", "-q", str(here))
+    run("git", "-C", str(here), "add", ".")
+    run("git", *identity, "-C", str(here), "commit", "-q", "-m", "all", GIT_COMMITTER_DATE="1700000001 +0000")
+    (here / "later").touch()
+    with committed(here) as source:
+        assert [path.name for path in source.folder.iterdir()] == ["pyproject.toml"]
+        assert (source.version, source.epoch) == ("3.2.1", int(os.environ.get(EPOCH, "1700000001")))
+
+
+def test_what_fails_is_told() -> None:
+    """The end of what a command complained of is the reason."""
+    with pytest.raises(ReleaseFailed, match="no-such"):
+        run("ls", "/no-such-folder")
+
+
+def test_one_place_has_the_version() -> None:
+    """Whatever names a version of corepin names that of pyproject.toml."""
+    places = list(named(ROOT))
+    assert {version for _, version in places} == {version_of(ROOT)}
+    files = {str(path) for path, _ in places}
+    assert {"pyproject.toml", "manifests/helm/Chart.yaml", "manifests/base/kustomization.yaml"} <= files
+
+
+def test_another_version_reaches_every_place(source: Source, tmp_path: Path) -> None:
+    """`make version` leaves the old number nowhere, and refuses what is none."""
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", source.folder, copy], check=True)
+    write(copy, "9.8.7")
+
+    assert {version for _, version in named(copy)} == {"9.8.7"}
+    old = re.escape(version_of(ROOT))
+    for name in ("manifests", "docs", "README.md"):
+        found = subprocess.run(
+            ["grep", "-rnE", f"corepin[:-]{old}", copy / name], capture_output=True, check=False
+        )
+        assert found.stdout == b""
+    with pytest.raises(SystemExit):
+        write(copy, "v1")

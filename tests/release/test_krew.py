@@ -1,0 +1,91 @@
+"""`kubectl corepin` as krew installs it, without a network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.release.__main__ import build_python
+from scripts.release.plugin import MACHINES, build_plugin, manifest, needed
+from scripts.release.source import Source
+from scripts.release.version import version_of
+from tests.servers.catalog import KREW, KUBECTL
+from tests.servers.start import require
+
+VERSION = version_of(Path())
+HERE = ".".join(map(str, sys.version_info[:2]))
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the plugin's archive with libraries for this Python alone."""
+    work, dist = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("dist")
+    source = Source(Path.cwd(), 1_700_000_000)
+    build_python(source, dist)
+    (wheel,) = dist.glob("*.whl")
+    return build_plugin(source, wheel, work, dist, [HERE])
+
+
+@pytest.mark.server
+def test_krew_installs_it_and_kubectl_runs_it(archive: Path, tmp_path: Path) -> None:
+    """By manifest and archive alone: krew checks both, and kubectl finds the plugin and its verbs."""
+    krew, kubectl = require(KREW, KUBECTL)
+    described = tmp_path / "corepin.yaml"
+    described.write_text(manifest(VERSION, archive, "https://releases.example/corepin"))
+    root = tmp_path / "krew"
+    env = {"PATH": f"{root / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "KREW_ROOT": str(root)}
+    install = [str(krew), "install", f"--manifest={described}", f"--archive={archive}"]
+    done = subprocess.run(
+        install, env=env | {"KREW_NO_UPGRADE_CHECK": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    helped = subprocess.run(
+        [str(kubectl), "corepin", "--help"], env=env, capture_output=True, text=True, check=True
+    )
+    assert helped.stdout.startswith("usage: kubectl corepin ")
+    asked = [str(kubectl), "corepin", "why", "web"]
+    failed = subprocess.run(asked, env=env, capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith("kubectl corepin why: no cluster can be asked")
+    pod = "examples/smt/cores-of-cmk.yaml"
+    plan = [str(kubectl), "corepin", "plan", "-f", pod, "--topology", "demo/two-sockets.json"]
+    drawn = subprocess.run(plan, env=env, capture_output=True, text=True, check=True)
+    assert drawn.stdout.startswith("2 sockets")
+
+
+@pytest.mark.server
+def test_another_krew_file_is_refused(archive: Path, tmp_path: Path) -> None:
+    """Krew holds the archive against the checksum of the manifest."""
+    (krew,) = require(KREW)
+    document = yaml.safe_load(manifest(VERSION, archive, "https://releases.example/corepin"))
+    for platform in document["spec"]["platforms"]:
+        platform["sha256"] = "0" * 64
+    (tmp_path / "corepin.yaml").write_text(yaml.safe_dump(document))
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KREW_ROOT": str(tmp_path / "krew")}
+    install = [str(krew), "install", f"--manifest={tmp_path / 'corepin.yaml'}", f"--archive={archive}"]
+    done = subprocess.run(
+        install, env=env | {"KREW_NO_UPGRADE_CHECK": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "checksum does not match" in done.stderr
+
+
+def test_manifest_names_every_machine(tmp_path: Path) -> None:
+    """One archive serves each kind of machine that there are libraries for."""
+    (tmp_path / "a.tar.gz").touch()
+    spec = yaml.safe_load(manifest("1.2.3", tmp_path / "a.tar.gz", "https://releases.example/v1.2.3"))["spec"]
+    assert [it["selector"]["matchLabels"]["arch"] for it in spec["platforms"]] == list(MACHINES)
+    assert {it["uri"] for it in spec["platforms"]} == {"https://releases.example/v1.2.3/a.tar.gz"}
+    assert (spec["version"], "Python 3.11" in spec["caveats"]) == ("v1.2.3", True)
+
+
+def test_libraries_are_the_locked_ones() -> None:
+    """What the plugin needs is in the lock of what ships."""
+    locked = Path("requirements.lock").read_text(encoding="utf-8")
+    assert [name for name in needed() if f"{name}==" not in locked] == []
