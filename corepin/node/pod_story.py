@@ -25,7 +25,7 @@ _OF_REASONS: Final = {"Pinned": "decision", "PolicyChanged": "decision", "Unpinn
 class Moment(NamedTuple):
     """One thing that happened."""
 
-    time: str  # to the second, empty when it is not known
+    time: str  # to the second in UTC, empty when it is not known
     stage: str
     message: str
 
@@ -61,7 +61,7 @@ def agent_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _order(moment: Moment) -> tuple[str, int]:
-    return moment.time[:_TO_SECONDS], _STAGES.index(moment.stage)
+    return moment.time, _STAGES.index(moment.stage)
 
 
 def _title(pod: Mapping[str, Any]) -> str:
@@ -135,7 +135,8 @@ def _events(events: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
 
 def _time(event: Mapping[str, Any]) -> str:
     created = event["metadata"].get("creationTimestamp")
-    return event.get("firstTimestamp") or event.get("eventTime") or created or ""
+    time = event.get("firstTimestamp") or event.get("eventTime") or created
+    return f"{time[:_TO_SECONDS]}Z" if time else ""
 
 
 def _decisions(status: Mapping[str, Any], told: Iterable[Moment]) -> Iterator[Moment]:

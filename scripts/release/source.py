@@ -41,7 +41,7 @@ def committed(root: Path) -> Iterator[Source]:
     with tempfile.TemporaryDirectory(prefix="corepin-release-") as work:
         archive, folder = Path(work, "source.tar"), Path(work, "source")
         folder.mkdir()
-        _git(root, "archive", f"--output={archive}", "HEAD")
+        _git(root, "-c", "tar.umask=0022", "archive", f"--output={archive}", "HEAD")
         run("tar", "-xf", str(archive), "-C", str(folder))
         yield Source(folder, int(os.environ.get(EPOCH) or _git(root, "log", "-1", "--format=%ct")))
 
