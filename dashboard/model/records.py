@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -17,10 +18,11 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from corepin.drawing.picture import Picture
 
+Thing = TypeVar("Thing")
 TEXTS_KEPT: Final = 64  # machines of one kind have one text
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError)
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
@@ -104,7 +106,7 @@ class Pools(msgspec.Struct, frozen=True, rename="camel"):
     owners: dict[str, Owner] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Node:
     """A node; without a picture when no agent reports from there, or what it reports cannot be read."""
 
@@ -116,7 +118,7 @@ class Node:
     problem: str = ""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Pod:
     """A pod of which an agent reports, or that asks for CPUs by annotation."""
 
@@ -180,18 +182,40 @@ _status = msgspec.json.Decoder(Status)
 _pools = msgspec.json.Decoder(Pools)
 
 
+class _Known(Generic[Thing]):
+    """What was made of texts, as long as somebody has it: kubelets change nodes and pods without changing our words."""
+
+    def __init__(self) -> None:
+        self._things: WeakValueDictionary[int, Thing] = WeakValueDictionary()
+
+    def thing(self, facts: tuple[Hashable, ...], make: Callable[[], Thing]) -> Thing:
+        """Return what was made of the same facts before, or make it; texts are not kept, their hash of 64 bits is."""
+        key = hash(facts)
+        found = self._things.get(key)
+        if found is None:
+            found = self._things[key] = make()
+        return found
+
+
 class NodeDecoder:
     """Reads the metadata of nodes."""
+
+    def __init__(self) -> None:
+        self._known: _Known[Node] = _Known()
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Node:
         """Return a node; raise msgspec.DecodeError for what is no object."""
         meta = _object.decode(document).metadata
         annotations = meta.annotations or {}
-        return read_node(meta.name, annotations.get(STATUS_TOPOLOGY), annotations.get(STATUS_POOLS))
+        facts = meta.name, annotations.get(STATUS_TOPOLOGY), annotations.get(STATUS_POOLS)
+        return self._known.thing((meta.uid, *facts), lambda: read_node(*facts))
 
 
 class PodDecoder:
     """Reads the metadata of pods; None of one that has nothing to do with corepin."""
+
+    def __init__(self) -> None:
+        self._known: _Known[Pod] = _Known()
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Pod | None:
         """Return a pod; raise msgspec.DecodeError for what is no object."""
@@ -201,8 +225,12 @@ class PodDecoder:
         text = annotations.get(STATUS_CPUS)
         if text is None and not asks:
             return None
-        status, problem = read_status(text)
-        return Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem)
+        return self._known.thing((meta.uid, text, *sorted(asks.items())), lambda: _pod(meta, text, asks))
+
+
+def _pod(meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
+    status, problem = read_status(text)
+    return Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem)
 
 
 class EventDecoder:

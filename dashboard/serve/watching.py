@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from apiserver.client import Api
+    from dashboard.model.history import Change
     from dashboard.model.records import Event, Node, Pod
 
 USER_AGENT: Final = "corepin-dashboard"
@@ -95,26 +97,32 @@ class Watching:
                     continue
             await asyncio.sleep(SETTLE_SECONDS)
             self._changed.clear()
-            self.show(self._next())
+            self._look()
 
     def _troubles(self) -> tuple[str, ...]:
         watches = (self._nodes, self._pods, self._events)
         return tuple(dict.fromkeys(watch.trouble for watch in watches if watch.trouble))
 
-    def _next(self) -> Cluster:
-        old = self.cluster
+    def _look(self) -> None:
+        """Take over what is known now; kubelets change nodes and pods all the time, and mostly nothing of ours."""
+        old, was_complete, self._was_complete = self.cluster, self._was_complete, self.is_complete
         nodes = {node.name: node for node in self._nodes.items.values()}
         pods = {pod.key: pod for pod in self._pods.items.values() if pod}
-        events = tuple(self._events.items.values())
-        told = {event.pod: event.node for event in events if event.pod in pods and event.node}
-        kept = {pod: node for pod, node in old.homes.items() if pod in pods}
-        new = Cluster(nodes, pods, events, since=old.since, troubles=self._troubles(), homes={**kept, **told})
-        if not (old.nodes or old.pods):  # what was there when the page began to watch has not changed
-            return new
+        events, troubles = tuple(self._events.items.values()), self._troubles()
+        if (nodes, pods, events, troubles) == (old.nodes, old.pods, old.events, old.troubles):
+            return
+        homes = {pod: node for pod, node in old.homes.items() if pod in pods}
+        homes |= {event.pod: event.node for event in events if event.pod in pods and event.node}
+        new = Cluster(nodes, pods, events, old.changes, old.since, troubles, homes)
+        # what was there when the page began to watch has not changed
+        self.show(replace(new, changes=self._changes(old, new)) if was_complete else new)
+
+    def _changes(self, old: Cluster, new: Cluster) -> tuple[Change, ...]:
+        """Return what changed, the newest first, up to KEPT."""
         time = self._clock()
         seen = chain(
-            node_changes(time, old.nodes, nodes),
-            pod_changes(time, old.pods, pods, new.node_of),
+            node_changes(time, old.nodes, new.nodes),
+            pod_changes(time, old.pods, new.pods, new.node_of),
             old.changes,
         )
-        return Cluster(nodes, pods, events, tuple(islice(seen, KEPT)), old.since, new.troubles, new.homes)
+        return tuple(islice(seen, KEPT))

@@ -105,3 +105,18 @@ def test_what_is_no_object_is_refused() -> None:
     """The watch then asks again: the API server sends objects."""
     with pytest.raises(msgspec.DecodeError):
         NodeDecoder().decode(b"[]")
+
+
+def test_objects_that_did_not_change_for_us_are_the_same() -> None:
+    """A kubelet's heartbeat, or another annotation, makes no new node and no new pod: nothing is computed again."""
+    nodes, pods_ = NodeDecoder(), PodDecoder()
+    first = json.dumps(node("n", MACHINE)).encode()
+    beating = node("n", MACHINE)
+    beating["metadata"]["resourceVersion"] = "2"
+    one = nodes.decode(first)
+    assert nodes.decode(json.dumps(beating).encode()) is one
+    assert nodes.decode(json.dumps(node("n")).encode()) is not one
+    mine = pod("web", {"main": container("1")})
+    two = pods_.decode(json.dumps(mine).encode())
+    mine["metadata"]["labels"] = {"a": "b"}
+    assert pods_.decode(json.dumps(mine).encode()) is two

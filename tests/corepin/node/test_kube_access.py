@@ -1,0 +1,98 @@
+"""The access of our own client by a kubeconfig, or by the account of a pod."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from apiserver.access import Access
+from apiserver.errors import Unavailable
+from corepin.node.kube_access import cluster_access
+
+AUTHORITY = trustme.CA()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path, user: dict[str, Any], **cluster: Any) -> None:
+    """Write a kubeconfig and let KUBECONFIG name it."""
+    AUTHORITY.cert_pem.write_to_path(folder / "ca.crt")
+    trusted = {"server": "https://api.test:6443", "certificate-authority": str(folder / "ca.crt"), **cluster}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": "one", "cluster": trusted},
+            {"name": "two", "cluster": {**trusted, "server": "https://two"}},
+        ],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": it, "context": {"cluster": it, "user": "me"}} for it in ("one", "two")],
+        "current-context": "one",
+    }
+    (folder / "config").write_text(json.dumps(content))
+    monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
+
+
+def test_token_and_context_of_the_kubeconfig_are_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where it is, who asks, and another cluster by its context."""
+    use(monkeypatch, tmp_path, {"token": "secret"})
+    access = cluster_access()
+    assert (access.url, access.headers()) == ("https://api.test:6443", {"authorization": "Bearer secret"})
+    assert cluster_access("two").url == "https://two"
+    assert access.context().verify_mode is ssl.CERT_REQUIRED
+
+
+def test_certificate_of_the_user_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a token nothing is sent; a certificate that cannot be read is said so."""
+    pair = AUTHORITY.issue_cert("localhost", common_name="me")
+    pair.cert_chain_pems[0].write_to_path(tmp_path / "me.crt")
+    pair.private_key_pem.write_to_path(tmp_path / "me.key")
+    use(
+        monkeypatch,
+        tmp_path,
+        {"client-certificate": str(tmp_path / "me.crt"), "client-key": str(tmp_path / "me.key")},
+    )
+    access = cluster_access()
+    assert access.headers() == {}
+    assert access.context().check_hostname
+    (tmp_path / "me.key").write_text("damaged")
+    with pytest.raises(Unavailable, match="certificates cannot be read"):
+        access.context()
+
+
+def test_plugin_is_asked_for_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As those of cloud providers bring one."""
+    answer = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "fresh"},
+    }
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": sys.executable,
+        "args": ["-c", f"print({json.dumps(json.dumps(answer))})"],
+        "interactiveMode": "Never",
+    }
+    use(monkeypatch, tmp_path, {"exec": plugin})
+    assert cluster_access().headers() == {"authorization": "Bearer fresh"}
+
+
+def test_cluster_that_shall_not_be_verified_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kubeconfig says so itself."""
+    use(monkeypatch, tmp_path, {"token": "x"}, **{"insecure-skip-tls-verify": True})
+    context = cluster_access().context()
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+
+
+def test_pod_uses_its_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kubeconfig that somebody named."""
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert isinstance(cluster_access(), Access)

@@ -1,0 +1,167 @@
+"""What is asked of the API server, and what is made of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from apiserver.access import Access
+from apiserver.client import METADATA, METADATA_LIST, Api
+from dashboard.serve import watching as module
+from dashboard.serve.watching import Watching
+from tests.apiserver.scripted import event as line
+from tests.apiserver.scripted import listed
+from tests.dashboard.documents import Document, container, event, grid, node, owner, pod, pools, refused
+
+MACHINE = grid(1, 1, 1, 4)
+SECONDS = 60.0
+NOW = "2026-11-22T12:00:00Z"
+
+
+def versioned(document: Document, version: str) -> Document:
+    """Return an object with uid and version, as the API server has it."""
+    name = f"{document['kind']}-{document['metadata']['name']}"
+    return {**document, "metadata": {**document["metadata"], "uid": name, "resourceVersion": version}}
+
+
+class Told(httpx.AsyncByteStream):
+    """A watch that brings what it is told to."""
+
+    def __init__(self, lines: asyncio.Queue[bytes]) -> None:
+        self.lines = lines
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield lines as they come."""
+        while True:
+            yield await self.lines.get()
+
+
+class Server:
+    """Lists what it is given, and sends by its watches what it is told to."""
+
+    def __init__(self, **objects: list[Document]) -> None:
+        self.objects = objects
+        self.lines: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(asyncio.Queue)
+        self.asked: list[httpx.Request] = []
+        self.failing: set[str] = set()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Answer one request."""
+        self.asked.append(request)
+        kind = request.url.path.rpartition("/")[2]
+        if kind in self.failing:
+            return httpx.Response(403, json={"message": f"{kind} is forbidden"})
+        if "watch" in request.url.params:
+            return httpx.Response(200, stream=Told(self.lines[kind]))
+        return listed(*(versioned(it, "1") for it in self.objects.get(kind, [])))
+
+    def tell(self, what: str, document: Document) -> None:
+        """Let the watch of an object's kind bring a change of it."""
+        self.lines[f"{document['kind'].lower()}s"].put_nowait(line(what, versioned(document, "2")))
+
+
+def watch(server: Server, act: Callable[[Watching], Awaitable[None]]) -> None:
+    """Watch a server while something is done."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
+        watching = Watching(api, lambda: NOW)
+        task = asyncio.create_task(watching.run())
+        try:
+            async with asyncio.timeout(SECONDS):
+                await act(watching)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await api.close()
+
+    asyncio.run(main())
+
+
+async def until(watching: Watching, is_there: Callable[[Watching], Any]) -> None:
+    """Wait for a value in which something is there."""
+    with watching.news() as news:
+        while not is_there(watching):
+            await news.wait()
+            news.clear()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for nothing but what is awaited."""
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+
+
+def test_metadata_is_all_that_is_asked_of_nodes_and_pods() -> None:
+    """Of events everything, but the agents' alone."""
+    server = Server(nodes=[node("n")])
+
+    async def act(watching: Watching) -> None:
+        await until(watching, lambda it: it.is_complete and len(server.asked) == 6)
+
+    watch(server, act)
+    asked = [(it.url.path, it.headers["accept"], it.url.params.get("fieldSelector")) for it in server.asked]
+    both = [
+        (f"/api/v1/{kind}", accept, None)
+        for kind in ("nodes", "pods")
+        for accept in (METADATA_LIST, METADATA)
+    ]
+    events = [("/api/v1/events", "application/json", "source=corepin")] * 2
+    assert sorted(asked, key=str) == sorted([*both, *events], key=str)
+
+
+def test_changes_are_told_once_everything_is_known() -> None:
+    """What was there at first has not changed; then each change is told with its time, and pods keep their nodes."""
+    waiting = event("web", "Unpinnable", "x", on="n")
+    server = Server(
+        nodes=[node("n", MACHINE)], pods=[pod("web", {"main": refused()}), pod("other")], events=[waiting]
+    )
+
+    async def act(watching: Watching) -> None:
+        await until(watching, lambda it: it.is_complete and it.cluster.homes and it.cluster.nodes)
+        await until(watching, lambda it: set(it.cluster.pods) == {"default/web"})
+        assert watching.cluster.changes == ()
+        server.tell("DELETED", waiting)
+        await until(watching, lambda it: not it.cluster.events)
+        server.tell("MODIFIED", pod("web", {"main": container("1")}))
+        await until(watching, lambda it: it.cluster.changes)
+        owners = {"default/web/main": owner("1")}
+        server.tell("MODIFIED", node("n", MACHINE, pools(MACHINE, owners)))
+        await until(watching, lambda it: len(it.cluster.changes) > 1)
+        assert [(it.time, it.node, it.text) for it in watching.cluster.changes] == [
+            (NOW, "n", "default/web/main got CPUs 1 (exclusive)"),
+            (NOW, "n", "default/web/main waits no more: NotEnoughCPUs"),
+        ]
+        assert watching.cluster.homes == {"default/web": "n"}
+        before = watching.cluster
+        server.tell("MODIFIED", node("n", MACHINE, pools(MACHINE, owners)))
+        server.tell("DELETED", pod("other"))
+        server.tell("MODIFIED", node("n", MACHINE))
+        await until(watching, lambda it: it.cluster is not before)
+        assert [it.text for it in watching.cluster.changes[:2]] == [
+            "default/web/main gave back CPUs 1",
+            "default/web/main got CPUs 1 (exclusive)",
+        ]
+
+    watch(server, act)
+
+
+def test_what_cannot_be_asked_is_told() -> None:
+    """Missing rights stand on the page, while what can be read is shown."""
+    server = Server(nodes=[node("n")])
+    server.failing = {"pods"}
+
+    async def act(watching: Watching) -> None:
+        await until(watching, lambda it: it.cluster.troubles and it.cluster.nodes)
+        assert watching.cluster.troubles == ("403: pods is forbidden",)
+        assert not watching.is_complete
+        server.failing.clear()
+        await until(watching, lambda it: it.is_complete and not it.cluster.troubles)
+
+    watch(server, act)
