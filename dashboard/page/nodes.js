@@ -19,12 +19,12 @@ export class NodesView {
   show(view, query) {
     const { totals } = view;
     this.totals.replaceChildren(
-      figure(totals.nodes, "nodes", totals.nodes === totals.reporting ? "" : `${totals.reporting} report`),
-      figure(totals.cpus, "CPUs"),
-      figure(totals.free, "free to give out"),
-      figure(totals.owners, "containers with CPUs"),
-      figure(totals.waiting, "pods waiting", "", totals.waiting ? "waiting" : ""),
-      figure(totals.troubled, "containers that need attention", "", totals.troubled ? "trouble" : ""),
+      figure(totals.nodes, "node", totals.nodes === totals.reporting ? "" : `${totals.reporting} report`),
+      figure(totals.cpus, "CPU"),
+      figure(totals.free, "CPU", "free to give out"),
+      figure(totals.owners, "container", "with CPUs"),
+      figure(totals.waiting, "pod", "waiting", totals.waiting ? "waiting" : ""),
+      figure(totals.troubled, "container", "to look at", totals.troubled ? "trouble" : ""),
       el("div", { class: "wide" }, bar(totals.parts), legend(totals.parts)));
     const old = this.rows;
     this.rows = new Map(view.rows.map((row) => [row, (this.query === query && old.get(row)) || element(row, query)]));
@@ -38,7 +38,7 @@ export class NodesView {
 
 function figure(count, words, more = "", state = "") {
   return el("div", { class: `figure ${state ? `is-${state}` : ""}` },
-    el("strong", {}, count.toLocaleString("en")), ` ${words}`, more ? el("small", {}, more) : null);
+    el("strong", {}, count.toLocaleString("en")), ` ${words}${count === 1 ? "" : "s"}`, more ? el("small", {}, more) : null);
 }
 
 function legend(parts) {

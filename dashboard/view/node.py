@@ -38,7 +38,7 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
         notes=notes,
         machine=headline(node.picture.topology) if node.picture else "",
         parts=parts(node.counts),
-        free=str(node.free),
+        free=len(node.free),
         sockets=drawn.sockets,
         owners=drawn.owners,
         signs=drawn.signs,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST: Final = 1000  # rows that a browser is given
 OBSERVES_WORDS: Final = (
-    "only observes: the kubelet's static policy assigns the CPUs, or `observe` is configured"
+    "only observes: the kubelet's static policy assigns the CPUs, or the agent is configured so"
 )
 SILENT_WORDS: Final = "no corepin agent reports"
 _FIRST: Final = (TROUBLE, WAITING, OBSERVES, OK, SILENT)  # what needs somebody stands above

@@ -70,7 +70,7 @@ def _policy(owner: Owner, container: Container | None) -> str:
 def proof(container: Container | None) -> str:
     """Say how far it is proven that a container runs where it should."""
     if container is None:
-        return "none: its pod says nothing yet"
+        return "its pod says nothing yet"
     troubles = [f"{name} may run on its CPUs" for name in container.intruders]
     if container.drift:
         troubles.insert(0, "tasks of it may run outside of its CPUs")

@@ -148,7 +148,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
     notes: tuple[str, ...]
     machine: str
     parts: tuple[Part, ...]
-    free: str
+    free: int
     sockets: tuple[Socket, ...]
     owners: tuple[Owner, ...]
     signs: tuple[Sign, ...]

@@ -125,7 +125,7 @@ def test_pod_of_which_nothing_is_said_yet() -> None:
     assert held.notes == ("The pod's own annotation says nothing yet.",)
     (card,) = held.containers
     assert (card.health, card.why) == ("pending", "Holds CPUs; its pod does not say yet by which rules.")
-    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "none: its pod says nothing yet"
+    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "its pod says nothing yet"
     assert pod_page(cluster(HOME), "default", "other") is None
 
 

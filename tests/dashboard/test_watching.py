@@ -126,7 +126,7 @@ def test_changes_are_told_once_everything_is_known() -> None:
     async def act(watching: Watching) -> None:
         await until(watching, lambda it: it.is_complete and it.cluster.homes and it.cluster.nodes)
         await until(watching, lambda it: set(it.cluster.pods) == {"default/web"})
-        assert watching.cluster.changes == ()
+        assert list(watching.cluster.changes) == []
         server.tell("DELETED", waiting)
         await until(watching, lambda it: not it.cluster.events)
         server.tell("MODIFIED", pod("web", {"main": container("1")}))
