@@ -105,7 +105,14 @@ class Life:
     def settle(self) -> None:
         """Let the agent do a pass, and look where everything is after it."""
         state = self.node.run()
-        assert state.failures == ()
+        bound = {
+            f"test/pod-{it.pod_uid}"
+            for it in self.node.kata.machines.values()
+            if self.is_bound(it, state.shared)
+        }
+        assert bound.issuperset(state.failures)
+        if bound:
+            return  # others may wait until it is gone
         for machine in self.node.kata.machines.values():
             own = union(held.cpus for held in self.holders(machine))
             assert machine.cpus() == self.goal(machine, own, state.shared)
@@ -114,6 +121,13 @@ class Life:
             assert all(machine.told.values())
             if not machine.has_quota:
                 assert not machine.told
+
+    def is_bound(self, machine: KataMachine, shared: CPUSet) -> bool:
+        """Say whether Kata keeps a machine where a container had it that ended: there is none left to tell it of."""
+        containers = self.node.containers.values()
+        is_over = all(it.state is State.EXITED for it in containers if it.sandbox == machine.id)
+        own = union(held.cpus for held in self.holders(machine))
+        return is_over and bool(machine.cpuset) and not self.goal(machine, own, shared) <= machine.cpuset
 
     def goal(self, machine: KataMachine, own: CPUSet, shared: CPUSet) -> CPUSet:
         """Return where the threads of a machine belong."""
