@@ -91,8 +91,21 @@ def end_processes(folder: Path) -> None:
     while pids(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     for mount, name in product(Path("/sys/fs/cgroup").iterdir(), sorted(roots)):
-        for cgroup, _, _ in os.walk(mount / name, topdown=False):
+        while (left := remove_below(mount / name)) and time.monotonic() < deadline:
+            time.sleep(0.1)  # threads leave their cgroup after their process has closed its files
+        if left:
+            raise TimeoutError(f"{left} cgroups below {mount / name} are not empty")
+
+
+def remove_below(folder: Path) -> int:
+    """Remove a cgroup with those in it; return how many could not be removed."""
+    left = 0
+    for cgroup, _, _ in os.walk(folder, topdown=False):
+        try:
             Path(cgroup).rmdir()
+        except OSError:
+            left += 1
+    return left
 
 
 def roots_of(pid: int) -> set[str]:

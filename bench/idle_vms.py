@@ -22,13 +22,12 @@ THREADS: Final = 100  # of each
 VCPUS: Final = 16
 SETTLE_SECONDS: Final = 600  # until all threads are there, on a busy machine
 LIMIT: Final = 0.005  # of a core
-SET_NAME: Final = 15  # of prctl(2)
 PROGRAM: Final = f"""
-import ctypes, threading
-call = ctypes.CDLL(None).prctl
+import threading
 end = threading.Event()
 def run(name):
-    call({SET_NAME}, name.encode(), 0, 0, 0)
+    with open(f"/proc/self/task/{{threading.get_native_id()}}/comm", "w") as file:
+        file.write(name)
     end.wait()
 threading.stack_size(65536)
 for number in range({THREADS - 1}):

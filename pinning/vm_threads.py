@@ -40,7 +40,9 @@ class VMThread:
     # Of a vCPU: QEMU's number of it by its name, else KVM's, which is the APIC id on x86. It orders the vCPUs, has
     # gaps after hotplug, and is never a position.
     index: int | None = None
-    folder: int = field(default=0, compare=False)  # which it is under its id, as `Task` says; 0: not known
+    folder: int = field(
+        default=0, compare=False
+    )  # which it is under its id, as `Task` says; 0: it is of no VMM
 
     @property
     def task(self) -> Task:
@@ -87,6 +89,11 @@ class VMThreads:
     reason: str = ""  # why they were not
     own_count: int = 0  # threads of the process itself, to compare with a later count
     notes: tuple[str, ...] = ()  # what was left out, and why
+
+    @property
+    def own(self) -> tuple[VMThread, ...]:
+        """Return the threads of the process itself."""
+        return tuple(thread for thread in self.threads if thread.folder)
 
     @property
     def vcpus(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_gu
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.node import Node
 from agent.vm.outside import count_vhost_threads
-from agent.vm.threads import count_threads, read_threads, rescan_threads
+from agent.vm.threads import check_is_there, count_threads, read_threads, rescan_threads
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
 from pinning.vm_threads import Role
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from pinning.planning.vm_masks import VMMasks
     from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 
-NODE_SECONDS: Final = 0.5  # that what all machines share is read once for
+NODE_SECONDS: Final = (
+    2.0  # that what all machines share is read once for: a sweep may take some on a busy node
+)
 # Until a sandbox is searched for again, among all processes of the node: twice as long each time, for the machines of
 # some are on another node.
 MISSING_SECONDS: Final = 4.0
@@ -57,6 +59,12 @@ class _Machine:
     masks: dict[int, CPUSet] = field(default_factory=dict)  # where each thread may run, unless it ended
     bound: set[int] = field(default_factory=set)  # threads that nobody can move
     unlisted: str = ""  # why its threads are those of an earlier look
+    settled_at: int = 0  # how many threads there were when two listings were the same; 0: they were not
+
+    def take(self, threads: VMThreads, count: int) -> None:
+        """Take over a listing of about so many threads; one that is new may get its name a moment later."""
+        is_settled = bool(threads.told_by) and threads == self.threads
+        self.threads, self.unlisted, self.settled_at = threads, "", count if is_settled else 0
 
     def read_masks(self, affinities: Affinities) -> None:
         """Read where its threads may run."""
@@ -169,13 +177,14 @@ class KernelVirtualMachines:
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
-            known = machine.threads
-            machine.threads = (
-                read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
-                if fully
-                else rescan_threads(node, known, sandbox_id=sandbox_id)
-            )
-            machine.unlisted = ""
+            known, count = machine.threads, self.count(place)  # first: what comes meanwhile makes it another
+            if fully:
+                threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
+                machine.take(threads, count)
+            elif count and count == machine.settled_at:
+                check_is_there(self._roots, machine.vmm)
+            else:
+                machine.take(rescan_threads(node, known, sandbox_id=sandbox_id), count)
             return machine
         vmm = self._find(node, place)
         threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from agent.vm.node import Node, Roots
+    from agent.vm.process import Process
     from pinning.vm_threads import VMM, Task
 
 
@@ -25,6 +26,17 @@ def count_threads(roots: Roots, vmm: VMM) -> int:
     It costs one call. A thread that came when another one went is not seen.
     """
     return thread_count(roots.proc, vmm.pid)
+
+
+def check_is_there(roots: Roots, vmm: VMM) -> None:
+    """Raise Gone when a VMM ended, Refused when nobody can say."""
+    with opened(roots.proc, vmm.pid) as process:
+        _check_identity(process, vmm)
+
+
+def _check_identity(process: Process, vmm: VMM) -> None:
+    if process.started() != vmm.started:
+        raise Gone(f"process {vmm.pid} is another one now")
 
 
 def read_threads(
@@ -58,11 +70,12 @@ def _with(seen: VMThreads, outside: Iterable[VMThread], notes: tuple[str, ...]) 
 def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
     """Return the threads of the process itself."""
     with opened(node.roots.proc, vmm.pid) as process:
-        if process.started() != vmm.started:
-            raise Gone(f"process {vmm.pid} is another one now")
+        _check_identity(process, vmm)
         if (count := process.count()) > MOST_THREADS:
             return VMThreads(vmm, (), "", f"its {count} threads are too many to look at", count)
         tasks = process.names(_settled(known))
+        if known and known.told_by and {thread.task: thread.name for thread in known.own} == tasks:
+            return replace(known, threads=known.own)
         names = {task.tid: name for task, name in tasks.items()}
         probed = _probed(known, tasks)
         told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), probed)

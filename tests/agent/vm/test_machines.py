@@ -230,6 +230,7 @@ def test_vhost_threads_outside_that_come_later_are_counted_and_read(
     seen = machines.read(LAUNCHER)
     assert seen
     assert (seen.vhost, machines.count(LAUNCHER)) == (EMPTY, 5)
+    machines.read(LAUNCHER)
 
     now[0] += NODE_SECONDS
     host.kernel_thread(40, "vhost-300")
@@ -238,6 +239,27 @@ def test_vhost_threads_outside_that_come_later_are_counted_and_read(
     seen = machines.read(LAUNCHER)
     assert seen
     assert (seen.vhost, machines.tasks(LAUNCHER)) == (ALL, frozenset({300, *THREADS, 40}))
+
+
+def test_machine_that_was_listed_the_same_twice_is_listed_when_its_count_changes(
+    host: FakeHost, machines: KernelVirtualMachines
+) -> None:
+    """A name may come a moment after its thread, so one listing is not enough; then the count tells of new threads."""
+    host.process(300, LIBVIRT, threads=THREADS | {305: "qemu-system-x86"})
+    host.cgroup(COMPUTE, [300])
+
+    def iothreads_when(called: str) -> int:
+        (host.roots.proc / "300/task/305/comm").write_text(f"{called}\n")
+        seen = machines.read(LAUNCHER)
+        assert seen
+        return len(seen.iothreads)
+
+    machines.read(LAUNCHER)
+    assert iothreads_when("call_rcu") == 1
+    assert iothreads_when("call_rcu") == 1
+    assert iothreads_when("IO iothread2") == 1
+    host.thread(300, 306, "worker")
+    assert iothreads_when("IO iothread2") == 2
 
 
 def test_kernel_threads_of_nobody_are_asked_again_with_a_whole_look_alone(
