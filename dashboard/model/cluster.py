@@ -57,6 +57,21 @@ class Cluster:
                     found.setdefault(self.node_of.get(pod.key, ""), []).append(f"{pod.key}/{name}")
         return {node: tuple(names) for node, names in found.items()}
 
+    @cached_property
+    def unproven(self) -> Mapping[str, int]:
+        """How many containers of each node hold CPUs, and were not yet seen on them."""
+        proven = {
+            f"{pod.key}/{name}"
+            for pod in self.pods.values()
+            for name, container in (pod.status.containers if pod.status else {}).items()
+            if container.pinned
+        }
+        return {
+            node.name: sum(owner not in proven for owner in node.pools.owners)
+            for node in self.nodes.values()
+            if node.pools
+        }
+
     def container(self, owner: str) -> Container | None:
         """Return what an agent says of an owner on its pod."""
         pod = self.pods.get(pod_of(owner))

@@ -104,7 +104,7 @@ export class Drawing {
     if (!owner) return parts;
     const path = podPath(owner.namespace, owner.pod);
     return [...parts, facts([{ term: "Pod", text: `${owner.namespace}/${owner.pod}` }, { term: "Container", text: owner.container }, ...owner.facts]),
-      owner.health === "ok" ? null : el("p", {}, health(owner.health)),
+      owner.health === "trouble" ? el("p", {}, health(owner.health)) : null,
       el("p", {}, link(path, "Why it has these CPUs"))].filter(Boolean);
   }
 
@@ -157,7 +157,7 @@ export function legend(view) {
     el("th", { scope: "row" }, link(podPath(owner.namespace, owner.pod), owner.name)),
     el("td", {}, fact(owner, "Policy")),
     el("td", { class: "cpus" }, cpuList(owner.cpus), owner.idle ? el("small", {}, cpuList(owner.idle), " idle") : null),
-    el("td", {}, owner.health === "ok" ? null : [health(owner.health), " "], fact(owner, "Proof"))));
+    el("td", {}, owner.health === "trouble" ? [health(owner.health), " "] : null, fact(owner, "Proof"))));
   const signs = view.signs.map((sign) => el("tr", { "data-sign": sign.use },
     el("td", {}, el("span", { class: `swatch sign use-${sign.use}` }, sign.sign)),
     el("th", { scope: "row" }, sign.meaning),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.drawing.picture import Use, reading_order
 from dashboard.view.happened import namespaces
-from dashboard.view.sentences import OBSERVES, OK, SILENT, TROUBLE, WAITING, plural
+from dashboard.view.sentences import OBSERVES, OK, PENDING, SILENT, TROUBLE, WAITING, plural
 from dashboard.view.shapes import Overview, Part, Row, Totals
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ OBSERVES_WORDS: Final = (
     "only observes: the kubelet's static policy assigns the CPUs, or the agent is configured so"
 )
 SILENT_WORDS: Final = "no corepin agent reports"
-_FIRST: Final = (TROUBLE, WAITING, OBSERVES, OK, SILENT)  # what needs somebody stands above
+_FIRST: Final = (TROUBLE, WAITING, PENDING, OBSERVES, OK, SILENT)  # what needs somebody stands above
 
 
 def overview(cluster: Cluster, wanted: Filter) -> Overview:
@@ -72,6 +72,8 @@ def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
         found.append((WAITING, f"{plural(len(waiting), 'pod')} waiting for CPUs"))
     if node.pools.observes:
         found.append((OBSERVES, OBSERVES_WORDS))
+    if unproven := cluster.unproven[node.name]:
+        found.append((PENDING, f"{plural(unproven, 'container')} not proven yet"))
     return (found[0][0] if found else OK), tuple(text for _, text in found)
 
 

@@ -70,12 +70,12 @@ def _policy(owner: Owner, container: Container | None) -> str:
 def proof(container: Container | None) -> str:
     """Say how far it is proven that a container runs where it should."""
     if container is None:
-        return "its pod says nothing yet"
+        return "not proven yet, its pod says nothing"
     troubles = [f"{name} may run on its CPUs" for name in container.intruders]
     if container.drift:
         troubles.insert(0, "tasks of it may run outside of its CPUs")
     if container.applied is None or not (container.pinned or troubles):
-        troubles.append("not seen on its CPUs yet")
+        troubles.append("not proven yet, not seen on its CPUs")
     if troubles:
         return "; ".join(troubles)
     return (

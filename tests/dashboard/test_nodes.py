@@ -16,11 +16,13 @@ MACHINE = grid(1, 1, 1, 8)
 
 @pytest.fixture(scope="module")
 def known() -> Cluster:
-    """Return six nodes, each in another state."""
+    """Return nodes in all states."""
     owners = {"default/web/main": owner("1,9", smt="require"), "team/db/main": owner("2,10", policy="share")}
     return cluster(
         node("n10", MACHINE, pools(MACHINE, owners)),
         node("n9", MACHINE),
+        node("n2", MACHINE, pools(MACHINE, {"default/well/main": owner("1")})),
+        pod("well", {"main": container("1")}),
         node("silent"),
         node("seeing", MACHINE, pools(MACHINE, observes=True)),
         node("broken", MACHINE, {"x": 1}),
@@ -34,20 +36,22 @@ def known() -> Cluster:
 
 
 def test_what_needs_somebody_stands_above(known: Cluster) -> None:
-    """Troubles, then who waits, who observes, who is well in reading order, and at the end nodes without an agent."""
+    """Troubles, who waits, who is not proven yet, who observes, who is well, and at the end nodes without an agent."""
     rows = overview(known, Filter()).rows
     assert [(row.name, row.health) for row in rows] == [
         ("broken", "trouble"),
         ("drifting", "trouble"),
         ("full", "waiting"),
+        ("n10", "pending"),
         ("seeing", "observes"),
+        ("n2", "ok"),
         ("n9", "ok"),
-        ("n10", "ok"),
         ("silent", "silent"),
     ]
     notes = {row.name: row.notes for row in rows}
     assert notes["drifting"] == ("2 containers not alone on the right CPUs",)
     assert notes["full"] == ("1 pod waiting for CPUs", nodes.OBSERVES_WORDS)
+    assert notes["n10"] == ("1 container not proven yet",)
     assert notes["silent"] == (nodes.SILENT_WORDS,)
 
 
@@ -56,10 +60,10 @@ def test_sums_are_those_of_the_rows(known: Cluster) -> None:
     everything, some = overview(known, Filter()), overview(known, Filter(node="n1"))
     totals = everything.totals
     assert some.totals == totals
-    assert totals.cpus == sum(row.cpus for row in everything.rows) == 5 * 16
+    assert totals.cpus == sum(row.cpus for row in everything.rows) == 6 * 16
     assert totals.free == sum(row.free for row in everything.rows)
-    assert totals.owners == sum(row.owners for row in everything.rows) == 3
-    assert (totals.nodes, totals.reporting, totals.waiting, totals.troubled) == (7, 5, 1, 2)
+    assert totals.owners == sum(row.owners for row in everything.rows) == 4
+    assert (totals.nodes, totals.reporting, totals.waiting, totals.troubled) == (8, 6, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -83,11 +87,11 @@ def test_filter_leaves_the_nodes_that_have_such_containers(
 
 def test_matching_containers_are_counted(known: Cluster) -> None:
     """Those that hold CPUs, and pods that wait for some."""
-    assert [row.matches for row in overview(known, Filter(namespace="default")).rows] == [1, 1, 1]
+    assert [row.matches for row in overview(known, Filter(namespace="default")).rows] == [1, 1, 1, 1]
 
 
 def test_rows_have_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A browser is given so many, and how many there are more."""
     monkeypatch.setattr(nodes, "MOST", 2)
     page = overview(known, Filter())
-    assert (len(page.rows), page.more) == (2, 5)
+    assert (len(page.rows), page.more) == (2, 6)

@@ -78,7 +78,7 @@ def test_pod_says_why(said: Document, words: str) -> None:
             "ok",
         ),
         ({"applied": {"cpus": "1,5"}}, "the kernel keeps it on 1,5; path unknown", "ok"),
-        ({"pinned": False, "applied": None}, "not seen on its CPUs yet", "pending"),
+        ({"pinned": False, "applied": None}, "not proven yet, not seen on its CPUs", "pending"),
         (
             {"pinned": False, "drift": True, "intruders": ["a/b/c"]},
             "tasks of it may run outside of its CPUs; a/b/c may run on its CPUs",
@@ -125,7 +125,7 @@ def test_pod_of_which_nothing_is_said_yet() -> None:
     assert held.notes == ("The pod's own annotation says nothing yet.",)
     (card,) = held.containers
     assert (card.health, card.why) == ("pending", "Holds CPUs; its pod does not say yet by which rules.")
-    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "its pod says nothing yet"
+    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "not proven yet, its pod says nothing"
     assert pod_page(cluster(HOME), "default", "other") is None
 
 

@@ -30,19 +30,32 @@ def expected(document: Document) -> dict[int, tuple[str, str]]:
     return found
 
 
-def busy(topology: Topology, cores: int) -> dict[str, Document]:
+def busy(name: str, topology: Topology, cores: int) -> dict[str, Document]:
     """Return owners of all kinds on the cores of a machine, some of them free."""
     owners = {}
     for number, core in enumerate(topology.cores[1:cores:2]):
         first, *others = core.cpus
         kind = number % 3
         if kind == 0:
-            owners[f"team/job-{number}/main"] = owner(str(core.cpus), smt="require")
+            owners[f"team/{name}-job-{number}/main"] = owner(str(core.cpus), smt="require")
         elif kind == 1:
-            owners[f"team/job-{number}/main"] = owner(str(first), smt="isolate", idle=str(CPUSet(others)))
+            owners[f"team/{name}-job-{number}/main"] = owner(
+                str(first), smt="isolate", idle=str(CPUSet(others))
+            )
         else:
-            owners[f"vms/all-{number}/main"] = owner(str(core.cpus), policy="share")
+            owners[f"vms/{name}-all-{number}/main"] = owner(str(core.cpus), policy="share")
     return owners
+
+
+def pods_of(document: Document) -> list[Document]:
+    """Return the pods of a node's owners, each of which is where it should be."""
+    owners = json.loads(document["metadata"]["annotations"][STATUS_POOLS])["owners"]
+    found = []
+    for name, it in owners.items():
+        namespace, about, main = name.split("/")
+        said = container(it["cpus"], it["smtPolicy"], it.get("idle", "")) | {"policy": it["policy"]}
+        found.append(pod(about, {main: said}, namespace))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -54,20 +67,19 @@ def busy(topology: Topology, cores: int) -> dict[str, Document]:
         ("cpus-512", grid(2, 4, 4, 8)),
     ],
 )
-@pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
-def test_every_cpu_is_drawn_as_its_annotation_says(
-    seen: Seen, name: str, topology: Topology, request: pytest.FixtureRequest
-) -> None:
+def test_every_cpu_is_drawn_as_its_annotation_says(seen: Seen, name: str, topology: Topology) -> None:
     """Each CPU once, with its use and its owner; machines of all shapes, up to 512 CPUs."""
     last = topology.cores[-1].cpus
-    document = node(f"drawn-{name}", topology, pools(topology, busy(topology, 120), setAside=str(last)))
-    seen.dashboard.apply(document)
+    document = node(f"drawn-{name}", topology, pools(topology, busy(name, topology, 120), setAside=str(last)))
+    seen.dashboard.apply(document, *pods_of(document))
     seen.open(f"/nodes/drawn-{name}")
     seen.page.wait_for_selector(".cpu")
     assert {cpu: (use, owner) for cpu, (use, owner, _) in seen.cells().items()} == expected(document)
     signs = {sign for use, _, sign in seen.cells().values() if use == "reserved"}
     assert all(set(sign) == {"#"} for sign in signs)
-    seen.picture(f"node-{name}-{request.node.callspec.params['page']}")
+    seen.picture(f"node-{name}-light")
+    seen.page.emulate_media(color_scheme="dark")
+    seen.picture(f"node-{name}-dark")
 
 
 def test_a_change_appears_by_itself(seen: Seen) -> None:
