@@ -7,7 +7,8 @@ const HUES = 12;
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Drawing {
-  constructor() {
+  constructor(hasLegend) {
+    this.hasLegend = hasLegend; // whose rows describe the cells
     this.plan = "";
     this.cells = new Map(); // by CPU
     this.view = null;
@@ -83,7 +84,7 @@ export class Drawing {
     const [, sign, role] = button.children;
     if (sign.textContent !== cell.sign) sign.textContent = cell.sign;
     if (role.textContent !== cell.role) role.textContent = cell.role;
-    if (cell.owner >= 0) button.setAttribute("aria-describedby", `owner-${cell.owner}`);
+    if (cell.owner >= 0 && this.hasLegend) button.setAttribute("aria-describedby", `owner-${cell.owner}`);
     else button.removeAttribute("aria-describedby");
   }
 

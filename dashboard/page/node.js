@@ -5,7 +5,7 @@ import { Drawing, legend } from "./drawing.js";
 export class NodeView {
   constructor(root) {
     this.head = el("div", { class: "head" });
-    this.drawing = new Drawing();
+    this.drawing = new Drawing(true);
     this.rest = el("div");
     root.replaceChildren(this.head, this.drawing.element, this.rest);
   }

@@ -5,7 +5,7 @@ import { Drawing } from "./drawing.js";
 export class PodView {
   constructor(root) {
     this.head = el("div", { class: "head" });
-    this.drawing = new Drawing();
+    this.drawing = new Drawing(false);
     this.rest = el("div");
     root.replaceChildren(this.head, this.drawing.element, this.rest);
   }

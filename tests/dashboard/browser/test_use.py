@@ -25,6 +25,12 @@ PODS = (
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>{{7*7}}\u202egnp'
 
 
+# What elements name as their description or label, and is not there.
+REFERENCES = """() => [...document.querySelectorAll('[aria-describedby], [aria-labelledby]')]
+    .map(it => it.getAttribute('aria-describedby') ?? it.getAttribute('aria-labelledby'))
+    .filter(id => !document.getElementById(id))"""
+
+
 @pytest.fixture
 def used(seen: Seen) -> Seen:
     """Return the dashboard with a node, two pods that hold CPUs and one that waits."""
@@ -99,6 +105,10 @@ def test_whole_words_are_read_aloud(used: Seen) -> None:
     assert used.page.get_by_role("navigation").count() == 1
     assert used.page.get_by_role("main").count() == 1
     assert used.page.get_by_role("status").text_content() == "live"
+    for path in ("/nodes/used", "/pods/shop/web"):
+        used.open(path)
+        used.wait_for_cell(1, "shop/web/main")
+        assert used.page.evaluate(REFERENCES) == []
 
 
 def test_filter_is_a_link(used: Seen) -> None:
