@@ -37,7 +37,7 @@ THREADS: Final = 100  # of each
 OTHERS: Final = 1_000  # processes beside them
 KERNEL_THREADS: Final = 500
 REPEATS: Final = 9
-SWEEP_SECONDS, RESCAN_SECONDS = 30, 5  # how often the agent does each
+SWEEP_SECONDS, RESCAN_SECONDS = 60, 5  # how often the agent does each
 IDLE_LIMIT: Final = 0.005  # of a core
 MOST_TIMES: Final = {  # what each is compared with, and how many times that it may take
     "first sweep": ("bare sweep", 4.0),

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from pinning.planning.vm_masks import VMMasks, VMSeen
 
 POLL_SECONDS: Final = 5.0  # between two looks at the thread counts
-SWEEP_SECONDS: Final = 29.0  # at least between two looks at every thread; others sweep after every change
+SWEEP_SECONDS: Final = (
+    59.0  # at least between two looks at every thread: each second sweep of the agent has one
+)
 SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
 AT_ONCE: Final = 8  # machines before others get their turn
 WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
