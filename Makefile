@@ -13,7 +13,7 @@ PURE := pinning/*,webhook/rules/*,corepin/drawing/*,dashboard/model/*,dashboard/
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py))
 
-.PHONY: help setup demo test unit e2e-smt soak check release version image bench metrics chart proto
+.PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics chart pictures proto
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ setup:
 
 demo: setup ## start the webhook, send it the examples, show what it says and which CPUs they would get
 	@$(BIN)/python -m demo
+
+try: setup ## a cluster of one node on this machine with corepin installed, until Ctrl-C
+	@exec $(BIN)/python -m demo.cluster
 
 test: check ## every check and every test; builds Kubernetes and the image the first time
 	@scripts/setup chromium
@@ -62,6 +65,9 @@ metrics: setup ## write docs/metrics.md from the programs
 chart: setup ## write what is made of manifests/: the Helm chart, and the overlay of `corepin cmk cluster-init`
 	@$(BIN)/python -m scripts.chart
 	@$(BIN)/python -m scripts.cmk_overlay
+
+pictures: setup ## write the map of the README's picture
+	@$(BIN)/python -m tests.pictures
 
 proto: setup ## write the Python code of NRI's and the kubelet's messages from their *.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto agent/kubelet/*.proto

@@ -94,6 +94,11 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
     return [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *command]
 
 
+def terminated_with_parent(command: list[str]) -> list[str]:
+    """Return `command` such that the kernel asks it to end when we die: it ends what it has started itself."""
+    return ["TERM" if part == "KILL" else part for part in dies_with_parent([])] + command
+
+
 def plain_environment() -> dict[str, str]:
     """Return our environment without what would change a server or client, such as a proxy or a kubeconfig."""
     return {name: os.environ[name] for name in ("PATH", "TMPDIR", "GOMAXPROCS") if name in os.environ}

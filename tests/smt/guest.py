@@ -15,7 +15,7 @@ from pathlib import Path
 from random import randrange
 from typing import Any
 
-from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.servers.daemon import plain_environment, terminated_with_parent
 from tests.smt.setup import install, virtme_run
 
 CHECKOUT = Path(__file__).parents[2]
@@ -217,12 +217,7 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
     ]
     run = [*virtme, *emulated, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
     timed = ["timeout", "--signal=TERM", "--kill-after=10", str(machine.seconds), "nice", "-n", "5", *run]
-    return _terminated_with_parent(timed)
-
-
-def _terminated_with_parent(command: list[str]) -> list[str]:
-    """Have `timeout` told by SIGTERM, which it passes on, where others are killed."""
-    return ["TERM" if part == "KILL" else part for part in dies_with_parent([])] + command
+    return terminated_with_parent(timed)
 
 
 def _kernel_options(scenario: str) -> str:

@@ -22,7 +22,7 @@ from tests.servers.start import start_servers
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     """Return a dashboard beside an API server of these tests' own."""
     with start_servers(directory=tmp_path_factory.mktemp("browser-")) as server:
-        for name in ("shop", "team", "vms"):
+        for name in ("batch", "shop", "team", "vms"):
             server.create_namespace(name)
         with dashboard(server, install_account(server)) as found:
             yield found

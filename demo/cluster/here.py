@@ -1,0 +1,77 @@
+"""Run the cluster on this machine: etcd, kube-apiserver, controllers and scheduler, containerd and a kubelet."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from unittest import SkipTest
+
+from demo.cluster.page import PROGRAMS, dashboard
+from demo.cluster.stopping import until_stopped, wait
+from demo.cluster.tour import guide, write_pods
+from tests.agent.containerd import RuntimeMissing
+from tests.cluster.start import start_cluster
+from tests.image.build import BuildFailed as ImageFailed
+from tests.servers.build import BuildFailed, GoMissing, build_missing
+from tests.servers.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
+from tests.servers.daemon import DaemonFailed
+
+if TYPE_CHECKING:
+    from tests.cluster.cluster import Cluster
+
+# What a machine may lack, or what does not start: told in a line, without a traceback.
+FAILURES: Final = (
+    SkipTest,
+    RuntimeMissing,
+    GoMissing,
+    BuildFailed,
+    ImageFailed,
+    DaemonFailed,
+    AssertionError,
+)
+
+
+def main() -> int:
+    """Run the cluster until it is ended; return 0, or 1 where it cannot be."""
+    with until_stopped():
+        try:
+            with ExitStack() as stack:
+                show(stack, *start(stack))
+                wait()
+        except FAILURES as failure:
+            sys.stderr.write(f"make try: {failure}\n")
+            return 1
+    return 0
+
+
+def start(stack: ExitStack) -> tuple[Cluster, Path]:
+    """Return the cluster with corepin installed, and the folder of all its files, which goes with it."""
+    build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corepin-try-")))
+    say("starting etcd, kube-apiserver, controllers, scheduler, containerd and a kubelet")
+    cluster = start_cluster(stack, folder)
+    say("installing corepin from manifests/base")
+    cluster.install(replicas=1)
+    return cluster, folder
+
+
+def show(stack: ExitStack, cluster: Cluster, folder: Path) -> None:
+    """Serve its page, and print how the cluster is reached and what to try there."""
+    write_pods(folder, cluster.cores)
+    server = cluster.plane.server
+    programs = (server.binaries.kubectl.parent, PROGRAMS)
+    page = stack.enter_context(dashboard(server.kubeconfig(), folder))
+    say(guide(folder, server.kubeconfig(), programs, page))
+
+
+def say(text: str) -> None:
+    """Print at once, also where somebody else reads."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`make try`, as a newcomer runs it: started, followed by its tour, and ended with Ctrl-C."""

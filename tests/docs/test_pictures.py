@@ -1,0 +1,30 @@
+"""The pictures of the README are what the programs show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.pictures import MAP, PAGE, drawn
+
+
+def test_the_map_is_drawn_so() -> None:
+    """The picture that is checked in is what `make pictures` writes: the drawing of `corepin map`."""
+    assert MAP.read_text(encoding="utf-8") == drawn()
+
+
+def test_the_map_shows_every_line() -> None:
+    """It is an image of text that can be read without seeing: a title, and the letters themselves."""
+    root = ElementTree.fromstring(drawn())  # noqa: S314 - our own
+    text = "\n".join("".join(it.itertext()) for it in root.iter("{http://www.w3.org/2000/svg}text"))
+    assert root[0].text
+    for words in ("$ kubectl corepin map --node node-1", "socket 0", "shop/web/main", "idle (", "reserved"):
+        assert words in text
+
+
+def test_the_readme_shows_both() -> None:
+    """Each picture is there, with words for those who do not see it."""
+    readme = Path("README.md").read_text(encoding="utf-8")
+    for picture in (MAP, PAGE):
+        assert picture.is_file()
+        assert f"]({picture})" in readme
