@@ -1,0 +1,62 @@
+"""`corepin dashboard`: what it tells somebody whose flags or cluster do not do."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from corepin import cli
+
+LOCAL = "127.0.0.1:0"
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that a failing command prints."""
+    assert cli.main(["dashboard", *arguments]) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if not line.startswith("{"))
+    return line
+
+
+@pytest.fixture
+def _kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Name a kubeconfig of a cluster that nobody asks."""
+    content = (
+        '{"apiVersion": "v1", "kind": "Config", "current-context": "a", "users": [{"name": "a", "user": {}}],'
+        ' "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}],'
+        ' "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}]}'
+    )
+    (tmp_path / "config").write_text(content)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+
+@pytest.mark.usefixtures("_kubeconfig")
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", ""])  # noqa: S104 it is refused
+def test_it_listens_where_nobody_else_reaches(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    """Everything but loopback is refused, with what to do instead."""
+    assert "listen on 127.0.0.1, and reach it by `kubectl port-forward`" in failure(
+        capsys, "--listen", f"{host}:8084"
+    )
+
+
+@pytest.mark.usefixtures("_kubeconfig")
+def test_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in failure(capsys, "--listen", f"127.0.0.1:{port}")
+
+
+def test_without_a_cluster_it_says_how_to_name_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No kubeconfig: which one was looked for, and the remedy."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert "set KUBECONFIG, or log in" in failure(capsys, "--listen", LOCAL)
+
+
+@pytest.mark.usefixtures("_kubeconfig")
+def test_address_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything but HOST:PORT is refused with an example."""
+    assert "127.0.0.1:8084" in failure(capsys, "--listen", "here")
