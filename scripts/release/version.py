@@ -21,8 +21,15 @@ _PLACES: Final = (
     ("docs/operator-guide.md", r"kubectl-corepin-"),
     *(
         (pattern, r"\bcorepin:(?=\d)")
-        for pattern in ("README.md", "docs/*.md", "examples/config/*.yaml", "manifests/**/*.yaml")
+        for pattern in (
+            "README.md",
+            "docs/*.md",
+            "examples/config/*",
+            "manifests/**/*.yaml",
+            "corepin/cmk/*.*",
+        )
     ),
+    ("tests/shim/*.py", r"\(corepin "),
     *(
         (f"{folder}/*.py", r"\bcorepin:(?=\d)")
         for folder in ("tests/image", "tests/manifests", "tests/smt_cluster", "webhook/config")

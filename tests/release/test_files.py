@@ -152,9 +152,9 @@ def test_another_version_reaches_every_place(source: Source, tmp_path: Path) -> 
 
     assert {version for _, version in named(copy)} == {"9.8.7"}
     old = re.escape(version_of(ROOT))
-    for name in ("manifests", "docs", "README.md"):
+    for name in ("manifests", "docs", "README.md", "corepin", "tests", "webhook", "shim"):
         found = subprocess.run(
-            ["grep", "-rnE", f"corepin[:-]{old}", copy / name], capture_output=True, check=False
+            ["grep", "-rnE", f"corepin[: -]{old}", copy / name], capture_output=True, check=False
         )
         assert found.stdout == b""
     with pytest.raises(SystemExit):
