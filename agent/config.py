@@ -44,6 +44,7 @@ class NodeOptions:
     cmk_taint: bool = False
     overcommit_taint: bool = False
     sidecar: Amount = SIDECAR
+    topology: bool = False  # keep the node's NodeResourceTopology
 
 
 @dataclass(frozen=True, slots=True)

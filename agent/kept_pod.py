@@ -20,8 +20,10 @@ from pinning.contract import (
     ISOLATED_CORES,
     KUBEVIRT_LABEL,
     MIRROR_POD,
+    NUMA_CPUS,
     POD_SCOPE,
     STATUS_CPUS,
+    WHOLE_CORES,
 )
 from pinning.planning.requests import totals
 from pinning.pods.annotations import is_misspelt, is_policy_key
@@ -49,6 +51,8 @@ class _Amounts(
         "cores": EXCLUSIVE_CORES,
         "others": EXCLUSIVE_NON_ISOLCPUS_CORES,
         "isolated": ISOLATED_CORES,
+        "whole": WHOLE_CORES,
+        "numa": NUMA_CPUS,
     },
 ):
     cpu: RawQuantity | None = None
@@ -56,6 +60,8 @@ class _Amounts(
     cores: RawQuantity | None = None
     others: RawQuantity | None = None
     isolated: RawQuantity | None = None
+    whole: RawQuantity | None = None
+    numa: RawQuantity | None = None
 
 
 class _Resources(msgspec.Struct, omit_defaults=True):

@@ -232,9 +232,11 @@ def reporters(
     from agent.report.event_recorder import EventReport
     from agent.report.load_metrics import MetricsReport
     from agent.report.node import NodeReport
+    from agent.report.node_topology import TopologyReport
     from agent.report.overwritten_labels import OverwrittenLabels
     from agent.report.pod_status import PodReport
 
+    topology = (TopologyReport(api, config.node),) if config.node_options.topology else ()
     chosen: tuple[Reporter, ...] = (
         LogReport(),
         PodReport(api, config.node, pods),
@@ -242,6 +244,7 @@ def reporters(
         NodeReport(api, config.node, pods, config.node_options, labels=OverwrittenLabels(Clock(), metrics)),
         PoolReport(api, config.node, config.namespace),
         MetricsReport(metrics.registry, api, pods, config.node_options),
+        *topology,
     )
     if not config.cmk_reports:
         return chosen

@@ -74,7 +74,7 @@ class Metrics:
 
         self._refused = self._gauge(
             "reports_refused",
-            "Pods (PodReport) and namespaces (EventReport) whose reports the API server refuses; they hold up no others.",
+            "Pods (PodReport), namespaces (EventReport) and topologies (TopologyReport) that cannot be written; they hold up no others.",
             "reporter",
         )
 

@@ -98,6 +98,10 @@ class Api:
         """Create a resource."""
         return await self._send("POST", path, body=body)
 
+    async def delete(self, path: str) -> None:
+        """Delete a resource."""
+        await self._send("DELETE", path)
+
     async def lines(
         self,
         path: str,

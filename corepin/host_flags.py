@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag
 from pinning.contract import DEBUGFS, KUBELET_STATE, NRI_SOCKET
 
@@ -24,11 +25,20 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--debugfs", "DIR", "where the host's debugfs is mounted, if it is", DEBUGFS)
     asks = f"have the runtime ask before it makes a container; auto: {NRI_SOCKET}, as soon as it is there"
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
+    keeps = "keep the node's NodeResourceTopology, which tells a scheduler what each NUMA node has free"
+    add_flag(parser, "--node-topology", "on|off", keeps, "off")
 
 
 def runtime_endpoint(args: argparse.Namespace) -> Path | None:
     """Return the socket that a flag names, with or without `unix://`."""
     return Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None
+
+
+def keeps_topology(args: argparse.Namespace) -> bool:
+    """Say whether the agent is to publish what NUMA nodes have free; raise CommandFailed for another word."""
+    if args.node_topology not in {"on", "off"}:
+        raise CommandFailed(f"--node-topology: {args.node_topology!r} is unknown: write on or off")
+    return bool(args.node_topology == "on")
 
 
 def nri_socket(args: argparse.Namespace) -> Path:

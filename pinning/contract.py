@@ -9,10 +9,12 @@ from enum import StrEnum
 
 PRODUCT = "corepin"
 
-# Extended resources. The first two are Intel CMK's; the webhook adds the third for `smt-policy: isolate`.
+# Extended resources. The first two are Intel CMK's; the webhook adds the others for claims that cost them.
 EXCLUSIVE_CORES = "cmk.intel.com/exclusive-cores"
 EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
-ISOLATED_CORES = "corepin.io/isolated-cores"
+ISOLATED_CORES = "corepin.io/isolated-cores"  # for `smt-policy: isolate`
+WHOLE_CORES = "corepin.io/whole-cores"  # for `smt-policy: require`
+NUMA_CPUS = "corepin.io/numa-cpus"  # for `numa-policy: single`, of one NUMA node
 CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)  # in CMK's order: the first one present wins
 CMK_RESOURCE_PREFIX = "cmk.intel.com/"
 

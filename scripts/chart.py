@@ -24,7 +24,7 @@ from tests.servers.build import build_missing, cache_folder, find
 from tests.servers.catalog import KUBECTL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MANIFESTS = Path("manifests")
 CHART = MANIFESTS / "helm"
@@ -187,16 +187,30 @@ def _are_named(items: list[Any]) -> bool:
 
 
 def _combined_items(variants: Mapping[str, list[Object]], where: str) -> Iterator[Any]:
-    """Yield the items of the longest list, each by its name; the others have some of them, in the same order."""
+    """Yield the items of all lists, each by its name and once; every list has its own in the same order."""
     by_name = {name: {item["name"]: item for item in items} for name, items in variants.items()}
-    _, order = max((len(items), list(items)) for items in by_name.values())
+    order = _merged_order(by_name.values())
     if any(list(items) != [item for item in order if item in items] for items in by_name.values()):
-        raise ChartIncomplete(f"{where}: the overlays have other items, or in another order")
+        raise ChartIncomplete(f"{where}: the overlays have their items in another order")
     for item in order:
         having = {name: items[item] for name, items in by_name.items() if item in items}
         node = combined(having, f"{where} {item}")
         is_everywhere = len(having) == len(variants)
         yield from (node,) if is_everywhere else (f"⟪if {_condition(having, variants)}⟫", node, "⟪end⟫")
+
+
+def _merged_order(lists: Iterable[Iterable[str]]) -> list[str]:
+    """Return the names of all lists; one that is new comes after the name that it follows in its own list."""
+    order: list[str] = []
+    for names in lists:
+        at = 0
+        for name in names:
+            if name in order:
+                at = order.index(name) + 1
+            else:
+                order.insert(at, name)
+                at += 1
+    return order
 
 
 def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ OVERLAYS = frozenset(
         "priority-quota",
         "guard",
         "dashboard",
+        "numa-scheduling",
     }
 )
 
@@ -34,6 +35,7 @@ WHEN = {
     frozenset({"vm-probe"}): ".Values.agent.vmProbe",
     frozenset({"priority-quota"}): ".Values.priorityQuota",
     frozenset({"guard"}): ".Values.guard.enabled",
+    frozenset({"numa-scheduling"}): ".Values.agent.nodeTopology",
     frozenset({"cmk"}): ".Values.agent.cmk",
     frozenset({"dashboard"}): ".Values.dashboard.enabled",
 }
@@ -46,6 +48,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "vm-probe": {"agent.vmProbe": True},
     "priority-quota": {"priorityQuota": True},
     "guard": {"guard.enabled": True, "agent.nri": True},
+    "numa-scheduling": {"agent.nodeTopology": True},
     "cmk": {"agent.cmk": True},
     "dashboard": {"dashboard.enabled": True},
 }

@@ -56,7 +56,7 @@ LABELS: Final = {
     "pod": "the pod's name",
     "container": "the container's name",
     "result": "`done` or `not done` (tried again)",
-    "reporter": "the part of the agent that reports: `PodReport`, `EventReport`, `NodeReport`, `PoolReport`, `MetricsReport`, `LogReport`",
+    "reporter": "the part of the agent that reports: `PodReport`, `EventReport`, `NodeReport`, `PoolReport`, `TopologyReport`, `MetricsReport`, `LogReport`",
     "code": "the HTTP status, 0 for no answer",
     "step": "the step of a rotation",
     "certificate": "`leaf`, `ca`, `next-ca`",

@@ -103,7 +103,7 @@ ROOMS = {
     "webhook.server": ("webhook.config", "webhook.metrics", "webhook.review", "pinning"),
     "corepin.errors": (),
     "corepin.flags": ("corepin.errors",),
-    "corepin.host_flags": ("corepin.flags", "pinning.contract"),
+    "corepin.host_flags": ("corepin.errors", "corepin.flags", "pinning.contract"),
     "corepin.rule_files": ("corepin.flags", "webhook.config"),
     "corepin.terminal": (),
     "corepin.json_text": ("kubeyaml",),

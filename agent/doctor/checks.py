@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
+from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
+from agent.doctor.numa import NUMAFacts, numa_checks
 from agent.doctor.vms import NO_VMS, VMFacts, vm_checks
 from agent.kubelet.policy import KubeletPolicy
 
@@ -68,6 +70,7 @@ class Facts:
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
     foreign_threads: ForeignThreads | None = None
     vms: VMFacts = NO_VMS
+    numa: NUMAFacts = NO_TOPOLOGY
     missing: Mapping[str, str] | None = None  # why, by field
 
     def why(self, name: str) -> str:
@@ -103,6 +106,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             _nri(facts),
             _kubelet(facts),
             _kubelet_amount(facts),
+            numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
             _writers(facts),
             _agent(facts),
             vm_checks(facts.vms, can_pin=facts.can_pin),

@@ -1,4 +1,4 @@
-"""How many whole cores the scheduler may count on, for each of the three resources. Pure.
+"""How many whole cores and CPUs the scheduler may count on, for each of our resources. Pure.
 
 All are counted from the same free cores: the scheduler adds what it bound, the agent refuses what then does not fit.
 A number below what bound pods claim would make a restarting kubelet kill running pods, so it is never published.
@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pinning.contract import EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES
+from agent.report.numa_cpus import free_cpus
+from pinning.contract import (
+    EXCLUSIVE_CORES,
+    EXCLUSIVE_NON_ISOLCPUS_CORES,
+    ISOLATED_CORES,
+    NUMA_CPUS,
+    WHOLE_CORES,
+)
 from pinning.machine.cpuset import union
 from pinning.planning.requests import fulfilled, requested
 from pinning.pods.identity import by_runtime_uid
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.pods.types import Pod
 
-RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES)
+RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS)
 
 
 def node_resources(
@@ -41,7 +48,7 @@ def node_resources(
             _count(state, pod, uid, claimed, held)
     if state.observes:
         return {name: min(number, (published or {}).get(name, number)) for name, number in claimed.items()}
-    return {name: max(number, held[name] + _free_cores(state, name)) for name, number in claimed.items()}
+    return {name: max(number, held[name] + _free(state, name)) for name, number in claimed.items()}
 
 
 def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: dict[str, int]) -> None:
@@ -51,26 +58,27 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
     """
     containers = members(pod)
     asked = [name for name in RESOURCES if any(name in container.requests for container in containers)]
-    cores = _held_cores(state, uid) if asked else {}
     for resource in asked:
         claimed[resource] += requested(containers, resource)
-        held[resource] += fulfilled(containers, resource, cores)
+        held[resource] += fulfilled(containers, resource, _held(state, uid, resource))
 
 
-def _held_cores(state: NodeState, uid: str) -> dict[str, int]:
-    """Return on how many cores each container of a pod is charged."""
-    assignments = state.ledger.pods.get(uid, ())
-    return {
-        assignment.owner.container: len(state.topology.cores_of(assignment.footprint))
-        for assignment in assignments
-    }
+def _held(state: NodeState, uid: str, resource: str) -> dict[str, int]:
+    """Return how many cores, or CPUs, each container of a pod is charged."""
+    footprints = {held.owner.container: held.footprint for held in state.ledger.pods.get(uid, ())}
+    if resource == NUMA_CPUS:
+        return {name: len(cpus) for name, cpus in footprints.items()}
+    return {name: len(state.topology.cores_of(cpus)) for name, cpus in footprints.items()}
 
 
-def _free_cores(state: NodeState, resource: str) -> int:
-    """Return how many cores claims of the resource could take whole: all their online CPUs are free.
+def _free(state: NodeState, resource: str) -> int:
+    """Return how much of the resource claims could take now.
 
+    Of a core all online CPUs are free.
     One fewer where they are all that is shared: the agent gives nobody the last CPU of the others.
     """
+    if resource == NUMA_CPUS:
+        return free_cpus(state)
     topology, free = state.sets.topology, _pool(state, resource) & state.free
     online = (topology.online_cpus_of(core) for core in topology.cores)
     whole = [cpus for cpus in online if cpus and cpus <= free]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from corepin.documents import plain, write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag, add_output_flag
-from corepin.host_flags import add_host_flags, nri_socket, runtime_endpoint
+from corepin.host_flags import add_host_flags, keeps_topology, nri_socket, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
+from pinning.contract import NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
     from agent.doctor.checks import Facts
+    from agent.doctor.numa import NUMAFacts
 
 DESCRIPTION = "Look at what stands in the way of pinning on this machine, and say what to do about it."
 EPILOG = """\
@@ -78,7 +80,8 @@ def _facts(args: argparse.Namespace) -> Facts:
             f"the agent is of another version of corepin ({error!r}): use the same version"
         ) from error
     node = args.node or (state or {}).get("node")
-    return _with_cluster(facts, node, args.context, {"agent": why} if why else {})
+    facts = _with_cluster(facts, node, args.context, {"agent": why} if why else {})
+    return replace(facts, numa=_numa(node, args.context)) if keeps_topology(args) else facts
 
 
 def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
@@ -105,6 +108,30 @@ def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: 
         return replace(facts, kubelet_millicores=cpu, vms=vms, missing=missing)
     except (CommandFailed, BadQuantity) as failure:
         return replace(facts, missing={**missing, "kubelet_millicores": str(failure)})
+
+
+def _numa(node: str | None, context: str | None) -> NUMAFacts:
+    """Return what the API server says of the node's NUMA nodes."""
+    from agent.doctor.numa import NUMAFacts, ZoneFacts
+    from corepin.node.kube_node import read_topology
+
+    if node is None:
+        return NUMAFacts(is_wanted=True, silence="the name of this node is not known")
+    try:
+        shown = read_topology(node, context)
+    except CommandFailed as failure:
+        return NUMAFacts(is_wanted=True, silence=str(failure))
+    if shown is None:
+        return NUMAFacts(is_wanted=True)
+    labels = shown["metadata"].get("labels") or {}
+    cpus = {
+        zone["name"]: (resource["available"], resource["allocatable"])
+        for zone in shown.get("zones") or ()
+        for resource in zone.get("resources") or ()
+        if resource["name"] == NUMA_CPUS
+    }
+    is_ours = labels.get("app.kubernetes.io/managed-by") == PRODUCT
+    return NUMAFacts(is_wanted=True, zones=ZoneFacts(is_ours, cpus))
 
 
 def _seconds(text: str) -> float:

@@ -17,7 +17,12 @@ USER_AGENT: Final = "corepin"  # as audit logs name the command
 TIMEOUT_SECONDS: Final = 10
 DEFAULT_KUBECONFIG: Final = "~/.kube/config"
 DEFAULT_NAMESPACE: Final = "default"
+OK, NOT_FOUND = 200, 404
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class NotFound(CommandFailed):
+    """The API server has no such object, or knows no such kind."""
 
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:
@@ -45,8 +50,9 @@ def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
             answer.read()
         except HTTPError as error:
             raise CommandFailed(f"the API server is out of reach: {error}") from error
-    if answer.status != 200:
-        raise CommandFailed(f"{what}: the API server answered {answer.status} ({answer.reason})")
+    if answer.status != OK:
+        problem = NotFound if answer.status == NOT_FOUND else CommandFailed
+        raise problem(f"{what}: the API server answered {answer.status} ({answer.reason})")
     return json.loads(answer.data)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from corepin.errors import CommandFailed
-from corepin.node.kube_api import get
+from corepin.node.kube_api import NotFound, get
 from pinning.contract import CMK_NODE_LABEL, STATUS_POOLS, STATUS_TOPOLOGY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NODES = "/api/v1/nodes"
+_TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 _LISTED = 5  # of many nodes
 
 
@@ -55,6 +56,14 @@ def read_node(name: str, context: str | None = None) -> KubeNode:
         found["status"].get("allocatable") or {},
         metadata.get("labels") or {},
     )
+
+
+def read_topology(name: str, context: str | None = None) -> Any:
+    """Return a node's NodeResourceTopology, None where it has none; raise CommandFailed where that is not known."""
+    try:
+        return get(f"{_TOPOLOGIES}/{quote(name, safe='')}", f"topology of node {name}", context)
+    except NotFound:
+        return None
 
 
 def only_node(context: str | None = None) -> str:

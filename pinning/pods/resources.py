@@ -9,7 +9,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.brief import NAME, VALUE, cut
-from pinning.contract import CMK_RESOURCES, GATE_CONTAINER, ISOLATED_CORES, QoSClass
+from pinning.contract import (
+    CMK_RESOURCES,
+    GATE_CONTAINER,
+    ISOLATED_CORES,
+    NUMA_CPUS,
+    WHOLE_CORES,
+    QoSClass,
+)
 from pinning.errors import BadQuantity, Cause
 from pinning.lazy import lazy
 from pinning.machine.cpuset import MAX_CPU
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Container, Pod, ResourceList, ResourceRequirements
 
 COMPUTE = ("cpu", "memory")
-CORE_RESOURCES = frozenset({*CMK_RESOURCES, ISOLATED_CORES})
+CORE_RESOURCES = frozenset({*CMK_RESOURCES, ISOLATED_CORES, WHOLE_CORES, NUMA_CPUS})
 READ = CORE_RESOURCES | frozenset(COMPUTE)
 MOST_CPUS: Final = MAX_CPU + 1
 

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 import yaml
 
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+
 
 @contextmanager
 def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
@@ -42,15 +44,18 @@ def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
 
 
 @contextmanager
-def api_server(directory: Path, annotations: Mapping[str, str], **allocatable: str) -> Iterator[Path]:
-    """Serve a node `n1` to who says to be `corepin`, and no other one; yield a kubeconfig."""
+def api_server(
+    directory: Path, annotations: Mapping[str, str], *, topology: Any = None, **allocatable: str
+) -> Iterator[Path]:
+    """Serve a node `n1`, and its topology, to who says to be `corepin`, and no other one; yield a kubeconfig."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": "n1", "annotations": dict(annotations)},
         "status": {"allocatable": allocatable},
     }
-    with api_objects(directory, {"/api/v1/nodes/n1": node}) as config:
+    served = {"/api/v1/nodes/n1": node, **({f"{TOPOLOGIES}/n1": topology} if topology else {})}
+    with api_objects(directory, served) as config:
         yield config
 
 

@@ -23,6 +23,7 @@ PODS = (
     "pinning/pods/claims.py",
     "pinning/pods/resources.py",
     "pinning/pods/warnings.py",
+    "webhook/rules/counts.py",
     "webhook/rules/memory.py",
     "webhook/rules/pods.py",
     "webhook/rules/gate.py",

@@ -26,10 +26,11 @@ INSTALLS = (
     "priority-quota",
     "guard",
     "dashboard",
+    "numa-scheduling",
 )  # each is a whole corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe"),
-    *("priority-quota", "guard", "dashboard"),
+    *("priority-quota", "guard", "dashboard", "numa-scheduling"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]

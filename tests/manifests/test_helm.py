@@ -86,7 +86,7 @@ def test_every_overlay_is_in_the_chart() -> None:
         pytest.param(
             {"env": [{"name": "a"}, {"name": "b"}]},
             {"env": [{"name": "b"}, {"name": "a"}, {"name": "c"}]},
-            "DaemonSet x env: the overlays have other items, or in another order",
+            "DaemonSet x env: the overlays have their items in another order",
             id="order",
         ),
         pytest.param({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe", id="key"),

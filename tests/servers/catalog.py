@@ -134,6 +134,13 @@ KUBELET = Server("kubelet", KUBERNETES[NEWEST], "cmd/kubelet")
 KUBE_SCHEDULER = Server("kube-scheduler", KUBERNETES[NEWEST], "cmd/kube-scheduler")
 KUBE_CONTROLLER_MANAGER = Server("kube-controller-manager", KUBERNETES[NEWEST], "cmd/kube-controller-manager")
 
+# kube-scheduler with the filter NodeResourceTopologyMatch, which judges a pod by each NUMA node.
+TOPOLOGY_SCHEDULER = Server(
+    "topology-aware-scheduler",
+    Module(HERE / "scheduler-plugins", "sigs.k8s.io/scheduler-plugins"),
+    "cmd/scheduler",
+)
+
 # NRI's own side of a runtime. The oldest knows no validators; before 0.12 all events come as StateChange.
 NRI_RUNTIMES = {
     version: Server(
@@ -150,6 +157,7 @@ API_SERVERS = (
     KUBE_APISERVER[OLDEST],
     HELM,
     KREW,
+    TOPOLOGY_SCHEDULER,
     *NRI_RUNTIMES.values(),
 )
 NODE_SERVERS = (CONTAINERD, CONTAINERD_SHIM, CTR, KUBELET, KUBE_SCHEDULER, KUBE_CONTROLLER_MANAGER)

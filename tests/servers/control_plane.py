@@ -6,13 +6,15 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import trustme
+import yaml
 
 from tests.servers.apiserver import ApiServer
-from tests.servers.catalog import KUBE_CONTROLLER_MANAGER, KUBE_SCHEDULER, NEWEST
+from tests.servers.catalog import KUBE_CONTROLLER_MANAGER, KUBE_SCHEDULER, NEWEST, TOPOLOGY_SCHEDULER
 from tests.servers.daemon import Daemon, free_port, running
 from tests.servers.start import (
     _answers,
@@ -26,9 +28,10 @@ from tests.servers.start import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from tests.servers.catalog import Server
+
+SCHEDULER_CONFIG = Path("examples/config/topology-aware-scheduler.yaml")
 
 
 @dataclass
@@ -102,6 +105,18 @@ def start_control_plane(
 def start_scheduler(program: Path, server: ApiServer) -> Iterator[Daemon]:
     """Run kube-scheduler until the block ends."""
     with _controller(KUBE_SCHEDULER, program, server) as daemon:
+        yield daemon
+
+
+@contextmanager
+def start_topology_scheduler(program: Path, server: ApiServer) -> Iterator[Daemon]:
+    """Run kube-scheduler with scheduler-plugins' filter by NUMA node, for pods that name this scheduler."""
+    config = server.directory / f"{TOPOLOGY_SCHEDULER.name}.yaml"
+    kubeconfig = server.add_user(TOPOLOGY_SCHEDULER.name, group="system:masters")
+    content = yaml.safe_load(SCHEDULER_CONFIG.read_text(encoding="utf-8"))
+    content["clientConnection"] = {"kubeconfig": str(kubeconfig)}
+    config.write_text(yaml.safe_dump(content))
+    with _controller(TOPOLOGY_SCHEDULER, program, server, f"--config={config}") as daemon:
         yield daemon
 
 

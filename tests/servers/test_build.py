@@ -61,6 +61,7 @@ def test_catalog_versions_come_from_go_mod() -> None:
         "kube-apiserver 1.30.14",
         "helm 4.3.1",
         "krew 0.4.4",
+        "topology-aware-scheduler 0.34.7",
         "nri-runtime 0.12.3",
         "nri-runtime 0.11.0",
         "nri-runtime 0.8.0",

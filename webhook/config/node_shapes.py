@@ -104,19 +104,18 @@ def load_shapes(written: bytes) -> tuple[NodeShape, ...]:
 
 
 def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
-    """Return the kinds that matter, each with the first of its nodes as its name.
+    """Return the kinds that matter, each with the first of its nodes as its name: the largest of each width of cores.
 
-    A kind that has neither more cores nor more threads per core than another can hold nothing that the other cannot.
+    A smaller one can hold nothing that the largest cannot. Every width counts: whole cores are counted where all agree.
     """
     first: dict[CoreShape, str] = {}
     for name in sorted(machines):
         first.setdefault(machines[name], name)
-    found: list[NodeShape] = []
-    for machine in sorted(first, reverse=True):  # by threads, then cores
-        if not found or machine.cores > found[-1].cores:
-            name = f"node {first[machine]}"
-            found.append(NodeShape(name=name, cores=machine.cores, threads_per_core=machine.threads))
-    return tuple(found)
+    largest = {machine.threads: machine for machine in sorted(first)}  # by threads, then cores
+    return tuple(
+        NodeShape(name=f"node {first[machine]}", cores=machine.cores, threads_per_core=threads)
+        for threads, machine in reversed(largest.items())
+    )
 
 
 @lru_cache(maxsize=TEXTS_KEPT)

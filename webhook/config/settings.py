@@ -70,6 +70,10 @@ class Settings(_Frozen, frozen=True):
     sidecar_limits: Literal["launcher", "claims", "off"] = "launcher"
     sidecar_resources: SidecarResources = SidecarResources()
     isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
+    whole_cores: bool = (
+        True  # count the cores of `require` in corepin.io/whole-cores, where `threads` is known
+    )
+    numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)  # count those of `single`
     gate: bool = False  # pods whose claims must fit wait until their CPUs are assigned
     gate_image: str = ""
     gate_resources: GateResources = GateResources()
@@ -86,6 +90,12 @@ class Settings(_Frozen, frozen=True):
     def threads_per_core(self) -> tuple[int, ...]:
         """Threads per core of every configured node shape; empty when the webhook knows nothing of nodes."""
         return tuple(shape.threads_per_core for shape in self.node_shapes)
+
+    @property
+    def threads(self) -> int | None:
+        """The threads per core on which all node shapes agree; None where they differ, or none is known."""
+        found = {shape.threads_per_core for shape in self.node_shapes}
+        return found.pop() if len(found) == 1 else None
 
 
 @lru_cache(maxsize=8)  # asked at every review

@@ -21,7 +21,7 @@ PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one tak
 
 
 class Counted(NamedTuple):
-    """A number of cores that a container gets for its own claim."""
+    """A number of cores or CPUs that a container gets for its own claim."""
 
     name: str
     number: int
@@ -52,12 +52,12 @@ class Injection:
     def _prepare_pod(self, more: bytes) -> tuple[Wanted, ...]:
         return wanted("", joined(self.mutations.per_pod, msgspec.json.decode(more)))
 
-    def container_fragment(self, counted: Counted | None) -> Fragment:
-        """Return what is added to a container, at whatever place, that owns a count of cores or does not."""
+    def container_fragment(self, counted: tuple[Counted, ...]) -> Fragment:
+        """Return what is added to a container, at whatever place, for which so much is counted, or nothing."""
         added = self.mutations.per_container
-        return joined(added, counted.fragment) if counted else added
+        return joined(added, *(number.fragment for number in counted)) if counted else added
 
-    def _container_wanted(self, pointer: str, counted: Counted | None) -> tuple[Wanted, ...]:
+    def _container_wanted(self, pointer: str, counted: tuple[Counted, ...]) -> tuple[Wanted, ...]:
         """Return what is added to the container at a JSON pointer."""
         return wanted(pointer, self.container_fragment(counted))
 

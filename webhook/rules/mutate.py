@@ -1,4 +1,4 @@
-"""Plan what a new pod gets: the CMK contract, counts of isolated cores, limits of sidecars, marks, a guest's file, the gate. Pure.
+"""Plan what a new pod gets: the CMK contract, counts for the scheduler, limits of sidecars, marks, a guest's file, the gate. Pure.
 
 A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
 pod again gives nothing.
@@ -11,18 +11,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from pinning.brief import few
-from pinning.contract import (
-    CMK_MUTATE,
-    CMK_MUTATE_TRUE,
-    CMK_NUM_CORES,
-    ISOLATED_CORES,
-    SMTPolicy,
-)
+from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE
 from pinning.errors import Cause
-from pinning.pods.claims import Claim, Origin, PodClaims, read_pod
+from pinning.pods.claims import PodClaims, read_pod
+from webhook.rules.counts import counts_of
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
-from webhook.rules.injection import NOTHING, Counted, joined, merged
+from webhook.rules.injection import NOTHING, joined, merged
 from webhook.rules.marks import plan_marks
 from webhook.rules.patch import Operation, add, clashes, missing, wanted
 from webhook.rules.sidecars import plan_limits
@@ -89,7 +84,7 @@ def plan_injection(
     operations = [*missing(pod, pod_wanted), *_service_account(pod, source.mutations.service_account)]
     for member in pod_claims.members:
         pointer, claim = member.pointer, pod_claims.claim_of(member.name)
-        counted = _counted(claim, settings) if claim else None
+        counted = counts_of(claim, settings) if claim else ()
         members = source.container_wanted(pointer, counted)
         if more and pointer in more:
             members = wanted(pointer, joined(source.container_fragment(counted), more[pointer]))
@@ -106,15 +101,6 @@ def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
         yield add("/spec/serviceAccountName", account)
         if spec.get("serviceAccount"):
             yield add("/spec/serviceAccount", account)
-
-
-def _counted(claim: Claim, settings: Settings) -> Counted | None:
-    """Return what a container gets for its own claim."""
-    if claim.origin is Origin.CMK:
-        return Counted(CMK_NUM_CORES, claim.count)
-    if claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
-        return Counted(ISOLATED_CORES, claim.count)
-    return None
 
 
 def _host_path_warnings(pod: Pod, injection: Injection) -> Iterator[Cause]:

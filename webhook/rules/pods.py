@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from pinning.brief import few
 from pinning.contract import (
     CMK_INJECTED,
@@ -13,17 +15,16 @@ from pinning.contract import (
     CMK_MUTATE_TRUE,
     CMK_NUM_CORES,
     GATE_CONTAINER,
-    ISOLATED_CORES,
     LAUNCHER_CONTAINER,
-    STATUS_CPUS,
     QoSClass,
     SMTPolicy,
 )
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field, is_policy_key
 from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
-from pinning.pods.quantity import millicores, parse_quantity, whole
+from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
+from webhook.rules.counts import recounted, wrong_counts
 from webhook.rules.gate import plan_gate, taken_names
 from webhook.rules.memory import edited_memory, too_much_memory
 from webhook.rules.mutate import plan_injection, wants_injection
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
     from webhook.config.settings import NodeShape, Settings
     from webhook.rules.injection import Injection
-
-GROWN = f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
-SHRUNK = "create the pod again to have fewer counted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
     causes = chain(
         _causes(pod_claims, settings),
         taken_names(pod),
-        _isolated_cores(pod_claims),
+        wrong_counts(pod_claims, settings),
         _not_guaranteed(pod, pod_claims),
         _not_injected(pod, pod_claims, settings, injection),
     )
@@ -68,7 +66,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
 def review_template(pod: Pod, settings: Settings) -> Verdict:
     """Judge a pod that nobody has injected anything into yet."""
     pod_claims = read_pod(pod)
-    causes = chain(_causes(pod_claims, settings), taken_names(pod), _isolated_cores(pod_claims))
+    causes = chain(_causes(pod_claims, settings), taken_names(pod), wrong_counts(pod_claims, settings))
     return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
 
@@ -79,7 +77,7 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     before, after = read_pod(old), read_pod(new)
     causes = few(added(_causes(before, settings), _causes(after, settings)))
     warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
-    told = chain(warnings, _recounted(before, after), edited_memory(before, after))
+    told = chain(warnings, recounted(before, after, settings), edited_memory(before, after))
     return Verdict(causes or few(_lost(old, new, before, after)), few(told))
 
 
@@ -132,44 +130,6 @@ def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
             field = f"{member.path}.env[{at}].value"
             message = f"{value[:20]!r} is not in 1 to {claim.count}, the cores that {member.called} claims; remove it"
             yield Cause(field, message, flaw=("preset", field, value))
-
-
-def _isolated_cores(pod_claims: PodClaims) -> Iterator[Cause]:
-    """Refuse a count of isolated cores that differs from what `isolate` will take."""
-    for member, claim in _miscounted(pod_claims):
-        given = shown(member.requests[ISOLATED_CORES])
-        message = (
-            f"{given} differs from the {claim.count} cores that isolate takes; remove it, corepin sets it"
-        )
-        yield Cause(f"{member.path}.resources.requests[{ISOLATED_CORES}]", message)
-
-
-def _recounted(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
-    """Tell who resizes an isolated container what the scheduler still counts: no resize can change that."""
-    was = {claim.container: (claim.smt, claim.count) for claim in before.claims}
-    for member, claim in _miscounted(after):
-        if was.get(member.name) == (claim.smt, claim.count):
-            continue
-        given = member.requests[ISOLATED_CORES]
-        message = f"the scheduler still counts {shown(given)} cores for container {member.called}"
-        grows = claim.count > parse_quantity(given)
-        yield Cause(
-            f"{member.path}.resources.requests[{ISOLATED_CORES}]",
-            f"{message}, and isolate now takes {claim.count}; {GROWN if grows else SHRUNK}",
-        )
-
-
-def _miscounted(pod_claims: PodClaims) -> Iterator[tuple[Member, Claim]]:
-    """Yield the containers for which the scheduler counts other cores than `isolate` takes."""
-    isolated = {
-        claim.container: claim
-        for claim in pod_claims.claims
-        if claim.smt is SMTPolicy.ISOLATE and claim.origin is not Origin.CMK
-    }
-    for member in pod_claims.members if isolated else ():
-        claim, given = isolated.get(member.name), member.requests.get(ISOLATED_CORES)
-        if claim and given is not None and whole(given) != claim.count:
-            yield member, claim
 
 
 def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Iterator[Cause]:
@@ -250,7 +210,8 @@ def _not_injected(
     pod: Pod, pod_claims: PodClaims, settings: Settings, injection: Injection
 ) -> Iterator[Cause]:
     message = "not injected: the mutating webhook was not called; create the pod again"
-    missing = plan_injection(pod, pod_claims, settings, injection)
+    certain = structs.replace(settings, whole_cores=False)  # another replica may not know the nodes yet
+    missing = plan_injection(pod, pod_claims, certain, injection)
     if missing:
         yield Cause(annotation_field(CMK_INJECTED), f"{message} (missing: {missing[0]['path']})")
     if plan_gate(pod, pod_claims, settings):

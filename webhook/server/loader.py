@@ -79,6 +79,24 @@ def _log_checks(settings: Settings) -> None:
     else:
         facts = {"why": "nodeShapes is empty, and no watched node has published its topology"}
         logger.info("checks against nodes are off", extra={"facts": facts})
+    _log_whole_cores(settings)
+
+
+def _log_whole_cores(settings: Settings) -> None:
+    """Say whether the scheduler is told how many cores `require` takes."""
+    if settings.whole_cores and settings.threads:
+        facts: dict[str, object] = {"threads_per_core": settings.threads}
+        logger.info("whole cores are counted", extra={"facts": facts})
+        return
+    why = "wholeCores is false"
+    if settings.whole_cores:
+        widths = sorted(set(settings.threads_per_core))
+        why = (
+            f"the cores of nodes have {' and '.join(map(str, widths))} threads"
+            if widths
+            else "no node is known"
+        )
+    logger.info("whole cores are not counted", extra={"facts": {"why": why}})
 
 
 def _loaded(file: File, load: Callable[[bytes], T], content: bytes | None, default: T) -> T:

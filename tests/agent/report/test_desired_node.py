@@ -13,7 +13,7 @@ import pytest
 from agent.config import NodeOptions
 from agent.kubelet.policy import KubeletPolicy
 from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_text
-from agent.report.extended_resources import node_resources
+from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
 from pinning.machine.cpuset import CPUSet
@@ -27,6 +27,10 @@ from tests.pods import CORES, OTHER_CORES, container
 
 NOW = "2026-11-20T12:00:00Z"
 ISOLATED = "corepin.io/isolated-cores"
+WHOLE, NUMA = "corepin.io/whole-cores", "corepin.io/numa-cpus"
+NOTHING = dict.fromkeys(RESOURCES, 0)
+REQUIRE = {"smt-policy.corepin.io/pod": "require"}
+SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod": "single"}
 OPTIONS = NodeOptions()
 
 
@@ -40,6 +44,11 @@ def isolated(name: str, number: int) -> Pod:
     return bound(name, container("main", {"cpu": number, ISOLATED: number}), annotations=ISOLATE)
 
 
+def counted(name: str, cpus: int, resource: str, number: int, words: Mapping[str, str]) -> Pod:
+    """Return a pod for whose CPUs the webhook has added a count."""
+    return bound(name, container("main", {"cpu": cpus, resource: number}), annotations=words)
+
+
 def over(pod: Pod) -> Pod:
     """Return the pod with its work done."""
     return {**pod, "status": {"phase": "Succeeded"}}
@@ -48,19 +57,28 @@ def over(pod: Pod) -> Pod:
 @pytest.mark.parametrize(
     ("pods", "numbers"),
     [
-        pytest.param([], (3, 3, 3), id="all free cores, the reserved one is none"),
-        pytest.param([bound("a", annotations=EXCLUSIVE)], (2, 2, 2), id="CPUs of others take a core away"),
-        pytest.param([cores("a", 2)], (3, 1, 1), id="held by such claims, and free"),
-        pytest.param([cores("a", 1), isolated("b", 1)], (2, 1, 2), id="each counts its own"),
-        pytest.param([cores("a", 9)], (9, 3, 3), id="never below what bound pods claim"),
-        pytest.param([over(cores("a", 9))], (3, 3, 3), id="pods that are over claim nothing"),
-        pytest.param([bound("a", container("main", 1), annotations=EXCLUSIVE)], (2, 2, 2), id="half a core"),
+        pytest.param([], (3, 3, 3, 3, 6), id="all free cores, the reserved one is none"),
+        pytest.param(
+            [bound("a", annotations=EXCLUSIVE)], (2, 2, 2, 2, 4), id="CPUs of others take a core away"
+        ),
+        pytest.param([cores("a", 2)], (3, 1, 1, 1, 2), id="held by such claims, and free"),
+        pytest.param([cores("a", 1), isolated("b", 1)], (2, 1, 2, 1, 2), id="each counts its own"),
+        pytest.param(
+            [counted("a", 3, WHOLE, 2, REQUIRE)], (1, 1, 1, 3, 2), id="the idle sibling of an odd count"
+        ),
+        pytest.param([counted("a", 2, NUMA, 2, SINGLE)], (2, 2, 2, 2, 6), id="CPUs of one NUMA node"),
+        pytest.param([counted("a", 5, NUMA, 5, SINGLE)], (3, 3, 3, 3, 6), id="no NUMA node has so many"),
+        pytest.param([cores("a", 9)], (9, 3, 3, 3, 6), id="never below what bound pods claim"),
+        pytest.param([over(cores("a", 9))], (3, 3, 3, 3, 6), id="pods that are over claim nothing"),
+        pytest.param(
+            [bound("a", container("main", 1), annotations=EXCLUSIVE)], (2, 2, 2, 2, 5), id="half a core"
+        ),
     ],
 )
-def test_resources(pods: list[Pod], numbers: tuple[int, int, int]) -> None:
-    """Exclusive, non-isolcpus and isolated cores are counted from the same free cores."""
+def test_resources(pods: list[Pod], numbers: tuple[int, ...]) -> None:
+    """Exclusive, non-isolcpus, isolated and whole cores, and CPUs of NUMA nodes, are counted from what is free."""
     resources = node_resources(state_of(*pods), pods)
-    assert resources == dict(zip((CORES, OTHER_CORES, ISOLATED), numbers, strict=True))
+    assert resources == dict(zip(RESOURCES, numbers, strict=True))
 
 
 def test_cores_of_a_pod_that_the_api_forgot_are_not_published() -> None:
@@ -84,7 +102,7 @@ def test_static_pools_bound_the_numbers() -> None:
     """With CMK's pools only their cores count, each for its own resource."""
     pools = StaticPools(exclusive_cores=1, exclusive_non_isolcpus=CPUSet([3]))
     resources = node_resources(state_of(config=NodeConfig(pools=pools)), [])
-    assert resources == {CORES: 1, OTHER_CORES: 1, ISOLATED: 1}
+    assert resources == {CORES: 1, OTHER_CORES: 1, ISOLATED: 1, WHOLE: 1, NUMA: 2}
 
 
 def test_an_offline_sibling_leaves_a_core() -> None:
@@ -99,9 +117,9 @@ def test_numbers_never_rise_while_observing() -> None:
     """Only what bound pods claim is published, and never more than before."""
     pods = [cores("a", 2)]
     state = state_of(*pods, config=NodeConfig(observe=True))
-    assert node_resources(state, pods) == {CORES: 2, OTHER_CORES: 0, ISOLATED: 0}
-    assert node_resources(state, pods, {CORES: 1}) == {CORES: 1, OTHER_CORES: 0, ISOLATED: 0}
-    assert node_resources(state, [], {CORES: 2}) == {CORES: 0, OTHER_CORES: 0, ISOLATED: 0}
+    assert node_resources(state, pods) == {**NOTHING, CORES: 2}
+    assert node_resources(state, pods, {CORES: 1}) == {**NOTHING, CORES: 1}
+    assert node_resources(state, [], {CORES: 2}) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -361,7 +379,7 @@ def test_capacity_and_allocatable_go_together() -> None:
     """When one of the two differs, both are written."""
     desired = desired_node(state_of(), [], OPTIONS)
     assert desired
-    full = {CORES: "3", OTHER_CORES: "3", ISOLATED: "3"}
+    full = {CORES: "3", OTHER_CORES: "3", ISOLATED: "3", WHOLE: "3", NUMA: "6"}
     patch = differences(
         node(status={"capacity": full, "allocatable": {**full, CORES: "0"}}), desired, NOW
     ).status

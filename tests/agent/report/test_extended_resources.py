@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from agent.node_state import NodeState
 from agent.report.extended_resources import RESOURCES, node_resources
+from agent.report.numa_cpus import zone_cpus
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -24,6 +25,9 @@ from tests.pinning.nodes import smt_machine
 from tests.pods import CORES, OTHER_CORES, container
 
 ISOLATED = "corepin.io/isolated-cores"
+WHOLE, NUMA = "corepin.io/whole-cores", "corepin.io/numa-cpus"
+REQUIRE = {"smt-policy.corepin.io/pod": "require"}
+SINGLE = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}
 SMALL = smt_machine(4)  # core 0 is reserved
 ISOLCPUS = smt_machine(8, isolated="5-7,13-15")
 NODES = (
@@ -34,6 +38,7 @@ NODES = (
     (smt_machine(6, sockets=2, threads=1), StaticPools(exclusive_cores=3, shared_cores=1)),
 )
 WORDS = ("isolate", "require", "prefer")
+CORE_COUNTS = tuple(name for name in RESOURCES if name != NUMA)
 COUNTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 
 
@@ -48,15 +53,18 @@ def claimed(pods: list[Pod], resource: str) -> int:
     return sum(requested(members(pod), resource) for pod in pods if not is_final(pod))
 
 
-def free_cores(state: NodeState, resource: str) -> int:
-    """Return the cores of a resource's pool that nobody holds any CPU of, counted one by one."""
-    free = 0
+def free(state: NodeState, resource: str) -> int:
+    """Return the cores, or CPUs, of a resource's pool that nobody holds any of, counted one by one."""
+    if resource == NUMA:
+        pool = state.sets.pools.exclusive & state.sets.topology.online
+        return sum(cpu not in state.ledger.held for cpu in pool)
+    count = 0
     for core in state.sets.topology.cores:
         cpus = core.cpus & state.sets.topology.online
         pools = state.sets.pools
         inside = pools.non_isolcpus if resource == OTHER_CORES else pools.exclusive
-        free += bool(cpus) and not cpus - inside and not cpus & state.ledger.held
-    return free
+        count += bool(cpus) and not cpus - inside and not cpus & state.ledger.held
+    return count
 
 
 def offered(state: NodeState, pods: list[Pod]) -> Mapping[str, int]:
@@ -94,7 +102,7 @@ def test_containers_that_reuse_cores_are_not_counted_twice() -> None:
     spec = {**(pod["spec"] or {}), "initContainers": [container("init", {CORES: 2})]}
     pods: list[Pod] = [{**pod, "spec": spec}]  # type: ignore[typeddict-item]
     state = state_of(*pods, machine=SMALL)
-    assert node_resources(state, pods) == {CORES: 3, OTHER_CORES: 1, ISOLATED: 1}
+    assert node_resources(state, pods) == {CORES: 3, OTHER_CORES: 1, ISOLATED: 1, WHOLE: 1, NUMA: 2}
 
 
 def test_a_pod_that_the_last_pass_has_not_seen_is_taken_from_what_is_free() -> None:
@@ -107,7 +115,7 @@ def test_the_last_shared_core_is_not_offered() -> None:
     """Where isolcpus has the reserved core, the others need one of the free ones, and the agent gives it to nobody."""
     machine = smt_machine(4, isolated="0,4")
     state = state_of(machine=machine)
-    assert offered(state, []) == dict.fromkeys(RESOURCES, 2)
+    assert offered(state, []) == {**dict.fromkeys(RESOURCES, 2), NUMA: 5}
     for count, refused in ((2, False), (3, True)):
         assert bool(state_of(isolated("a", count), machine=machine).refusals) == refused
     pods = [isolated("a", 2)]
@@ -151,15 +159,18 @@ class Cluster(RuleBasedStateMachine):
         self.count += 1
         return f"p{self.count:03}"
 
-    @rule(counts=COUNTS, resource=st.sampled_from(RESOURCES), init=st.booleans(), scheduled=st.booleans())
+    @rule(counts=COUNTS, resource=st.sampled_from(CORE_COUNTS), init=st.booleans(), scheduled=st.booleans())
     def create(self, counts: list[int], resource: str, init: bool, scheduled: bool) -> None:
         """Create a pod of whole cores; one that the scheduler placed gets all of them."""
         amounts = [
-            {"cpu": number, resource: number} if resource == ISOLATED else {resource: number}
+            {"cpu": number * (self.machine.smt if resource == WHOLE else 1), resource: number}
+            if resource in {ISOLATED, WHOLE}
+            else {resource: number}
             for number in counts
         ]
+        words = REQUIRE if resource == WHOLE else ISOLATE
         listed = [container(f"c{at}", amount) for at, amount in enumerate(amounts)]
-        pod = bound(self.name(), *listed[init and len(listed) > 1 :], annotations=ISOLATE)
+        pod = bound(self.name(), *listed[init and len(listed) > 1 :], annotations=words)
         spec = {**(pod["spec"] or {}), "initContainers": listed[: init and len(listed) > 1]}
         pod = {**pod, "spec": spec}  # type: ignore[typeddict-item]
         fits = requested(members(pod), resource) <= offered(self.state, [*self.pods.values()])[resource]
@@ -170,6 +181,15 @@ class Cluster(RuleBasedStateMachine):
             assert not [
                 refusal for refusal in self.state.refusals if refusal.owner.pod_uid == f"p{self.count:03}"
             ]
+
+    @rule(cpus=st.integers(1, 7))
+    def create_of_one_node(self, cpus: int) -> None:
+        """Create a pod of CPUs of one NUMA node: it gets them if and only if one has so many free."""
+        fits = cpus <= max(zone.free for zone in zone_cpus(self.state))
+        self.add(bound(self.name(), container("c0", {"cpu": cpus, NUMA: cpus}), annotations=SINGLE))
+        refused = f"p{self.count:03}" in {refusal.owner.pod_uid for refusal in self.state.refusals}
+        takes_shared_ones_first = self.state.sets.reserved <= self.state.topology.isolated
+        assert refused != fits or takes_shared_ones_first
 
     @rule(cpus=st.integers(1, 5))
     def create_uncounted(self, cpus: int) -> None:
@@ -207,10 +227,10 @@ class Cluster(RuleBasedStateMachine):
         """Bound pods stay covered, and the rest is free; all of it while everybody holds what the scheduler counts."""
         pods = [*self.pods.values()]
         for name, rest in offered(self.state, pods).items():
-            free = free_cores(self.state, name)
-            assert 0 <= rest <= free
+            unheld = free(self.state, name)
+            assert 0 <= rest <= unheld
             if not claimed(pods, name):
-                assert rest >= free - (self.state.sets.reserved <= self.state.topology.isolated)
+                assert rest >= unheld - (self.state.sets.reserved <= self.state.topology.isolated)
 
 
 Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=25)

@@ -17,6 +17,7 @@ from tests.pinning.world import Wish
 from tests.pods import CORES, OTHER_CORES
 
 ISOLATED = "corepin.io/isolated-cores"
+WHOLE, NUMA = "corepin.io/whole-cores", "corepin.io/numa-cpus"
 ALONE = Wish("1", smt="isolate")  # on FLAT, reserved 0,4: the core 1,5
 
 
@@ -115,4 +116,4 @@ def test_a_shrunk_isolated_pod_stays_counted(node: FakeNode) -> None:
     resize(node, "a", "1", allocated="1")
     after = node.run()
     assert node.cpus(number) == "1"
-    assert numbers(node, after) == {CORES: 2, OTHER_CORES: 2, ISOLATED: 3}
+    assert numbers(node, after) == {CORES: 2, OTHER_CORES: 2, ISOLATED: 3, WHOLE: 2, NUMA: 4}

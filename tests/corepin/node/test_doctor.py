@@ -83,9 +83,33 @@ def test_agent_and_cluster_are_compared(
     assert 'reservedSystemCPUs: "0,4"' in shown
 
 
+def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
+    doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The topology is read from the cluster; where there is none that is found, and elsewhere nothing is said."""
+    labels = {"app.kubernetes.io/managed-by": "corepin"}
+    numa = {"name": "corepin.io/numa-cpus", "allocatable": "6", "available": "2"}
+    zones = [{"name": "node-0", "resources": [numa, {"name": "cpu"}]}]
+    command = [*doctor, "--socket", str(tmp_path / "s"), "--node", "n1"]
+    for topology, status, sentence in (
+        ({"metadata": {"labels": labels}, "zones": zones}, 0, "may place 2 of 6 CPUs of node-0"),
+        (None, 1, "FIX NUMA scheduling: this node has no NodeResourceTopology"),
+        ({"metadata": {}}, 1, "another program publishes"),
+    ):
+        with api_server(tmp_path, {}, topology=topology, cpu="6") as config:
+            monkeypatch.setenv("KUBECONFIG", str(config))
+            assert main([*command, "--node-topology", "on"]) == status
+            assert sentence in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "--node-topology", "on"]) == 0
+    assert "NUMA scheduling: not known" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "NUMA scheduling" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        pytest.param(["--node-topology", "yes"], "--node-topology: 'yes'", id="neither on nor off"),
         pytest.param(["--seconds", "soon"], "--seconds: 'soon'", id="no number"),
         pytest.param(["--seconds", "-1"], "--seconds: '-1'", id="negative"),
     ],

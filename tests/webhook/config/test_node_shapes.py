@@ -135,10 +135,18 @@ def test_siblings_that_are_offline_do_not_count() -> None:
             ),
             id="more threads, or more cores",
         ),
+        pytest.param(
+            {"wide": CoreShape(2, 64), "narrow": CoreShape(1, 3)},
+            (
+                NodeShape(name="node wide", cores=64, threads_per_core=2),
+                NodeShape(name="node narrow", cores=3, threads_per_core=1),
+            ),
+            id="a small node is told, where its cores have another width",
+        ),
     ],
 )
 def test_kinds_that_matter(machines: dict[str, CoreShape], expected: tuple[NodeShape, ...]) -> None:
-    """Each kind that could hold what no other one can, by threads per core."""
+    """The largest of each width of cores: the smaller ones can hold nothing that it cannot."""
     assert kinds(machines) == expected
 
 

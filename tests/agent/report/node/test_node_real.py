@@ -17,7 +17,12 @@ from tests.agent.states import MACHINE
 from tests.servers.catalog import NEWEST
 
 pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
-OTHERS = ("cmk.intel.com/exclusive-non-isolcpus-cores", "corepin.io/isolated-cores")
+OTHERS = (
+    "cmk.intel.com/exclusive-non-isolcpus-cores",
+    "corepin.io/isolated-cores",
+    "corepin.io/whole-cores",
+    "corepin.io/numa-cpus",
+)
 KUBEVIRT = ("cpumanager", "kubevirt.io/cpumanager")
 
 
@@ -87,7 +92,7 @@ def check_node(node: Any) -> None:
     assert (held["cpus"], pools["free"], pools["shared"]) == ("1-2,5-6", "3,7", "0,3-4,7")
     assert taints(node) == [("cmk", "NoSchedule"), ("others", "NoSchedule")]
     for amounts, cpu in ((node["status"]["capacity"], "8"), (node["status"]["allocatable"], "7")):
-        assert amounts == {"cpu": cpu, CORES: "3", OTHERS[0]: "1", OTHERS[1]: "1"}
+        assert amounts == {"cpu": cpu, CORES: "3", **dict(zip(OTHERS, ("1", "1", "1", "2"), strict=True))}
     conditions = {condition["type"]: condition for condition in node["status"]["conditions"]}
     assert conditions["Ready"]["status"] == "True"
     assert conditions["CorepinKubeletPolicy"]["status"] == "False"

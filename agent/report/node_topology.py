@@ -1,0 +1,213 @@
+"""Keep the NodeResourceTopology of the node, from which scheduler-plugins' filter learns what its NUMA nodes have free.
+
+The filter judges a container by each zone on its own, so that a zone has the free CPUs that `single` may take there.
+It refuses every container of a resource that the node has and no zone (measured with v0.34.7: `cpu` and `memory`, of
+pods of any QoS class). So all that a kubelet could align is there too, in each zone as much as the whole node has:
+corepin aligns none of it, and a Guaranteed pod larger than a NUMA node is placed as it would be without the filter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agent.clock import Clock
+from agent.report.node_types import Node
+from agent.report.numa_cpus import zone_cpus
+from agent.report.publisher import Later
+from apiserver.errors import APIError, Gone
+from apiserver.pages import decode
+from pinning.contract import NUMA_CPUS, PRODUCT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.node_state import NodeState
+    from agent.report.numa_cpus import ZoneCPUs
+    from apiserver.client import Api
+
+API_VERSION: Final = "topology.node.k8s.io/v1alpha2"
+KIND: Final = "NodeResourceTopology"
+TOPOLOGIES: Final = f"/apis/{API_VERSION}/noderesourcetopologies"
+OURS: Final = {"app.kubernetes.io/managed-by": PRODUCT}
+ATTRIBUTES: Final = [  # without them the filter judges nothing
+    {"name": "topologyManagerPolicy", "value": "single-numa-node"},
+    {"name": "topologyManagerScope", "value": "container"},
+]
+ALIGNED: Final = ("cpu", "memory", "hugepages-")  # the beginnings of what zones must have
+MOST_NUMBER: Final = 63  # of a NUMA node; the filter has no place for larger ones
+INTERVAL_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 300.0  # until what others did to the object, and the kubelet to the node, is looked for
+
+logger = logging.getLogger(__name__)
+_node = msgspec.json.Decoder(Node)
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    owner_references: list[dict[str, Any]] | None = None
+
+
+class Topology(msgspec.Struct):
+    """A NodeResourceTopology, as far as the agent reads it."""
+
+    metadata: _Meta
+    attributes: list[Any] | None = None
+    zones: list[Any] | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Say whether an agent of ours wrote it: other programs publish topologies too."""
+        return OURS.items() <= (self.metadata.labels or {}).items()
+
+
+_topology = msgspec.json.Decoder(Topology)
+
+
+def node_topology(state: NodeState, node: Node) -> dict[str, Any]:
+    """Return what the object of a node shall say; it goes when the node goes."""
+    meta = node.metadata
+    owner = {"apiVersion": "v1", "kind": "Node", "name": meta.name, "uid": meta.uid}
+    whole = list(_whole(node))
+    zones = [_zone(zone, whole) for zone in zone_cpus(state) if zone.numa_node <= MOST_NUMBER]
+    return {
+        "metadata": {"labels": OURS, "ownerReferences": [owner]},
+        "attributes": ATTRIBUTES,
+        "zones": zones,
+    }
+
+
+def _whole(node: Node) -> Iterator[Mapping[str, str]]:
+    """Yield what each zone says of the resources that corepin does not align."""
+    for name, amount in sorted((node.status.allocatable or {}).items()):
+        if name.startswith(ALIGNED):
+            capacity = (node.status.capacity or {}).get(name, amount)
+            yield _resource(name, capacity, amount, amount)
+
+
+def _zone(zone: ZoneCPUs, whole: list[Mapping[str, str]]) -> dict[str, Any]:
+    allocatable, free = str(zone.allocatable), str(zone.free)
+    resources = [_resource(NUMA_CPUS, allocatable, allocatable, free), *whole]
+    return {"name": f"node-{zone.numa_node}", "type": "Node", "resources": resources}
+
+
+def _resource(name: str, capacity: str, allocatable: str, available: str) -> Mapping[str, str]:
+    return {"name": name, "capacity": capacity, "allocatable": allocatable, "available": available}
+
+
+class TopologyReport:
+    """Writes the object when it has to change, at most once per interval; where an agent only observes there is none."""
+
+    def __init__(
+        self, api: Api, node: str, clock: Clock = Clock(), interval_seconds: float = INTERVAL_SECONDS
+    ) -> None:
+        self._api = api
+        self._node_path = f"/api/v1/nodes/{node}"
+        self._path = f"{TOPOLOGIES}/{node}"
+        self._name = node
+        self._clock = clock
+        self._interval = interval_seconds
+        self._node: Node | None = None
+        self._there: Topology | None = None
+        self._looked = 0.0
+        self._complaint = ""  # why there is no object of ours
+        self._logged = ""
+        self.writes = 0
+
+    async def publish(self, state: NodeState) -> None:
+        """Bring the object to what the state says, and come back later to see whether it still is so."""
+        if not state.is_synchronised:
+            return  # what was written before is kept
+        try:
+            wrote = await self._bring_to(state)
+        except APIError:
+            self._node = None  # whatever was known of the object may be wrong
+            raise
+        if wrote:
+            self._logged = ""
+            self.writes += 1
+            await asyncio.sleep(self._interval)
+        raise Later("looks at the topology again", LOOK_SECONDS, refused=bool(self._complaint))
+
+    async def reset(self) -> None:
+        """Remove the object."""
+        await self._remove(await self._read())
+
+    async def _bring_to(self, state: NodeState) -> bool:
+        """Write what differs; return whether anything did."""
+        node = await self._newest_node()
+        if self._complaint:
+            return False  # until it is looked again
+        if self._there and not self._there.is_ours:
+            self._complain("another program publishes the topology of this node: stop it there")
+            return False
+        if state.observes:
+            removed = await self._remove(self._there)
+            self._there = None
+            return removed
+        desired = node_topology(state, node)
+        if self._there and _says(self._there, desired):
+            return False
+        return await (self._change(self._there, desired) if self._there else self._create(desired))
+
+    async def _newest_node(self) -> Node:
+        """Return the node; it and the object are read again after a while."""
+        now = self._clock.monotonic()
+        if self._node is None or now - self._looked >= LOOK_SECONDS:
+            self._node = decode(_node, await self._api.get(self._node_path))
+            self._there = await self._read()
+            self._looked, self._complaint = now, ""
+        return self._node
+
+    async def _read(self) -> Topology | None:
+        try:
+            return decode(_topology, await self._api.get(self._path))
+        except Gone:
+            return None
+
+    async def _create(self, desired: Mapping[str, Any]) -> bool:
+        metadata = {**desired["metadata"], "name": self._name}
+        try:
+            answer = await self._api.create(
+                TOPOLOGIES, {"apiVersion": API_VERSION, "kind": KIND, **desired, "metadata": metadata}
+            )
+        except Gone:
+            self._complain("the cluster knows no NodeResourceTopology: install its CRD")
+            return False
+        self._there = decode(_topology, answer)
+        return True
+
+    async def _change(self, there: Topology, desired: Mapping[str, Any]) -> bool:
+        """Replace what is said by a version of the object; raise Conflict where it is another one by now."""
+        metadata = {**desired["metadata"], "resourceVersion": there.metadata.resource_version}
+        answer = await self._api.patch(self._path, {**desired, "metadata": metadata})
+        self._there = decode(_topology, answer)
+        return True
+
+    async def _remove(self, there: Topology | None) -> bool:
+        if there is None or not there.is_ours:
+            return False
+        try:
+            await self._api.delete(self._path)
+        except Gone:
+            return False
+        return True
+
+    def _complain(self, why: str) -> None:
+        """Log once why there is no object of ours."""
+        if why != self._logged:
+            logger.warning("topology not published", extra={"facts": {"why": why}})
+        self._complaint = self._logged = why
+
+
+def _says(there: Topology, desired: Mapping[str, Any]) -> bool:
+    owners = there.metadata.owner_references
+    return (owners, there.attributes, there.zones) == (
+        desired["metadata"]["ownerReferences"],
+        desired["attributes"],
+        desired["zones"],
+    )

@@ -1,0 +1,48 @@
+"""What `corepin doctor` says of scheduling by NUMA node."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.doctor.check import Verdict
+from agent.doctor.numa import NUMAFacts, ZoneFacts, numa_checks
+
+OURS = ZoneFacts(is_ours=True, cpus={"node-0": ("2", "6"), "node-1": ("8", "8")})
+FOREIGN = ZoneFacts(is_ours=False, cpus={})
+
+
+@pytest.mark.parametrize(
+    ("facts", "observes", "verdict", "message"),
+    [
+        pytest.param(
+            NUMAFacts(is_wanted=True, zones=OURS),
+            False,
+            Verdict.OK,
+            "may place 2 of 6 CPUs of node-0, 8 of 8 CPUs of node-1",
+            id="published",
+        ),
+        pytest.param(NUMAFacts(is_wanted=True), False, Verdict.FINDING, "has no NodeResource", id="absent"),
+        pytest.param(NUMAFacts(is_wanted=True), True, Verdict.OK, "only observes", id="observed"),
+        pytest.param(
+            NUMAFacts(is_wanted=True, zones=FOREIGN), True, Verdict.FINDING, "another program", id="foreign"
+        ),
+        pytest.param(
+            NUMAFacts(is_wanted=True, silence="no way"),
+            False,
+            Verdict.UNKNOWN,
+            "not known (no way)",
+            id="mute",
+        ),
+    ],
+)
+def test_what_is_said(facts: NUMAFacts, observes: bool, verdict: Verdict, message: str) -> None:
+    """One line: what a scheduler sees, or why it sees nothing and what to do."""
+    [check] = numa_checks(facts, observes=observes)
+    assert check.verdict is verdict
+    assert message in check.message
+    assert bool(check.remedy) is (verdict is not Verdict.OK)
+
+
+def test_nothing_is_said_where_nobody_asked() -> None:
+    """Without the component there is nothing to look at."""
+    assert not list(numa_checks(NUMAFacts(), observes=False))

@@ -1,0 +1,251 @@
+"""The NodeResourceTopology of a node: what it says, when it is written, and that it is nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.report.node_topology import TopologyReport, node_topology
+from agent.report.node_types import Node, NodeMeta, NodeStatus
+from agent.report.publisher import Later
+from apiserver.access import Access
+from apiserver.client import Api
+from apiserver.errors import Conflict
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import CPUFacts, assemble
+from pinning.planning.node_config import NodeConfig
+from tests.agent.report.node.server import merged
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.pods import container
+
+NODE = "/api/v1/nodes/node-1"
+OBJECTS = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+AMOUNTS = {"cpu": "8", "memory": "16Gi", "hugepages-2Mi": "0", "pods": "110", "ephemeral-storage": "1Gi"}
+OURS = {"app.kubernetes.io/managed-by": "corepin"}
+PINNED = bound("a", container("main", 2), annotations=EXCLUSIVE)
+OBSERVING = NodeConfig(observe=True)
+
+
+@dataclass
+class Clock:
+    """A clock that stands where a test puts it."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Server:
+    """A node, and its topology if there is one."""
+
+    def __init__(self, there: dict[str, Any] | None = None, *, has_kind: bool = True) -> None:
+        self.there = there
+        self.has_kind = has_kind
+        self.uid = "u"
+        self.version = 1
+        self.calls: list[str] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Answer as the API server does."""
+        if request.url.path == NODE:
+            metadata = {"name": "node-1", "uid": self.uid}
+            return httpx.Response(200, json={"metadata": metadata, "status": {"allocatable": AMOUNTS}})
+        self.calls.append(request.method)
+        missing = self.there is None or not self.has_kind
+        if missing if request.method != "POST" else not self.has_kind:
+            return httpx.Response(404, json={"message": "the server could not find the requested resource"})
+        if request.method == "DELETE":
+            self.there = None
+            return httpx.Response(200, json={})
+        if request.method in {"POST", "PATCH"}:
+            body = json.loads(request.content)
+            if body["metadata"].pop("resourceVersion", str(self.version)) != str(self.version):
+                return httpx.Response(409, json={"message": "changed"})
+            self.put(merged(self.there, body))
+        return httpx.Response(200, json=self.there)
+
+    def put(self, there: dict[str, Any]) -> None:
+        """Let somebody write the object."""
+        self.version += 1
+        self.there = merged(there, {"metadata": {"resourceVersion": str(self.version)}})
+
+    @property
+    def free(self) -> list[str]:
+        """The free CPUs that each zone says."""
+        assert self.there
+        return [zone["resources"][0]["available"] for zone in self.there["zones"]]
+
+
+def run(server: Server, act: Callable[[TopologyReport], Awaitable[None]], clock: Clock | None = None) -> None:
+    """Run a coroutine with a writer."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
+        await act(TopologyReport(api, "node-1", clock or Clock(), interval_seconds=0))  # type: ignore[arg-type]
+        await api.close()
+
+    asyncio.run(main())
+
+
+async def published(report: TopologyReport, *args: Any, **more: Any) -> Later:
+    """Publish a state, and return until when the writer then waits."""
+    with pytest.raises(Later) as later:
+        await report.publish(state_of(*args, **more))
+    return later.value
+
+
+def test_each_zone_says_what_it_has_free_and_the_rest_of_the_whole_node() -> None:
+    """CPUs for `single` are those of the NUMA node; what corepin does not align stands in each zone whole."""
+    metadata = NodeMeta(name="node-1", uid="u")
+    status = NodeStatus(allocatable=AMOUNTS, capacity={**AMOUNTS, "cpu": "10"})
+    said = node_topology(state_of(PINNED), Node(metadata, status=status))
+    whole = [
+        {"name": "cpu", "capacity": "10", "allocatable": "8", "available": "8"},
+        {"name": "hugepages-2Mi", "capacity": "0", "allocatable": "0", "available": "0"},
+        {"name": "memory", "capacity": "16Gi", "allocatable": "16Gi", "available": "16Gi"},
+    ]
+    numbers = [("2", "0"), ("4", "4")]  # core 0 of NUMA node 0 is reserved
+    assert said["zones"] == [
+        {
+            "name": f"node-{at}",
+            "type": "Node",
+            "resources": [
+                {"name": "corepin.io/numa-cpus", "capacity": has, "allocatable": has, "available": free},
+                *whole,
+            ],
+        }
+        for at, (has, free) in enumerate(numbers)
+    ]
+    assert said["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "u"}
+    ]
+    assert {it["name"]: it["value"] for it in said["attributes"]} == {
+        "topologyManagerPolicy": "single-numa-node",
+        "topologyManagerScope": "container",
+    }
+
+
+def test_numa_nodes_that_the_filter_cannot_number_are_left_out() -> None:
+    """It has 64 places, and a scheduler that meets a larger number crashes."""
+    machine = assemble([CPUFacts(cpu, cpu, 0, (0, 8, 64, 252)[cpu]) for cpu in range(4)], CPUSet(range(4)))
+    said = node_topology(state_of(machine=machine), Node(NodeMeta()))
+    assert [zone["name"] for zone in said["zones"]] == ["node-0", "node-8"]
+
+
+def test_it_is_made_once_and_written_only_when_it_changes() -> None:
+    """Silence costs no request, a change one, and nothing is written before everything is known."""
+    server = Server()
+
+    async def act(report: TopologyReport) -> None:
+        await report.publish(state_of(complete=False))
+        assert server.calls == []
+        await published(report)
+        assert (server.calls, server.free) == (["GET", "POST"], ["2", "4"])
+        assert server.there
+        assert server.there["kind"] == "NodeResourceTopology"
+        assert server.there["metadata"]["labels"] == OURS
+        await published(report)
+        await published(report, bound("x"))
+        assert len(server.calls) == 2
+        await published(report, PINNED)
+        assert (server.calls[2:], server.free, report.writes) == (["PATCH"], ["0", "4"], 2)
+
+    run(server, act)
+
+
+def test_what_others_change_is_put_back_after_a_while() -> None:
+    """Each look reads node and object again: a lost object, other zones, and a node that was made anew are met then."""
+    server, clock = Server(), Clock()
+
+    async def act(report: TopologyReport) -> None:
+        later = await published(report)
+        assert later.seconds
+        for is_lost in (True, False):
+            server.there = None if is_lost else {**(server.there or {}), "zones": []}
+            await published(report)
+            assert not (server.there or {}).get("zones")
+            clock.now += later.seconds
+            await published(report)
+            assert server.free == ["2", "4"]
+        server.uid = "another"
+        clock.now += later.seconds
+        await published(report)
+        assert server.there
+        assert server.there["metadata"]["ownerReferences"][0]["uid"] == "another"
+
+    run(server, act, clock)
+
+
+def test_a_version_that_is_not_known_is_read_first() -> None:
+    """Whoever wrote meanwhile may be another program: the next try looks whose it is."""
+    server = Server()
+
+    async def act(report: TopologyReport) -> None:
+        await published(report)
+        foreign = {"metadata": {"labels": {}}, "zones": ["theirs"]}
+        server.put(foreign)
+        with pytest.raises(Conflict):
+            await report.publish(state_of(PINNED))
+        assert (await published(report, PINNED)).refused == 1
+        assert server.there
+        assert server.there["zones"] == ["theirs"]
+
+    run(server, act)
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        pytest.param(Server({"metadata": {}, "zones": []}), "another program publishes", id="a foreign one"),
+        pytest.param(Server(has_kind=False), "install its CRD", id="no such kind"),
+    ],
+)
+def test_what_stands_in_the_way_is_told_once(
+    server: Server, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the reason, the metric a refusal, and it is looked for again after a while only."""
+    clock = Clock()
+
+    async def act(report: TopologyReport) -> None:
+        for _ in range(3):
+            later = await published(report, PINNED)
+            await published(report)
+            assert later.refused == 1
+            assert later.seconds
+            clock.now += later.seconds
+        await report.reset()
+
+    with caplog.at_level(logging.WARNING, "agent.report.node_topology"):
+        run(server, act, clock)
+    [record] = caplog.records
+    assert why in vars(record)["facts"]["why"]
+    assert set(server.calls) <= {"GET", "POST"}
+    assert len(server.calls) <= 7
+
+
+def test_it_goes_with_the_agent() -> None:
+    """At uninstall, and where an agent only observes, no scheduler judges by it any more."""
+    server = Server()
+
+    async def act(report: TopologyReport) -> None:
+        await report.reset()
+        await published(report)
+        await published(report, config=OBSERVING)
+        assert server.there is None
+        await published(report, config=OBSERVING)
+        assert server.calls[-1] == "DELETE"
+        await published(report)
+        assert server.free == ["2", "4"]
+        await report.reset()
+        assert server.there is None
+
+    run(server, act)

@@ -1,0 +1,39 @@
+"""A control plane of its own: its nodes would take pods of other tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.numa_scheduling.cluster import Cluster
+from tests.servers.apiserver import ApiServer
+from tests.servers.catalog import TOPOLOGY_SCHEDULER
+from tests.servers.control_plane import start_topology_scheduler
+from tests.servers.start import require, start_servers
+
+CRD = Path("tests/servers/scheduler-plugins/crd.yaml")
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def scheduled() -> Iterator[ApiServer]:
+    """Return an API server whose pods are placed by the scheduler with the filter."""
+    [program] = require(TOPOLOGY_SCHEDULER)
+    with start_servers() as server:
+        server.apply(CRD.read_text())
+        server.kubectl("wait", "--for=condition=Established", "-f", str(CRD))
+        with start_topology_scheduler(program, server):
+            yield server
+
+
+@pytest.fixture
+def cluster(scheduled: ApiServer) -> Iterator[Cluster]:
+    """Return a cluster without nodes; those of a test go with it."""
+    namespace = scheduled.create_namespace(f"numa-{next(_numbers)}")
+    with scheduled.client() as client:
+        yield Cluster(scheduled, client, namespace)
+    scheduled.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force")
+    scheduled.kubectl("delete", "nodes,noderesourcetopologies", "--all")

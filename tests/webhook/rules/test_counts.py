@@ -1,0 +1,207 @@
+"""What the scheduler is told beside the CPUs of a claim: cores that `require` takes whole, CPUs of one NUMA node."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from tests.pods import CORES, OTHER_CORES, SMT, container, launcher, pod
+from webhook.config.mutations import BUILT_IN
+from webhook.config.settings import load_settings
+from webhook.rules.injection import Injection
+from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
+
+WHOLE, NUMA, ISOLATED = "corepin.io/whole-cores", "corepin.io/numa-cpus", "corepin.io/isolated-cores"
+SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod": "single"}
+TWO = b"{numaCPUs: true, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}, {name: b, cores: 64, threadsPerCore: 2}]}"
+MIXED = b"{numaCPUs: true, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}, {name: b, cores: 64}]}"
+UNKNOWN = b"numaCPUs: true"
+
+
+def mutated(document: Any, settings: bytes) -> Any:
+    """Return the pod after its plan, which a second pass has nothing to add to."""
+    read = load_settings(settings)
+    plan = plan_mutation(document, read, Injection(BUILT_IN))
+    result = jsonpatch.apply_patch(copy.deepcopy(document), [dict(step) for step in plan.operations])
+    assert plan_mutation(result, read, Injection(BUILT_IN)).operations == ()
+    return result
+
+
+def counts(document: Any, settings: bytes) -> dict[str, int]:
+    """Return what is counted for the first container, as limit and as request alike."""
+    resources = mutated(document, settings)["spec"]["containers"][0]["resources"]
+    limits, requests = (resources.get(kind) or {} for kind in ("limits", "requests"))
+    added = {name: int(limits[name]) for name in (WHOLE, NUMA, ISOLATED) if name in limits}
+    assert added == {name: int(requests[name]) for name in (WHOLE, NUMA, ISOLATED) if name in requests}
+    return added
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpus", "expected"),
+    [
+        pytest.param(TWO, "3", {WHOLE: 2}, id="an odd count takes a hidden CPU"),
+        pytest.param(TWO, "4", {WHOLE: 2}, id="an even one takes whole cores too"),
+        pytest.param(b"nodeShapes: [{name: a, cores: 8}]", "3", {WHOLE: 3}, id="nodes without SMT"),
+        pytest.param(MIXED, "3", {}, id="nodes that differ"),
+        pytest.param(UNKNOWN, "3", {}, id="no node is known"),
+        pytest.param(TWO.replace(b"{", b"{wholeCores: false, ", 1), "3", {}, id="switched off"),
+    ],
+)
+def test_require_counts_cores_where_all_nodes_agree(
+    settings: bytes, cpus: str, expected: dict[str, int]
+) -> None:
+    """So many cores does each node take for it; where nodes differ, or none is known, nobody can say."""
+    assert counts(pod(container("main", cpus), annotations={SMT: "require"}), settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "expected"),
+    [
+        pytest.param({}, TWO, {NUMA: 3}, id="CPUs"),
+        pytest.param({}, b"", {}, id="off, as it is shipped"),
+        pytest.param({"cpu-manager.corepin.io/pod": "share"}, TWO, {NUMA: 3}, id="shared CPUs are held too"),
+        pytest.param({SMT: "require"}, TWO, {WHOLE: 2, NUMA: 4}, id="with the hidden CPU"),
+        pytest.param({SMT: "require"}, MIXED, {NUMA: 3}, id="as many as are known to be taken"),
+        pytest.param({SMT: "isolate"}, TWO, {ISOLATED: 3, NUMA: 6}, id="with all siblings"),
+        pytest.param({SMT: "isolate"}, UNKNOWN, {ISOLATED: 3, NUMA: 3}, id="siblings that nobody knows"),
+        pytest.param({"numa-policy.corepin.io/pod": "packed"}, TWO, {}, id="more than one NUMA node will do"),
+    ],
+)
+def test_single_counts_cpus_of_one_numa_node(
+    words: dict[str, str], settings: bytes, expected: dict[str, int]
+) -> None:
+    """Of one NUMA node it takes its CPUs, and their siblings where it owns whole cores."""
+    document = pod(container("main", "3"), annotations={**SINGLE, **words})
+    assert counts(document, settings) == expected
+
+
+def test_cores_of_cmk_are_counted_by_numa_node_too() -> None:
+    """Their own resource says how many; those of the other pool lie where no zone counts them."""
+    words = {"numa-policy.corepin.io/pod": "single"}
+    for resource, expected in ((CORES, {NUMA: 4}), (OTHER_CORES, {})):
+        amounts = {resource: "2"}
+        assert counts(pod(container("main", amounts, amounts), annotations=words), TWO) == expected
+
+
+def test_each_container_is_counted_by_itself() -> None:
+    """The narrower scope wins, and a container without a claim gets nothing."""
+    words = {**SINGLE, "numa-policy.corepin.io/container.two": "packed"}
+    document = pod(
+        container("one", "2"),
+        container("two", "2"),
+        container("log"),
+        init=[container("i", "4")],
+        annotations=words,
+    )
+    spec = mutated(document, TWO)["spec"]
+    assert spec["initContainers"][0]["resources"]["limits"] == {"cpu": "4", NUMA: "4"}
+    one, two, log = spec["containers"]
+    assert one["resources"]["limits"] == {"cpu": "2", NUMA: "2"}
+    assert NUMA not in two["resources"]["limits"]
+    assert "resources" not in log
+
+
+def test_a_launcher_is_counted() -> None:
+    """A virtual machine with dedicated CPUs goes where one NUMA node has them."""
+    document: Any = launcher(compute=container("compute", "4"))
+    document["metadata"]["annotations"] = {"numa-policy.corepin.io/pod": "single"}
+    assert counts(document, TWO) == {NUMA: 4}
+
+
+def judged(document: Any, settings: bytes) -> Verdict:
+    """Return the verdict on a new pod after its injection."""
+    read = load_settings(settings)
+    plan = plan_mutation(document, read, Injection(BUILT_IN))
+    final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
+    return review_new_pod(final, read, Injection(BUILT_IN))
+
+
+def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
+    """Return a pod that states a count itself."""
+    amounts = {"cpu": cpus, resource: number}
+    return pod(container("main", amounts, amounts), annotations=words)
+
+
+@pytest.mark.parametrize(
+    ("document", "settings", "message"),
+    [
+        pytest.param(stated("3", WHOLE, "2", {SMT: "require"}), TWO, "", id="right"),
+        pytest.param(
+            stated("3", WHOLE, "3", {SMT: "require"}),
+            TWO,
+            "3 differs from the 2 cores that require",
+            id="wrong",
+        ),
+        pytest.param(stated("3", WHOLE, "2", {SMT: "require"}), b"", "", id="its user knows the nodes"),
+        pytest.param(
+            stated("3", WHOLE, "4", {SMT: "require"}), b"", "4 differs from the 1 to 3 cores", id="on no node"
+        ),
+        pytest.param(stated("3", NUMA, "3", SINGLE), UNKNOWN, "", id="right CPUs"),
+        pytest.param(
+            stated("3", NUMA, "2", SINGLE),
+            UNKNOWN,
+            "2 differs from the 3 CPUs of one NUMA node that single takes; remove it, corepin sets it",
+            id="too few CPUs",
+        ),
+        pytest.param(stated("3", NUMA, "4", SINGLE), UNKNOWN, "4 differs from the 3", id="too many CPUs"),
+        pytest.param(
+            stated("3", NUMA, "12", {**SINGLE, SMT: "isolate"}), UNKNOWN, "", id="siblings of wide cores"
+        ),
+        pytest.param(
+            stated("3", NUMA, "2500m", {**SINGLE, SMT: "isolate"}),
+            UNKNOWN,
+            "2500m differs from the 3 to 24",
+            id="half",
+        ),
+    ],
+)
+def test_a_count_of_the_users_own(document: Any, settings: bytes, message: str) -> None:
+    """It stays where a node might take as much, and is refused where none does; a template likewise."""
+    found = judged(document, settings)
+    assert [cause.message[: len(message)] for cause in found.causes] == ([message] if message else [])
+    assert review_template(document, load_settings(settings)).causes == found.causes
+
+
+@pytest.mark.parametrize(
+    ("resource", "words", "sentences"),
+    [
+        pytest.param(
+            WHOLE,
+            {SMT: "require"},
+            (
+                "2 cores for container main, and require now takes 3; the agent",
+                "2 cores for container main, and require now takes 1; create",
+            ),
+            id="whole cores",
+        ),
+        pytest.param(
+            NUMA,
+            SINGLE,
+            (
+                "4 CPUs of one NUMA node for container main, and single now takes 5; the agent",
+                "4 CPUs of one NUMA node for container main, and single now takes 2; create",
+            ),
+            id="CPUs of one NUMA node",
+        ),
+    ],
+)
+def test_a_resize_is_told(resource: str, words: dict[str, str], sentences: tuple[str, str]) -> None:
+    """No update changes what the scheduler counts, so nothing is refused."""
+    number = "2" if resource == WHOLE else "4"
+    before = stated("4", resource, number, words)
+    for cpus, sentence in zip(("5", "2"), sentences, strict=True):
+        verdict = review_changed_pod(before, stated(cpus, resource, number, words), load_settings(TWO))
+        assert verdict.causes == ()
+        [warning] = verdict.warnings
+        assert warning.message.startswith(f"the scheduler still counts {sentence}")
+    assert review_changed_pod(before, before, load_settings(TWO)) == Verdict()
+
+
+def test_a_replica_that_knows_the_nodes_earlier_refuses_nothing() -> None:
+    """A pod that the other replica could not count yet is admitted."""
+    document = mutated(pod(container("main", "3"), annotations={SMT: "require"}), UNKNOWN)
+    assert review_new_pod(document, load_settings(TWO), Injection(BUILT_IN)) == Verdict()

@@ -1,0 +1,132 @@
+"""What the scheduler is to count for a claim beside its CPUs, as extended resources of the container. Pure.
+
+Nothing is counted that a node of the cluster may not have: whole cores only where all nodes that are known have the
+same number of threads per core. A count of the user's own stays where a node might take as much; more, or less, is
+refused. No update changes what the scheduler counts, so a resize is only told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import (
+    CMK_NUM_CORES,
+    EXCLUSIVE_NON_ISOLCPUS_CORES,
+    ISOLATED_CORES,
+    NUMA_CPUS,
+    STATUS_CPUS,
+    WHOLE_CORES,
+    NUMAPolicy,
+    SMTPolicy,
+)
+from pinning.errors import Cause
+from pinning.pods.claims import Origin
+from pinning.pods.quantity import parse_quantity, whole
+from pinning.pods.resources import shown
+from webhook.rules.injection import Counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pinning.pods.claims import Claim, PodClaims
+    from pinning.pods.resources import Member
+    from webhook.config.settings import Settings
+
+MOST_THREADS: Final = 8  # per core, of any machine that Kubernetes runs on
+GROWN: Final = (
+    f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
+)
+SHRUNK: Final = "create the pod again to have fewer counted"
+
+
+class Need(NamedTuple):
+    """How much of a resource a claim takes from its node: exactly so much, or a range while the threads are not known."""
+
+    resource: str
+    policy: str  # that takes it
+    least: int
+    most: int
+
+    @property
+    def amount(self) -> str:
+        """The need as messages show it."""
+        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+
+    @property
+    def unit(self) -> str:
+        """What the resource counts."""
+        return "CPUs of one NUMA node" if self.resource == NUMA_CPUS else "cores"
+
+
+def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
+    """Return what a container gets for its own claim."""
+    found = []
+    if claim.origin is Origin.CMK:
+        found.append(Counted(CMK_NUM_CORES, claim.count))
+    elif claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
+        found.append(Counted(ISOLATED_CORES, claim.count))
+    elif claim.smt is SMTPolicy.REQUIRE and settings.whole_cores and settings.threads:
+        found.append(Counted(WHOLE_CORES, -(-claim.count // settings.threads)))
+    if settings.numa_cpus and _is_of_one_node(claim):
+        found.append(Counted(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
+    return tuple(found)
+
+
+def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
+    """Refuse counts of the user's own that differ from what the claims will take."""
+    for member, need in _miscounted(pod_claims, settings):
+        given = shown(member.requests[need.resource])
+        message = f"{given} differs from the {need.amount} {need.unit} that {need.policy} takes; remove it, corepin sets it"
+        yield Cause(_field(member, need), message)
+
+
+def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
+    """Tell who resizes a container what the scheduler still counts: no resize can change that."""
+    was = {claim.container: set(_needs(claim, settings)) for claim in before.claims}
+    for member, need in _miscounted(after, settings):
+        if need in was.get(member.name, ()):
+            continue
+        given = member.requests[need.resource]
+        message = f"the scheduler still counts {shown(given)} {need.unit} for container {member.called}"
+        remedy = GROWN if need.least > parse_quantity(given) else SHRUNK
+        yield Cause(_field(member, need), f"{message}, and {need.policy} now takes {need.amount}; {remedy}")
+
+
+def _field(member: Member, need: Need) -> str:
+    return f"{member.path}.resources.requests[{need.resource}]"
+
+
+def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
+    """Yield the containers for which the scheduler counts something else than their claims take."""
+    for claim in pod_claims.claims:
+        for need in _needs(claim, settings):
+            member = pod_claims.member_of(claim)
+            given = member.requests.get(need.resource)
+            if given is not None and not need.least <= (whole(given) or 0) <= need.most:
+                yield member, need
+
+
+def _needs(claim: Claim, settings: Settings) -> Iterator[Need]:
+    """Yield what a claim takes of the resources that it might be counted in, added by corepin or not."""
+    count = claim.count
+    if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.ISOLATE:
+        yield Need(ISOLATED_CORES, claim.smt, count, count)
+    if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.REQUIRE:
+        cores = -(-count // settings.threads) if settings.threads else None
+        yield Need(WHOLE_CORES, claim.smt, cores or 1, cores or count)
+    if _is_of_one_node(claim):
+        yield Need(NUMA_CPUS, NUMAPolicy.SINGLE, count, _cpus(claim, MOST_THREADS))
+
+
+def _is_of_one_node(claim: Claim) -> bool:
+    """Say whether its CPUs are counted by NUMA node: agents count those of the common pool."""
+    return claim.numa is NUMAPolicy.SINGLE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
+
+
+def _cpus(claim: Claim, threads: int) -> int:
+    """Return the CPUs that a claim takes from its node, idle siblings too."""
+    if claim.origin is Origin.CMK or claim.smt is SMTPolicy.ISOLATE:
+        return claim.count * threads
+    if claim.smt is SMTPolicy.REQUIRE:
+        return -(-claim.count // threads) * threads
+    return claim.count
