@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from corepin.cmk.flags import add_obsolete, node_name, warn_obsolete
+from corepin.cmk.flags import add_obsolete, name, node_name, warn_obsolete
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from pinning.contract import (
@@ -47,7 +47,10 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line for each node; return 1 when something is missing."""
     warn_obsolete(args, OBSOLETE)
-    lines = [node_line(node, wants_taint=not args.no_taint) for node in _nodes(node_name(args.node))]
+    chosen = node_name(args.node)
+    if chosen:
+        name("--node", chosen)
+    lines = [node_line(node, wants_taint=not args.no_taint) for node in _nodes(chosen)]
     write_out("".join(f"{line}\n" for line, _ in lines))
     return int(any(is_missing for _, is_missing in lines))
 
@@ -56,7 +59,7 @@ def node_line(node: Any, *, wants_taint: bool) -> tuple[str, bool]:
     """Return what a node has, and whether something is missing."""
     there = node.get("status", {}).get("allocatable") or {}
     labels = node["metadata"].get("labels") or {}
-    has = [f"{name}: {there[name]}" for name in CMK_RESOURCES if name in there]
+    has = [f"{resource}: {there[resource]}" for resource in CMK_RESOURCES if resource in there]
     has += [f"label {CMK_NODE_LABEL}=true"] if labels.get(CMK_NODE_LABEL) == "true" else []
     taint = f"taint {CMK_TAINT_KEY}={CMK_TAINT_VALUE}:NoSchedule"
     has += [taint] if any(map(_is_cmks, node["spec"].get("taints") or ())) else []
@@ -74,12 +77,12 @@ def _is_cmks(taint: Any) -> bool:
     )
 
 
-def _nodes(name: str | None) -> list[Any]:
+def _nodes(node: str | None) -> list[Any]:
     from corepin.cmk.requests import kube_client, send
 
     with kube_client() as api:
-        if name:
-            return [send(api, "GET", f"/api/v1/nodes/{name}")]
+        if node:
+            return [send(api, "GET", f"/api/v1/nodes/{node}")]
         found = send(api, "GET", f"/api/v1/nodes?labelSelector={CMK_NODE_LABEL}%3Dtrue")["items"]
     if not found:
         problem = f"no node has the label {CMK_NODE_LABEL}=true"

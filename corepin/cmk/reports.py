@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the report once, or until Ctrl-C."""
     warn_obsolete(args, OBSOLETE)
     name("--namespace", args.namespace)
+    if args.node:
+        name("--node", args.node)
     try:
         seconds = parse_duration("--interval", args.interval) if args.action in KINDS else 0
     except BadContract as problem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from corepin.cmk.flags import node_name
 from corepin.errors import CommandFailed
 from corepin.node.agent_socket import add_socket_flag, read_state
 from pinning.cmk.pools import CMKNode, Task, cmk_pools
@@ -131,11 +130,3 @@ def _numbered(pools: Mapping[str, Lists]) -> dict[str, Lists]:
 
 def _holder(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdecimal() else text
-
-
-def named_node(args: argparse.Namespace) -> str:
-    """Return the node of --node or NODE_NAME; raise CommandFailed where neither names one."""
-    found = node_name(args.node)
-    if not found:
-        raise CommandFailed("--node: no node is named: write --node NAME, or set NODE_NAME as CMK's pods did")
-    return found

@@ -21,6 +21,7 @@ from tests.agent.states import bound, state_of
 from tests.corepin.nodes import agent_socket
 from tests.pods import CORES, container
 
+NOBODY = "--socket=/nonexistent"
 WRAPPED = Task(48624, "default/a/main", "exclusive", CPUSet([1, 5]))
 ENDED = Task(7, "default/b/main", "exclusive", CPUSet([2, 6]))
 STATE = replace(state_of(bound("a", container("main", {CORES: 2}))), tasks=(WRAPPED,), reclaimed=(ENDED,))
@@ -98,15 +99,17 @@ def test_interval_shows_it_again(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("reconcile", "--interval=soon"), "--interval: 'soon' is no duration up to 24h"),
-        (("node-report", "--namespace=A B"), "--namespace: 'A B' is no name of Kubernetes"),
+        (("reconcile", "--interval=soon", NOBODY), "--interval: 'soon' is no duration up to 24h"),
+        (("node-report", "--namespace=A B", NOBODY), "--namespace: 'A B' is no name of Kubernetes"),
+        (("describe", "--node=../pods", NOBODY), "--node: '../pods' is no name of Kubernetes"),
+        (("discover", "--node=../pods"), "--node: '../pods' is no name of Kubernetes"),
     ],
 )
 def test_flags_that_cannot_be_read_are_refused(
     flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anybody is asked."""
-    assert main(["cmk", *flags, "--socket=/nonexistent"]) == 2
+    assert main(["cmk", *flags]) == 2
     assert message in capsys.readouterr().err
 
 
