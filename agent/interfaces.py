@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.node_state import NodeState
+    from agent.vm_interfaces import VirtualMachines
+    from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.observed import Owner, State
     from pinning.planning.starts import StartTable
-    from pinning.planning.vm_masks import VMMasks, VMSeen
     from pinning.pods.types import Pod
-    from pinning.vm_threads import Role
+    from pinning.task_parts import Parts, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,22 @@ class Tasks(Protocol):
         ...
 
 
+class SplitTasks(Protocol):
+    """Keeps the tasks of a container apart that runs on more CPUs than it owns."""
+
+    def move(self, cgroup: str, before: Parts, after: Parts) -> None:
+        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused."""
+        ...
+
+    def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
+        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone."""
+        ...
+
+    def look(self, cgroup: str, parts: Parts) -> Tally:
+        """Count the tasks on each part; raise Gone."""
+        ...
+
+
 class Quotas(Protocol):
     """The CFS quotas of cgroups: how much CPU time each may use."""
 
@@ -177,6 +194,7 @@ class Cgroups:
     tasks: Tasks
     watch: CpusetWatch | None = None  # None: nobody else writes
     quotas: Quotas | None = None  # None: nothing has a quota
+    split: SplitTasks | None = None  # None: tasks are where their cgroup is
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,70 +262,6 @@ class StartState(NamedTuple):
     has_begun: bool  # it runs its command, or may
 
 
-class VMPlace(NamedTuple):
-    """Where a virtual machine is to be looked for."""
-
-    key: str  # the id of KubeVirt's compute container, or of Kata's sandbox
-    pid: int  # the first process of the container, or the sandbox's VMM, in the host's pid namespace
-    cgroup: str | None  # of the container, or of the sandbox where it is known
-    is_sandbox: bool
-
-    @property
-    def cgroups(self) -> tuple[str, ...]:
-        """Where its threads may be: Kata renames its cgroup, and has another for what is no vCPU."""
-        own = (self.cgroup,) if self.cgroup else ()
-        if not self.is_sandbox:
-            return own
-        renamed = (f"{cgroup.rpartition('/')[0]}/kata_{self.key}" for cgroup in own)
-        return (*own, *renamed, f"/kata_overhead/{self.key}")
-
-
-class VMCPUs(NamedTuple):
-    """Where the threads of a virtual machine may run, as read from the kernel."""
-
-    cpus: CPUSet  # all of them together
-    vcpus: CPUSet = EMPTY  # those that run the guest; empty where they cannot be told from the others
-    is_fixed: bool = False  # it can get no more vCPUs than it has
-
-
-class VMPinned(NamedTuple):
-    """What the kernel made of the masks of a virtual machine."""
-
-    seen: VMSeen  # as read back
-    refused: frozenset[Role] = frozenset()  # of threads that it does not let run where they are to
-
-
-class VirtualMachines(Protocol):
-    """The threads of virtual machines. None of these raises: a machine that ends is one that is not there."""
-
-    def kind(self, place: VMPlace) -> str:
-        """Return what runs the machine, e.g. "qemu"; empty while nothing does."""
-        ...
-
-    def count(self, place: VMPlace) -> int:
-        """Return how many threads it has now, cheaply; 0 when it is not there."""
-        ...
-
-    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return its threads and where each may run; None when it is not there (yet).
-
-        `fully` looks again for those outside of its process, which takes longer.
-        """
-        ...
-
-    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Put every thread where it is to run, those too that come meanwhile; None when it is not there any more."""
-        ...
-
-    def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return the ids of its threads as they were last seen."""
-        ...
-
-    def keep(self, places: Collection[VMPlace]) -> None:
-        """Forget all other machines."""
-        ...
-
-
 class PodSource(Protocol):
     """Where the pods of this node come from."""
 
@@ -367,6 +321,14 @@ class Machine(Protocol):
         ...
 
 
+class Wrappers(Protocol):
+    """The commands that containers run under `cmk isolate`."""
+
+    def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
+        """Return the pools in use by containers beside what they own, for as long as each of these runs."""
+        ...
+
+
 class StatePublisher(Protocol):
     """Where the states of the node go: to the reporters."""
 
@@ -398,3 +360,4 @@ class Interfaces:
     container_watch: ContainerWatch | None = None  # None: no container is made but by the agent
     observed_cpus: ObservedCPUs | None = None  # None: no kubelet allocates CPUs here
     vms: VirtualMachines | None = None  # None: threads of virtual machines are left alone
+    wrappers: Wrappers | None = None  # None: nobody can ask

@@ -31,17 +31,9 @@ if TYPE_CHECKING:
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
-    from agent.interfaces import (
-        Cgroups,
-        ContainerWatch,
-        Cpusets,
-        Machine,
-        ObservedCPUs,
-        PodSource,
-        Runtime,
-        VirtualMachines,
-    )
+    from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, ObservedCPUs, PodSource, Runtime
     from agent.report.publisher import Reporter
+    from agent.vm_interfaces import VirtualMachines
     from apiserver.access import Access
     from apiserver.client import Api
 
@@ -141,6 +133,7 @@ async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgrou
 
 def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     """Return who learns of new containers: over NRI, or from their cgroups alone."""
+    from agent.kernel.affinity import put_process
     from agent.kernel.new_cgroups import CgroupWatcher
 
     roots = pod_roots(config.kubelet_cgroup_root)
@@ -150,7 +143,7 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     from agent.nri.plugin import Plugin
     from pinning.pods.vm_handlers import is_vm_handler
 
-    plugin = Plugin(is_vm_handler)
+    plugin = Plugin(is_vm_handler, put=put_process)
     cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)
     return NriContainerWatch(config.nri, plugin, cgroups)
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Owner, SeenPod
     from pinning.planning.refusal import Refusal
-    from pinning.planning.sandboxes import SandboxSet
+    from pinning.planning.run_sets import SandboxSet
+    from pinning.task_parts import Tally
     from pinning.vm_threads import GuestID
 
 
@@ -56,6 +57,8 @@ class Proof:
     outside: int = 0  # tasks allowed on CPUs that are not theirs: drift
     narrowed: int = 0  # tasks allowed on fewer CPUs than they could be
     window_seconds: float | None = None  # from the start of the container until its cpuset was right
+    tally: Tally | None = None  # of one that runs on more than it owns: its tasks, kept apart by their masks
+    split_seconds: float | None = None  # from when it was widened until none of its tasks was new
 
 
 class MemoryState(NamedTuple):
@@ -92,6 +95,7 @@ class ContainerState:
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     cpus: CPUSet = EMPTY  # what it shall run on: its own CPUs, or else the shared set
+    others: CPUSet = EMPTY  # pools that it shall run on besides
     sandbox: SandboxSet | None = (
         None  # where the virtual machine that it is in shall run; None: it is in none
     )
@@ -110,7 +114,7 @@ class ContainerState:
     @property
     def is_pinned(self) -> bool:
         """Say whether it holds CPUs, and the kernel was seen to keep it on them."""
-        wanted = self.sandbox.cpus if self.sandbox else self.cpus
+        wanted = self.sandbox.cpus if self.sandbox else self.cpus | self.others
         return self.policy is not None and self.applied == wanted
 
     @property

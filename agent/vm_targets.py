@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.interfaces import VMPlace
+from agent.vm_interfaces import VMPlace
 from pinning.contract import LAUNCHER_CONTAINER, VMThreadsPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner, State

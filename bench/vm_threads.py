@@ -16,11 +16,11 @@ from pathlib import Path
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.interfaces import VMPlace
-from agent.vm.affinity import Affinities, read_affinity
+from agent.kernel.affinity import Affinities, read_affinity
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm
 from agent.vm.machines import KernelVirtualMachines
 from agent.vm.threads import count_threads, read_threads
+from agent.vm_interfaces import VMPlace
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.vm_masks import VMMasks, sandbox_masks
 from tests.agent.vm.fake_host import FakeHost

@@ -6,6 +6,7 @@ Users and other systems write and read these words; changing one breaks somebody
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 PRODUCT = "corepin"
 
@@ -26,6 +27,7 @@ CPU_MANAGER = "cpu-manager.corepin.io"
 SMT_POLICY = "smt-policy.corepin.io"
 NUMA_POLICY = "numa-policy.corepin.io"
 NUMA_MEMORY_POD = "numa-memory.corepin.io/pod"
+SHARED_CPUS = "shared-cpus.corepin.io"
 SIDECAR_LIMITS_POD = "sidecar-limits.corepin.io/pod"
 POD_SCOPE = "pod"
 CONTAINER_SCOPE = "container."
@@ -148,6 +150,27 @@ class VMThreadsPolicy(StrEnum):
 
     UNION = "union"  # beside the vCPUs, on the CPUs of its containers
     SHARED = "shared"  # in the shared set, the shim among them
+
+
+class SharedCPUs(StrEnum):
+    """Whether an exclusive container may run on the shared set too."""
+
+    TRUE = "true"
+    FALSE = "false"
+
+
+class SharedPool(StrEnum):
+    """CPUs that nobody owns and a container may run on besides its own (CMK's words)."""
+
+    SHARED = "shared"  # the cores set aside for them, else the shared set
+    INFRA = "infra"  # the shared set
+
+
+class PoolUse(NamedTuple):
+    """That a container runs on a pool besides what it owns."""
+
+    pool: SharedPool
+    socket: int | None = None  # of SHARED: on one socket alone
 
 
 class QoSClass(StrEnum):

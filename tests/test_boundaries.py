@@ -38,6 +38,7 @@ ROOMS = {
     "pinning.contract": (),
     "pinning.errors": (),
     "pinning.lazy": (),
+    "pinning.task_parts": ("pinning.machine.cpuset",),
     "pinning.vm_threads": (),
     "pinning.machine": ("pinning.errors",),
     "pinning.pods": (
@@ -52,8 +53,9 @@ ROOMS = {
     "agent.checkpoint": ("agent.errors", "pinning"),
     "agent.grpc_calls": ("agent.errors",),
     "agent.config": ("pinning",),
-    "agent.vm_targets": ("agent.interfaces", "pinning"),
-    "agent.interfaces": ("agent.node_state", "pinning"),
+    "agent.vm_targets": ("agent.interfaces", "agent.vm_interfaces", "pinning"),
+    "agent.interfaces": ("agent.node_state", "agent.vm_interfaces", "pinning"),
+    "agent.vm_interfaces": ("pinning",),
     "agent.kept_pod": ("pinning",),
     "agent.node_state": ("agent.kubelet.policy", "pinning"),
     "agent.metrics": ("agent.node_state", "pinning"),
@@ -80,12 +82,14 @@ ROOMS = {
     ),
     "agent.serve": ("agent.node_state", "pinning"),
     "agent.vm": (
-        *("agent.errors", "agent.interfaces", "agent.kernel.cgroupfs", "agent.kernel.procfs", "pinning"),
+        *("agent.errors", "agent.interfaces", "agent.vm_interfaces", "pinning"),
+        *("agent.kernel.affinity", "agent.kernel.cgroupfs", "agent.kernel.procfs"),
     ),
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
-        *("agent.checkpoint", "agent.kubelet.policy", "agent.vm_targets", "apiserver.backoff", "pinning"),
+        *("agent.checkpoint", "agent.kubelet.policy", "agent.vm_interfaces", "agent.vm_targets"),
+        *("apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),

@@ -8,6 +8,7 @@ from agent.interfaces import Cgroups
 from agent.kernel.cpuset_watch import KernelCpusetWatch
 from agent.kernel.cpusets import KernelCpusets
 from agent.kernel.quota import KernelQuotas
+from agent.kernel.split import KernelSplit
 from agent.kernel.tasks import KernelTasks
 
 if TYPE_CHECKING:
@@ -17,5 +18,7 @@ if TYPE_CHECKING:
 def open_cgroups(hierarchy: Hierarchy, kernel_release: str | None = None) -> Cgroups:
     """Return the cgroups of a hierarchy; raise Refused where they cannot be watched."""
     cpusets = KernelCpusets(hierarchy, kernel_release)
+    tasks = KernelTasks(hierarchy, cpusets)
     watch, quotas = KernelCpusetWatch(cpusets), KernelQuotas(hierarchy)
-    return Cgroups(cpusets, KernelTasks(hierarchy, cpusets), watch, quotas)
+    split = KernelSplit(tasks.below, cpusets, forgets_pins=cpusets.forgets_pins)
+    return Cgroups(cpusets, tasks, watch, quotas, split)

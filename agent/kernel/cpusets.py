@@ -35,7 +35,7 @@ class KernelCpusets:
         self.writable = hierarchy.is_writable()
         self.last_written: dict[str, CPUSet] = {}  # by cgroup, by this agent
         self._hierarchy = hierarchy
-        self._forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
+        self.forgets_pins = kernel_forgets_pins(kernel_release or os.uname().release)
         self._folder = lru_cache(MOST_CGROUPS)(hierarchy.folder)
         self._usual_file = lru_cache(MOST_CGROUPS)(self._usual_file_of)
         self._files = OpenFiles()
@@ -88,7 +88,7 @@ class KernelCpusets:
             self._write(cgroup, cpus)
 
     def _write(self, cgroup: str, cpus: CPUSet) -> None:
-        if self._forgets_pins:
+        if self.forgets_pins:
             self._move_keeping_pins(cgroup, cpus)
         else:
             _move(self._folder(cgroup), cpus)

@@ -37,7 +37,7 @@ class KernelTasks:
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every task below the cgroup with `cpus`; raise Gone."""
-        return compare(self._below(cgroup), cpus, self._cpusets.read(cgroup))
+        return compare(self.below(cgroup), cpus, self._cpusets.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
         """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone.
@@ -45,9 +45,10 @@ class KernelTasks:
         What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
         behind when the cgroup grows.
         """
-        return widen(self._below(cgroup), first, self._cpusets.read(cgroup), EVERY_CPU)
+        return widen(self.below(cgroup), first, self._cpusets.read(cgroup), EVERY_CPU)
 
-    def _below(self, cgroup: str) -> list[int]:
+    def below(self, cgroup: str) -> list[int]:
+        """Return every task of a cgroup and of those below it; raise Gone."""
         return tasks_below(self._hierarchy.folder(cgroup), self._hierarchy.tasks)
 
     def start_state(self, cgroup: str) -> StartState:

@@ -63,7 +63,7 @@ class AffinityCgroups:
         """Return every cgroup that a process carries."""
         cgroups = {cgroup for _, cgroup in _marked() if cgroup.startswith(f"{self._root}/")}
         for cgroup in cgroups:
-            masks = [CPUSet(os.sched_getaffinity(task)) for task in self._tasks(cgroup)]
+            masks = [CPUSet(os.sched_getaffinity(task)) for task in self.tasks(cgroup)]
             self._given.setdefault(cgroup, union(masks) or self._usable)
         return sorted(cgroups)
 
@@ -87,24 +87,25 @@ class AffinityCgroups:
             raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
         self.read(cgroup)
         self._given[cgroup] = cpus
-        for task in self._tasks(cgroup):
+        for task in self.tasks(cgroup):
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(task, cpus)
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every thread of a cgroup with `cpus`; raise Gone."""
-        return compare(self._tasks(cgroup), cpus, self.read(cgroup))
+        return compare(self.tasks(cgroup), cpus, self.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
         """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone."""
         cpus = self.read(cgroup)
-        return widen(self._tasks(cgroup), first, cpus, cpus)
+        return widen(self.tasks(cgroup), first, cpus, cpus)
 
     def start_state(self, cgroup: str) -> StartState:
         """Return how far a container has come."""
         return start_state_of(self.pids(cgroup))
 
-    def _tasks(self, cgroup: str) -> list[int]:
+    def tasks(self, cgroup: str) -> list[int]:
+        """Return every thread of a cgroup."""
         tasks = []
         for pid in self.pids(cgroup):
             with suppress(FileNotFoundError, ProcessLookupError):

@@ -18,6 +18,7 @@ from agent.errors import AgentError, Gone
 from agent.interfaces import Cgroups
 from agent.kernel.cgroupfs import find_hierarchy
 from agent.kernel.cgroups import open_cgroups
+from agent.kernel.split import KernelSplit
 from agent.local.affinity import AffinityCgroups
 from agent.local.cgroups import ROOT, KernelContainerCgroups
 from agent.local.manifest import BadManifest, name_of
@@ -183,4 +184,5 @@ def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[Local
 def _open_affinity(pods: PodsDir, root: str, logs: Path | None, why: str) -> tuple[LocalRuntime, Cgroups]:
     logger.warning("affinity only: nobody is kept off", extra={"facts": {"reason": why}})
     affinity = AffinityCgroups(root)
-    return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), Cgroups(affinity, affinity)
+    cgroups = Cgroups(affinity, affinity, split=KernelSplit(affinity.tasks, affinity))
+    return LocalRuntime(pods, affinity, affinity, root=root, logs=logs), cgroups

@@ -1,7 +1,8 @@
 """Answers the runtime when it makes or changes a container, by the newest table of a pass.
 
 It is called in the thread of the connection, while passes and their disk run in the event loop. The runtime waits for
-two seconds at most, so there is no lock here, no file, no network and no log: a table is read by reference.
+two seconds at most, so there is no lock here, no file, no network and no log: a table is read by reference. Only the
+threads of a container that may run on more than it owns are looked up and put on its own CPUs before it starts.
 """
 
 from __future__ import annotations
@@ -49,16 +50,23 @@ class Birth(NamedTuple):
 class Plugin:
     """The handlers of `agent.nri.wire`. `in_vm` says by the name of a runtime handler that it starts virtual machines.
 
-    The event loop puts a new table in, and reads the rest; only the thread of the connection changes that.
+    `put` lets all threads of a process run on some CPUs alone. The event loop puts a new table in, and reads the rest;
+    only the thread of the connection changes that.
     """
 
-    def __init__(self, in_vm: Callable[[str], bool], clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        in_vm: Callable[[str], bool],
+        clock: Callable[[], float] = monotonic,
+        put: Callable[[int, CPUSet], None] = lambda *_: None,
+    ) -> None:
         self.table: StartTable | None = None  # None: nothing is touched
         self.births: dict[str, Birth] = {}  # by container id, as long as the runtime has it
         self.validates = False  # whether the runtime asks about every creation once more, after all plugins
         self.other_plugins: frozenset[str] = frozenset()  # that were seen to set cpusets
         self._in_vm = in_vm
         self._clock = clock
+        self._put = put
         self._unseen: dict[str, Birth] = {}  # those of older tables that no pass has seen yet
         self._judged: StartTable | None = None  # the table by which they are in the way
         self._in_the_way = EMPTY
@@ -129,8 +137,22 @@ class Plugin:
         """Forget a container that is removed; one that stops may start again on its CPUs."""
         if event == Event.REMOVE_CONTAINER:
             self._forget(container.id)
-        elif event == Event.START_CONTAINER and container.id == self._answered:
-            self._answered = ""
+        elif event == Event.START_CONTAINER:
+            if container.id == self._answered:
+                self._answered = ""
+            self._put_home(pod, container)
+
+    def _put_home(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """Put the first process of a container that may run on more than it owns on its own CPUs.
+
+        What it starts inherits that. The runtime itself sets its mask when it makes the container, so this is not
+        to be done earlier.
+        """
+        table = self.table
+        if table is not None and container.pid and not self._in_vm(pod.runtime_handler):
+            home = table.home(Owner(pod.uid, container.name))
+            if home:
+                self._put(container.pid, home)
 
     def doubt_last_answer(self) -> None:
         """Forget the container that was answered last, if nothing says that the runtime took the answer.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone, Refused
@@ -18,19 +19,21 @@ from agent.reconcile.exposure import note_right
 from agent.reconcile.runtime_sync import CALL_SECONDS
 from agent.reconcile.sandboxes import SandboxMover
 from pinning.planning.observed import State
+from pinning.task_parts import NO_PARTS, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces
+    from agent.interfaces import Interfaces, SplitTasks
     from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.runtime_sync import RuntimeSync
     from agent.reconcile.sandboxes import Sandboxes, SandboxRecord
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.actions import Action
-    from pinning.planning.sandboxes import SandboxSet
+    from pinning.planning.run_sets import SandboxSet
+    from pinning.task_parts import Parts
 
 AT_ONCE: Final = 64  # cgroups written before others get their turn: about 2 ms
 CALLS: Final = 8  # of the runtime at a time: more are not faster
@@ -112,7 +115,7 @@ class Applier:
             record.seen.id, action.cpus
         )
         is_clear = all(wait is True for wait in waits) and not is_writing
-        done = self._write(record, action.cpus) if is_clear else None
+        done = self._write(record, action) if is_clear else None
         return group.create_task(self._later(action, record, waits)) if done is None else done
 
     async def _move(
@@ -133,23 +136,55 @@ class Applier:
             return False
         await self.created_updates.settled(record.seen.id)
         await self._runtime_sync.settled(record.seen.id)
-        done = self._write(record, action.cpus)
-        return await self._send(record, action.cpus) if done is None else done
+        done = self._write(record, action)
+        if done is None:
+            self._pin(record, action)
+            done = await self._send(record, action.cpus)
+            self._pin(record, action)
+        return done
 
-    def _write(self, record: ContainerRecord, cpus: CPUSet) -> bool | None:
+    def _write(self, record: ContainerRecord, action: Action) -> bool | None:
         """Write the cgroup of a container; return None where only the runtime can."""
         if not (record.cgroup and self._writable) or _is_still_to_come(record):
             return None
+        is_moved = record.applied != action.cpus
         try:
-            self._cgroups.cpusets.write(record.cgroup, cpus)
+            self._put(record, record.cgroup, action)
         except Refused:
             return None
         except AgentError as error:
             return self._failed(record, error)
-        done = self._read_back(record, cpus, Path.CGROUP)
-        if done:
-            self._runtime_sync.want(record.seen.id, cpus)
+        done = self._read_back(record, action.cpus, Path.CGROUP)
+        if done and is_moved:
+            self._runtime_sync.want(record.seen.id, action.cpus)
         return done
+
+    def _put(self, record: ContainerRecord, cgroup: str, action: Action) -> None:
+        """Write a cpuset, with the tasks in it where these are to be kept apart, or were."""
+        if self._cgroups.split is None or not _is_apart(record, action):
+            self._cgroups.cpusets.write(cgroup, action.cpus)
+            record.split(parts_of(action.cpus, action.home))
+            return
+        after, begun = parts_of(action.cpus, action.home), self._clock.monotonic()
+        self._cgroups.split.move(cgroup, self._parts(record, cgroup, self._cgroups.split), after)
+        is_first = bool(after.others) and not record.is_split
+        record.split(after, self._clock.monotonic() - begun if is_first else None)
+
+    def _parts(self, record: ContainerRecord, cgroup: str, split: SplitTasks) -> Parts:
+        """Return where the tasks of a container are; what an earlier agent held for it may not have come to pass."""
+        if record.is_split or not record.parts.home:
+            return record.parts
+        tally = split.look(cgroup, record.parts)
+        return record.parts if tally.home or tally.others else NO_PARTS
+
+    def _pin(self, record: ContainerRecord, action: Action) -> None:
+        """Put the tasks of a container on their parts before and after the runtime writes its cpuset."""
+        if self._cgroups.split and record.cgroup and _is_apart(record, action):
+            after = parts_of(action.cpus, action.home)
+            with suppress(AgentError):  # it ends just now
+                self._cgroups.split.pin(record.cgroup, record.parts, after)
+                if record.applied == action.cpus:
+                    record.split(after)
 
     async def _send(self, record: ContainerRecord, cpus: CPUSet) -> bool:
         error = await self._tell(record, cpus)
@@ -213,6 +248,11 @@ async def _are_done(waits: Sequence[Result]) -> bool:
         if not (wait if isinstance(wait, bool) else await wait):
             return False
     return True
+
+
+def _is_apart(record: ContainerRecord, action: Action) -> bool:
+    """Say whether the tasks of a container are to be kept on parts of its CPUs, or were."""
+    return record.is_running and bool(action.home or record.parts.home)
 
 
 def _is_still_to_come(record: ContainerRecord) -> bool:

@@ -12,9 +12,11 @@ from agent.node_state import Path, Proof
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
+from pinning.task_parts import NO_PARTS, Parts, parts_of
 
 if TYPE_CHECKING:
     from agent.interfaces import RuntimeContainer
+    from pinning.task_parts import Tally
 
 FIRST_RETRY_SECONDS: Final = 0.1
 LONGEST_RETRY_SECONDS: Final = 10.0
@@ -57,6 +59,11 @@ class ContainerRecord(Retried):
     born: CPUSet = EMPTY  # what it was made with, where the runtime asked first
     was_seen_so: bool = False  # the kernel showed it on what it was made with
     is_owner: bool = False  # the last plan gives it CPUs of its own
+    home: CPUSet = (
+        EMPTY  # where its tasks shall stay that nobody moved, of one that runs on more than it owns
+    )
+    parts: Parts = NO_PARTS  # where its tasks were put last; without a home: nowhere
+    is_split: bool = False  # this agent has put them there
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
 
@@ -83,7 +90,13 @@ class ContainerRecord(Retried):
     @property
     def is_right(self) -> bool:
         """Say whether it is where the last plan wants it, as far as anybody can know."""
-        return (self.applied or self.sent) == self.wanted
+        is_home = not self.is_running or self.split_home == self.home
+        return is_home and (self.applied or self.sent) == self.wanted
+
+    @property
+    def split_home(self) -> CPUSet:
+        """Where this agent put those of its tasks that nobody moved; empty: nowhere."""
+        return self.parts.home if self.is_split else EMPTY
 
     @property
     def path(self) -> Path:
@@ -94,7 +107,8 @@ class ContainerRecord(Retried):
     @property
     def started_right(self) -> bool:
         """Say whether it was made where it was to run then; one that owns CPUs now was to run on them."""
-        return self.was_seen_so and (not self.is_owner or self.born == self.wanted)
+        is_own = self.born == self.wanted or EMPTY != self.home <= self.born
+        return self.was_seen_so and (not self.is_owner or is_own)
 
     @property
     def mems_at_start(self) -> CPUSet:
@@ -116,9 +130,21 @@ class ContainerRecord(Retried):
         """Note what the runtime was told to make it with."""
         self.born = self.sent = cpus
 
-    def planned(self, cpus: CPUSet, mems: CPUSet = EMPTY, *, is_owner: bool) -> None:
+    def planned(self, cpus: CPUSet, mems: CPUSet = EMPTY, home: CPUSet = EMPTY, *, is_owner: bool) -> None:
         """Take over where it is to run from now on, and where its memory lies if it starts now."""
-        self.wanted, self.mems, self.is_owner = cpus, mems, is_owner
+        self.wanted, self.mems, self.home, self.is_owner = cpus, mems, home, is_owner
+
+    def held(self, own: CPUSet) -> None:
+        """Take what an earlier agent let it own and more for its parts, until this one puts its tasks there."""
+        if not (self.is_split or self.is_new) and own <= self.applied != own:
+            self.parts = parts_of(self.applied, own)
+
+    def split(self, parts: Parts, seconds: float | None = None) -> None:
+        """Note where its tasks were put, and how long that took where it was widened for it."""
+        self.parts, self.is_split = parts, bool(parts.home) and self.is_running
+        self.is_new = self.is_new and not self.is_split
+        if self.proof and seconds is not None and self.proof.split_seconds is None:
+            self.proof = replace(self.proof, split_seconds=round(seconds, 4))
 
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it since it was made."""
@@ -152,16 +178,17 @@ class ContainerRecord(Retried):
         """Note that its tasks are its own business from now on."""
         self.is_new = False
 
-    def compared(self, outside: int, narrowed: int) -> bool:
-        """Note how many of its tasks keep to other CPUs than it; say whether that is news."""
-        if self.proof is None or (outside, narrowed) == (self.proof.outside, self.proof.narrowed):
+    def compared(self, outside: int, narrowed: int, tally: Tally | None = None) -> bool:
+        """Note how many of its tasks keep to other CPUs than it, or to which part; say whether that is news."""
+        if self.proof is None:
             return False
-        self.proof = replace(self.proof, outside=outside, narrowed=narrowed)
-        return True
+        before = self.proof
+        self.proof = replace(before, outside=outside, narrowed=narrowed, tally=tally)
+        return self.proof != before
 
     def was_right(self, cpus: CPUSet, seconds: float) -> None:
         """Note on which CPUs it is as it shall be, and for how long it may have run by then: the first time counts."""
-        if self.right and self.right[0] == cpus:
+        if self.right and self.right[0] in (cpus, self.home):
             seconds = min(seconds, self.right[1])
         self.right = (cpus, seconds)
 
@@ -180,4 +207,5 @@ class ContainerRecord(Retried):
     def _prove(self, cpus: CPUSet, when: str, path: Path) -> None:
         if self.proof is None or self.proof.cpus != cpus:
             window = self.proof.window_seconds if self.proof else None
-            self.proof = Proof(cpus, when, path, window_seconds=window)
+            split = self.proof.split_seconds if self.proof else None
+            self.proof = Proof(cpus, when, path, window_seconds=window, split_seconds=split)

@@ -54,7 +54,7 @@ class Exposure:
         )
         if not is_read or is_on_its_way:
             return
-        seconds = self._prestart.window(container_id, record.wanted)
+        seconds = self._prestart.window(container_id, record.home or record.wanted)
         if seconds is not None:
             record.was_right(record.wanted, seconds)
         window = record.settled()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from agent.interfaces import Interfaces, RuntimeContainer
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.topology import Topology
+    from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Owner
+    from pinning.planning.plan import Plan
     from pinning.pods.types import Pod
 
 AT_ONCE: Final = 64  # containers read before others get their turn: about 2 ms
@@ -61,6 +63,7 @@ class Observer:
         """Return the node as it is now."""
         topology, universe = self._machine()
         complete, watch = await self._list(), self._interfaces.container_watch
+        wrappers = self._interfaces.wrappers
         containers = await self._read_all(moved=universe != self._universe)
         self._universe = universe
         observed = Observed(
@@ -72,10 +75,26 @@ class Observer:
             pods_complete=self._interfaces.pods.complete,
             containers_complete=complete,
             holds_starts=bool(watch and watch.holds),
+            uses=wrappers.uses() if wrappers else {},
         )
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)
         return observed
+
+    def note_held(self, ledger: Ledger | None) -> None:
+        """Let containers that run on more than they own know what they own before a plan changes it."""
+        for record in self.records.values():
+            if ledger and (held := ledger.of(record.owner)):
+                record.held(held.cpus)
+
+    def note_planned(self, observed: Observed, plan: Plan) -> None:
+        """Let every container know where it is to run."""
+        run_sets = plan.run_sets
+        for seen in observed.containers:
+            threads, held = plan.sandboxes.get(seen.sandbox), plan.ledger.of(seen.owner)
+            run_set, mems = run_sets.of_seen(seen), held.mems if held else EMPTY
+            cpus, home = (threads.cpus, EMPTY) if threads else (run_set.cpus, run_set.home)
+            self.records[seen.id].planned(cpus, mems, home, is_owner=bool(held))
 
     async def held_cpus(self, ids: Collection[str]) -> Mapping[Owner, HeldCPUs]:
         """Return which CPUs these containers have where another program allocates them."""
@@ -132,7 +151,18 @@ class Observer:
         seen = []
         for number, (key, record) in enumerate(self.records.items(), 1):
             state, cpus = self._read(record, moved=moved)
-            seen.append(SeenContainer(key, record.owner, state, cpus, record.seen.sandbox))
+            is_created = state is State.CREATED
+            seen.append(
+                SeenContainer(
+                    key,
+                    record.owner,
+                    state,
+                    cpus,
+                    record.seen.sandbox,
+                    home=record.split_home,
+                    starts_at_home=is_created and bool(record.born),
+                )
+            )
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return tuple(seen)

@@ -1,8 +1,9 @@
 """Take the CFS quota from containers that own their CPUs where the operator wants it (`quota: unset`), and count its stops.
 
 A container with CPU limit 1 on 4 CPUs is stopped for three quarters of its time. The quota of the pod counts too,
-and goes when every container of the pod is exclusive. A kubelet that resizes the pod sets both again: so each pass
-looks anew.
+and goes when every container of the pod is exclusive. Of one that runs on more than it owns both always go: its
+helpers would use them up and stop the threads on its own CPUs. A kubelet that resizes the pod sets both again: so
+each pass looks anew.
 """
 
 from __future__ import annotations
@@ -25,12 +26,20 @@ logger = logging.getLogger(__name__)
 
 
 def unset_quotas(
-    records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, quotas: Quotas
+    records: Iterable[ContainerRecord],
+    ledger: Ledger,
+    observed: Observed,
+    quotas: Quotas,
+    *,
+    of_all: bool,
 ) -> None:
-    """Unset what has a quota and shall have none."""
-    whole = {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
-    for record in records:
-        for cgroup in _unlimited(record, ledger, whole):
+    """Unset what has a quota and shall have none: `of_all` owners, or of those that run on more than they own."""
+    unlimited = [record for record in records if _is_unlimited(record, ledger, of_all=of_all)]
+    whole = {record.owner.pod_uid for record in unlimited if record.home}
+    if of_all:
+        whole |= {pod.uid for pod in observed.by_age if _all_exclusive(pod.uid, pod.start_order, ledger)}
+    for record in unlimited:
+        for cgroup in _cgroups(record, whole):
             _unset(cgroup, record, quotas)
 
 
@@ -55,10 +64,15 @@ def _all_exclusive(uid: str, start_order: tuple[str, ...], ledger: Ledger) -> bo
     return exclusive.issuperset(start_order)
 
 
-def _unlimited(record: ContainerRecord, ledger: Ledger, whole: set[str]) -> Iterator[str]:
-    """Yield the cgroups that shall have no quota, the container's and its pod's; v1 wants the pod's first."""
+def _is_unlimited(record: ContainerRecord, ledger: Ledger, *, of_all: bool) -> bool:
     assignment = ledger.of(record.owner)
-    if assignment is None or not assignment.is_exclusive or record.cgroup is None or not record.is_running:
+    is_owner = assignment is not None and assignment.is_exclusive
+    return is_owner and record.is_running and (of_all or bool(record.home))
+
+
+def _cgroups(record: ContainerRecord, whole: set[str]) -> Iterator[str]:
+    """Yield the cgroups that shall have no quota, the container's and its pod's; v1 wants the pod's first."""
+    if record.cgroup is None:
         return
     if record.owner.pod_uid in whole:
         yield str(PurePosixPath(record.cgroup).parent)

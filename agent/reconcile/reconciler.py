@@ -143,6 +143,7 @@ class Reconciler:
         if config.observe:
             self.observer.leave_new()
         plan = self._plan(observed, config)
+        self.observer.note_held(self._ledger)
         await self._save(plan.ledger, observed)
         if not config.observe:  # else whoever allocates writes them
             self._foreign_writes.count(self.observer.rewritten)
@@ -185,10 +186,7 @@ class Reconciler:
         shared = plan.shared
         self._shared = shared if writes else EMPTY
         records, sandboxes = self.observer.records, self.observer.sandboxes
-        for record in records.values():
-            threads, held = plan.sandboxes.get(record.seen.sandbox), plan.ledger.of(record.owner)
-            cpus = threads.cpus if threads else held.cpus if held else shared
-            record.planned(cpus, held.mems if held else EMPTY, is_owner=bool(held))
+        self.observer.note_planned(observed, plan)
         left_alone = self._foreign_writes.left_alone(records.values())
         left_alone |= sandboxes.waiting(self._clock.monotonic())
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
@@ -246,8 +244,9 @@ class Reconciler:
 
     def _unset_quotas(self, ledger: Ledger, observed: Observed, config: NodeConfig) -> None:
         quotas = self._interfaces.cgroups.quotas
-        if quotas and config.quota is Quota.UNSET:
-            unset_quotas(self.observer.records.values(), ledger, observed, quotas)
+        if quotas:
+            records, is_wanted = self.observer.records.values(), config.quota is Quota.UNSET
+            unset_quotas(records, ledger, observed, quotas, of_all=is_wanted)
 
     def _cpus_of_new(self, owner: Owner) -> CPUSet | None:
         """Return where a container that is made now is to run: as the last plan says, else in the shared set."""
@@ -271,7 +270,7 @@ class Reconciler:
         if cgroups.quotas:
             self.metrics.show_throttled(times_throttled(records, self._ledger or Ledger(), cgroups.quotas))
         planned = [record for record in records if record.wanted]
-        sweep = await prove_tasks(planned, cgroups.tasks, self.vms.tasks, is_wanted_elsewhere)
+        sweep = await prove_tasks(planned, cgroups, self.vms.tasks, is_wanted_elsewhere)
         return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 
     async def reset(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.node_state import ContainerState, NodeState, PodState
 from agent.reconcile.memory import memory_state
+from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed, SeenPod
     from pinning.planning.plan import Plan
     from pinning.planning.refusal import Refusal
-    from pinning.planning.sandboxes import SandboxSet
+    from pinning.planning.run_sets import RunSets, SandboxSet
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class PassResult:
     def shared(self) -> CPUSet:
         """Where everything unpinned runs."""
         return self.plan.shared
+
+    @cached_property
+    def run_sets(self) -> RunSets:
+        """Where containers run."""
+        return self.plan.run_sets
 
     @cached_property
     def refused(self) -> Mapping[Owner, Refusal]:
@@ -184,13 +190,14 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
 
 
 def _holding(assignment: Assignment, result: PassResult) -> ContainerState:
-    nodes = result.observed.topology.numa_nodes
+    nodes, owner = result.observed.topology.numa_nodes, assignment.owner
     return ContainerState(
         name=assignment.owner.container,
         policy=assignment.policy,
         smt=assignment.smt,
         numa=assignment.numa,
         cpus=assignment.cpus,
+        others=EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others,
         idle=assignment.idle,
         numa_nodes=tuple(node for node, cpus in nodes.items() if cpus & assignment.cpus),
     )

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import RuntimeSandbox, VMCPUs
+    from agent.interfaces import RuntimeSandbox
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.vms import VMKeeper
-    from pinning.planning.sandboxes import SandboxSet
+    from agent.vm_interfaces import VMCPUs
+    from pinning.planning.run_sets import SandboxSet
 
 AT_ONCE: Final = 8  # machines before others get their turn
 NOT_FOUND: Final = (

@@ -8,7 +8,7 @@ from agent.errors import AgentError
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.actions import Action, Kind
 from pinning.planning.observed import Owner, State
-from pinning.planning.sandboxes import SandboxSet
+from pinning.planning.run_sets import SandboxSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ async def give_back(
 def _widening(observed: Observed) -> Iterator[Action]:
     everything = observed.universe
     for container in observed.live_on_host:
-        if container.cpus != everything or container.state is State.CREATED:
+        if container.cpus != everything or container.home or container.state is State.CREATED:
             yield Action(Kind.WIDEN, container.id, container.owner, everything)
     for sandbox in observed.sandboxes:
         if sandbox.is_movable:

@@ -11,7 +11,7 @@ from agent.errors import AgentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.interfaces import Tasks
+    from agent.interfaces import Cgroups, Tasks
     from agent.reconcile.container_record import ContainerRecord
 
 AT_ONCE: Final = 8  # containers before others get their turn
@@ -28,7 +28,7 @@ class Sweep(NamedTuple):
 
 async def prove_tasks(
     records: Iterable[ContainerRecord],
-    tasks: Tasks,
+    cgroups: Cgroups,
     vm_tasks: Callable[[str], frozenset[int]],
     is_wanted_elsewhere: Callable[[], bool],
 ) -> Sweep:
@@ -40,7 +40,7 @@ async def prove_tasks(
     """
     is_news = False
     for number, record in enumerate(records, 1):
-        is_news |= _prove(record, tasks, vm_tasks(record.seen.id))
+        is_news |= _prove(record, cgroups, vm_tasks(record.seen.id))
         if number % AT_ONCE == 0:
             await asyncio.sleep(0)
             if is_wanted_elsewhere():
@@ -48,10 +48,15 @@ async def prove_tasks(
     return Sweep(is_whole=True, is_news=is_news)
 
 
-def _prove(record: ContainerRecord, tasks: Tasks, vm_tasks: frozenset[int]) -> bool:
+def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) -> bool:
     if record.proof is None or record.cgroup is None or not record.is_running:
         return False
+    tasks = cgroups.tasks
     try:
+        if cgroups.split and record.split_home:
+            tally = cgroups.split.look(record.cgroup, record.parts)
+            stray = tasks.stray_tasks(record.cgroup, record.wanted)
+            return record.compared(len(stray.outside), 0, tally)
         is_first_placed = record.seen.pid in vm_tasks
         if record.is_new and record.seen.pid and not is_first_placed and record.proof.cpus <= record.wanted:
             _widen(record, record.cgroup, tasks)

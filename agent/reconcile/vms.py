@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from agent.interfaces import VMCPUs, VMPinned
 from agent.node_state import VMState
+from agent.vm_interfaces import VMCPUs, VMPinned
 from agent.vm_targets import NO_TARGET, VMTarget, place_of
 from pinning.machine.cpuset import union
 from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.clock import Clock
-    from agent.interfaces import RuntimeSandbox, VirtualMachines, VMPlace
+    from agent.interfaces import RuntimeSandbox
+    from agent.vm_interfaces import VirtualMachines, VMPlace
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.planning.vm_masks import VMMasks, VMSeen

@@ -3,7 +3,8 @@
 Only pods that hold CPUs or were refused some get the annotation; one that holds some gets it when the first of its
 containers runs: a moment earlier there is less to say, and all of it would be written again. A pod with a gate gets it
 at once, and has it as long as it is there: an empty one lets it pass. What changes without the
-pod (the shared set, tasks that come and go) is left out, so that one change of a pod is one PATCH. Times, and what was
+pod (the shared set, but for containers that may use it besides their own; tasks that come and go) is left out, so
+that one change of a pod is one PATCH. Times, and what was
 found when a claim was refused, stay those of the moment at which the content became what it is.
 """
 
@@ -94,6 +95,8 @@ def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | 
             "idle": str(container.idle),
             "numaNodes": list(container.numa_nodes),
         }
+    if container.others:
+        status |= {"sharedCpus": str(container.others), "confinedBy": "affinity", "cpuLimit": "unset"}
     if container.memory:
         words = {"memory": container.memory.word, "memoryNote": container.memory.note}
         status |= {name: text for name, text in words.items() if text}
@@ -101,8 +104,7 @@ def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | 
     if container.policy and container.sandbox and vm and vm.is_one_to_one:
         status["vcpus"] = [rank for rank, cpus in enumerate(vm.vcpus) if cpus <= container.cpus]
     if container.policy and container.proof:
-        is_apart = container.is_pinned and container.sandbox  # what follows the shared set is left out
-        status["applied"] = _applied(container.proof, old, is_apart.own if is_apart else container.proof.cpus)
+        status["applied"] = _applied(container.proof, old, _found(container, container.proof))
     if container.proof and container.proof.outside:
         status["drift"] = True
     if container.intruders:
@@ -110,6 +112,13 @@ def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | 
     if container.refusal:
         status["refusal"] = _refusal(container.refusal, _members(old, "refusal"))
     return status
+
+
+def _found(container: ContainerState, proof: Proof) -> CPUSet:
+    """Return what was read back, less what follows the shared set where that is as it shall be."""
+    if not container.is_pinned:
+        return proof.cpus
+    return container.sandbox.own if container.sandbox else container.cpus
 
 
 def _applied(proof: Proof, old: Mapping[str, Any], found: CPUSet) -> Mapping[str, Any]:
@@ -120,6 +129,8 @@ def _applied(proof: Proof, old: Mapping[str, Any], found: CPUSet) -> Mapping[str
         applied = dict(before)
     if proof.window_seconds is not None:
         applied.setdefault("windowSeconds", proof.window_seconds)
+    if proof.split_seconds is not None:
+        applied.setdefault("splitSeconds", proof.split_seconds)
     return applied
 
 

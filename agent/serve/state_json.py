@@ -87,6 +87,7 @@ def _container(container: ContainerState) -> dict[str, Any]:
         "smtPolicy": container.smt and str(container.smt),
         "numaPolicy": container.numa and str(container.numa),
         "cpus": str(container.cpus),
+        "others": str(container.others),
         "idle": str(container.idle),
         "numaNodes": list(container.numa_nodes),
         "pinned": container.is_pinned,
@@ -126,6 +127,8 @@ def _proof(proof: Proof) -> dict[str, Any]:
         "outside": proof.outside,
         "narrowed": proof.narrowed,
         "windowSeconds": proof.window_seconds,
+        "affinity": proof.tally and proof.tally._asdict(),
+        "splitSeconds": proof.split_seconds,
     }
 
 

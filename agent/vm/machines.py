@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone, Refused
-from agent.interfaces import VMPinned
+from agent.kernel.affinity import KERNEL, Affinities
 from agent.kernel.procfs import TIMES, read_stat
-from agent.vm.affinity import KERNEL, Affinities
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.node import Node
 from agent.vm.outside import count_vhost_threads
 from agent.vm.threads import check_is_there, count_threads, read_threads, rescan_threads
+from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
 from pinning.vm_threads import Role
@@ -23,8 +23,8 @@ from pinning.vm_threads import Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from agent.interfaces import VMPlace
     from agent.vm.node import Roots
+    from agent.vm_interfaces import VMPlace
     from pinning.planning.vm_masks import VMMasks
     from pinning.vm_threads import VMM, GuestShape, VMThread, VMThreads
 

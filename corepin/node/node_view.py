@@ -126,15 +126,12 @@ def _container(name: str, container: Mapping[str, Any]) -> str:
 
 
 def _words(container: Mapping[str, Any]) -> Iterator[str]:
-    proof, refusal = container["proof"], container["refusal"]
-    yield (
-        f"{container['policy']} on CPUs {container['cpus']}"
-        if container["policy"]
-        else f"shared CPUs {container['cpus']}"
-    )
+    proof, refusal, others = container["proof"], container["refusal"], container["others"]
+    where = f"{container['policy']} on CPUs" if container["policy"] else "shared CPUs"
+    yield f"{where} {container['cpus']}{others and f' and shared CPUs {others}'}"
     if proof is None:
         yield "not running"
-    elif proof["cpus"] == container["cpus"]:
+    elif CPUSet.parse(proof["cpus"]) == CPUSet.parse(container["cpus"]) | CPUSet.parse(others):
         yield "as the kernel says"
     else:
         yield f"but the kernel lets it use {proof['cpus']}"
@@ -142,6 +139,10 @@ def _words(container: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_tasks(proof['outside'])} allowed elsewhere"
     if proof and proof["narrowed"]:
         yield f"{_tasks(proof['narrowed'])} on fewer of them, by their own choice"
+    if proof and (tally := proof["affinity"]):
+        own, shared, both = tally["home"], tally["others"], tally["both"]
+        parts = f"{_tasks(own)} on its own by affinity, {shared} on the shared ones"
+        yield f"{parts}, {both} on both" if both else parts
     if container["intruders"]:
         yield f"with {', '.join(container['intruders'])} on its CPUs"
     if refusal:

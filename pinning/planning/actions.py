@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner, State
-from pinning.planning.sandboxes import SandboxSet, holders
+from pinning.planning.run_sets import RunSet, SandboxSet, holders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pinning.planning.ledger import Assignment, Ledger
-    from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenContainer, SeenSandbox
+    from pinning.planning.run_sets import RunSets
 
 NO_SANDBOXES: Final[Mapping[str, SandboxSet]] = MappingProxyType({})
 
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
     SHRINK = "shrink"  # it leaves CPUs, and gains none that anybody else may not share
     GRANT = "grant"  # it gets the CPUs that it holds
-    WIDEN = "widen"  # it holds none, and gets the shared set
+    WIDEN = "widen"  # it gets more of the shared set, or of a pool that nobody owns
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,9 @@ class Action:
     waits_for: tuple[int, ...] = ()  # positions of earlier actions that must be done before
     vacates: CPUSet = EMPTY  # CPUs that no new container may get before this is done: it still runs there
     threads: SandboxSet | None = None  # of a sandbox: which threads get which of these CPUs
+    home: CPUSet = (
+        EMPTY  # of a container that runs on more than it owns: where its tasks stay that nobody moved
+    )
 
 
 class _Writer(NamedTuple):
@@ -51,13 +54,13 @@ class _Writer(NamedTuple):
 
     id: str
     owner: Owner
-    target: SandboxSet
+    target: RunSet
     footprint: CPUSet  # what is charged to it from now on
     current: CPUSet  # where it runs
     held: CPUSet  # what it held before
     charged: CPUSet  # the CPUs that others keep off as long as it is where it is
     must_wait: bool
-    is_sandbox: bool = False
+    sandbox: SandboxSet | None = None  # None: it is a container
 
     @property
     def stays_charged(self) -> CPUSet:
@@ -74,34 +77,34 @@ class _Write:
     cpus: CPUSet
     leaves: int = 0  # CPUs that nobody of this container uses any more once it is written
     needs: int = 0  # CPUs that all others must have left before
+    home: CPUSet = EMPTY  # where the tasks of a container with pools stay
     waits: list[_Write] = field(default_factory=list)
 
     @property
     def threads(self) -> SandboxSet | None:
         """Where the threads of a sandbox go; on their way there all of them keep together."""
-        if not self.writer.is_sandbox:
-            return None
-        target = self.writer.target
-        return target if self.cpus == target.cpus else SandboxSet(EMPTY, self.cpus)
+        target = self.writer.sandbox
+        if target is None or self.cpus == target.cpus:
+            return target
+        return SandboxSet(EMPTY, self.cpus)
 
 
 def plan_actions(
     observed: Observed,
     before: Ledger,
-    after: Ledger,
-    sets: NodeSets,
+    run_sets: RunSets,
     sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES,
 ) -> tuple[Action, ...]:
-    """Return what brings every live container to what the ledger says, in an order that is safe.
+    """Return what brings every live container to where it shall run, in an order that is safe.
 
-    `sandboxes` says where the threads of each sandbox shall run.
+    `before` is who held what, `sandboxes` where the threads of each sandbox shall run.
     """
-    shared = sets.shared(after)
-    unpinned = shared - after.share
-    writers, occupied = _on_host(observed, before, after, sets, shared)
+    shared = run_sets.shared
+    unpinned = shared - run_sets.ledger.share
+    writers, occupied = _on_host(observed, before, run_sets)
     for seen in observed.sandboxes:
         if seen.is_movable:
-            writer = _sandbox(seen, observed, before, after, sets, sandboxes)
+            writer = _sandbox(seen, observed, before, run_sets, sandboxes)
             occupied |= writer.current & writer.held
             if not _is_settled(seen, writer):
                 writers.append(writer)
@@ -111,28 +114,27 @@ def plan_actions(
     return _numbered(_in_order(writes, shared - occupied), (shared - before.exclusive).mask)
 
 
-def _on_host(
-    observed: Observed, before: Ledger, after: Ledger, sets: NodeSets, shared: CPUSet
-) -> tuple[list[_Writer], CPUSet]:
+def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[list[_Writer], CPUSet]:
     """Return the containers that are to be moved, and the CPUs on which any is that held them before."""
     writers, occupied = [], 0
     for seen in observed.live_on_host:
-        current = seen.cpus or sets.universe  # what cannot be read may be anything
-        had, has = before.of(seen.owner), after.of(seen.owner)
+        current = seen.cpus or run_sets.sets.universe  # what cannot be read may be anything
+        had = before.of(seen.owner)
         if had:
             occupied |= (current & had.cpus).mask
-        if current != (has.cpus if has else shared):
-            writers.append(_container(seen, current, had, has, shared))
+        target = run_sets.of_seen(seen)
+        if current != target.cpus or (seen.is_running and seen.home != target.home):
+            writers.append(_container(seen, current, had, target, run_sets.ledger.of(seen.owner)))
     return writers, CPUSet.of_mask(occupied)
 
 
 def _container(
-    seen: SeenContainer, current: CPUSet, had: Assignment | None, has: Assignment | None, shared: CPUSet
+    seen: SeenContainer, current: CPUSet, had: Assignment | None, target: RunSet, has: Assignment | None
 ) -> _Writer:
     return _Writer(
         seen.id,
         seen.owner,
-        SandboxSet(has.cpus, EMPTY) if has else SandboxSet(EMPTY, shared),
+        target,
         has.footprint if has else EMPTY,
         current,
         had.cpus if had else EMPTY,
@@ -145,64 +147,90 @@ def _sandbox(
     seen: SeenSandbox,
     observed: Observed,
     before: Ledger,
-    after: Ledger,
-    sets: NodeSets,
+    run_sets: RunSets,
     sandboxes: Mapping[str, SandboxSet],
 ) -> _Writer:
-    had, has = holders(seen, observed, before), holders(seen, observed, after)
-    current = seen.cpus or sets.universe
+    had, has = holders(seen, observed, before), holders(seen, observed, run_sets.ledger)
+    current, target = seen.cpus or run_sets.sets.universe, sandboxes[seen.id]
     return _Writer(
         id=seen.id,
         owner=Owner(seen.pod_uid, ""),
-        target=sandboxes[seen.id],
+        target=RunSet(target.own, target.others),
         footprint=union(assignment.footprint for assignment in has),
         current=current,
         held=union(assignment.cpus for assignment in had),
         charged=current | union(assignment.idle for assignment in had),
         must_wait=True,  # its threads run before any container does
-        is_sandbox=True,
+        sandbox=target,
     )
 
 
 def _is_settled(seen: SeenSandbox, writer: _Writer) -> bool:
     """Say whether all threads are where they shall be, and the runtime knows it of every container."""
     is_told = all(cpus == writer.target.cpus for cpus in seen.sent)
-    return is_told and writer.target.is_reached(writer.current, seen.vcpus)
+    return is_told and writer.sandbox is not None and writer.sandbox.is_reached(writer.current, seen.vcpus)
 
 
 def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
-    """Yield the writes of who holds CPUs: off those of others, then to its own."""
-    target, charged, current = writer.target.cpus, writer.charged, writer.current
+    """Yield the writes of who holds CPUs: off those of others, then to its own, at last to more that is shared."""
+    target, charged, current = writer.target, writer.charged, writer.current
     if not writer.must_wait:
         left = (charged - writer.stays_charged).mask
-        yield _Write(Kind.GRANT, writer, target, left, (target - current).mask)
+        yield _Write(Kind.GRANT, writer, target.cpus, left, (target.cpus - current).mask)
         return
-    if target <= current and writer.target.own <= writer.held:
-        yield _Write(Kind.SHRINK, writer, target, (charged - writer.stays_charged).mask)
+    if target.cpus <= current and target.own <= writer.held:
+        left = (charged - writer.stays_charged).mask
+        yield _Write(Kind.SHRINK, writer, target.cpus, left, home=target.home)
         return
-    stays = current & (unpinned | target)
+    stays = _kept(writer, unpinned)
     if stays and stays != current:
-        still = charged & (unpinned | writer.stays_charged)
-        yield _Write(Kind.SHRINK, writer, stays, (charged - still).mask)
-        if stays == target:
+        still = charged & (unpinned | writer.stays_charged | stays)
+        home = stays & writer.held if target.home else EMPTY
+        yield _Write(Kind.SHRINK, writer, stays, (charged - still).mask, home=home)
+        if stays == target.cpus and not target.home:
             return
         charged = still
         current = stays
-    needs = writer.footprint | (writer.target.others - current)
-    yield _Write(Kind.GRANT, writer, target, (charged - writer.stays_charged).mask, needs.mask)
+    yield from _grants(writer, charged, current)
+
+
+def _kept(writer: _Writer, unpinned: CPUSet) -> CPUSet:
+    """Return what an owner may stay on until it is granted its CPUs; with pools it keeps some of what it held."""
+    target, current = writer.target, writer.current
+    stays = current & (unpinned | target.cpus)
+    if target.home and stays.isdisjoint(writer.held):
+        return stays | (current & writer.held)
+    return stays
+
+
+def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Write]:
+    """Yield the write to its own CPUs, and the one to pools: who has to leave those holds up nothing but this."""
+    target, gains = writer.target, writer.target.others - current
+    if writer.sandbox or not (gains and target.own):
+        left = (charged - writer.stays_charged).mask
+        needs = (writer.footprint | gains).mask
+        yield _Write(Kind.GRANT, writer, target.cpus, left, needs, target.home)
+        return
+    granted = target.cpus - gains
+    left = (charged - (writer.footprint | granted)).mask
+    if granted != current or not target.own <= writer.held:
+        yield _Write(Kind.GRANT, writer, granted, left, writer.footprint.mask, target.home)
+        left = 0
+    yield _Write(Kind.WIDEN, writer, target.cpus, left, gains.mask, target.home)
 
 
 def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
     """Yield the writes of who holds none: to what it may keep, then to the whole shared set."""
     shared, charged, current = writer.target.others, writer.charged, writer.current
+    home = writer.target.home if writer.must_wait else EMPTY
     if not current <= shared:
         current = (current & shared) or (shared - occupied) or current
         if current <= shared:
-            yield _Write(Kind.SHRINK, writer, current, (charged - current).mask)
+            yield _Write(Kind.SHRINK, writer, current, (charged - current).mask, home=home & current)
             charged = current
             if current == shared:
                 return
-    yield _Write(Kind.WIDEN, writer, shared, (charged - shared).mask, (shared - current).mask)
+    yield _Write(Kind.WIDEN, writer, shared, (charged - shared).mask, (shared - current).mask, home)
 
 
 def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
@@ -283,6 +311,7 @@ def _numbered(writes: list[_Write], common: int) -> tuple[Action, ...]:
             tuple(sorted(at[other] for other in write.waits)),
             CPUSet.of_mask(write.leaves & ~common),
             write.threads,
+            write.home,
         )
         for write in writes
     )

@@ -64,6 +64,8 @@ def _assignment_to_dict(assignment: Assignment) -> dict[str, Any]:
         saved["mems"] = str(assignment.mems)
     if claim.numa_memory:
         saved["claim"] |= {"numaMemory": str(claim.numa_memory), "memoryLimit": claim.memory_limit}
+    if claim.shared_cpus:
+        saved["claim"]["sharedCPUs"] = True
     return saved
 
 
@@ -95,6 +97,7 @@ def _claim_from_dict(container: str, saved: Mapping[str, Any]) -> Claim:
         numa=saved["numaPolicy"] and NUMAPolicy(saved["numaPolicy"]),
         numa_memory=NUMAMemory(saved["numaMemory"]) if "numaMemory" in saved else None,
         memory_limit=_whole(saved.get("memoryLimit", 0)),
+        shared_cpus=saved.get("sharedCPUs", False) is True,
     )
 
 

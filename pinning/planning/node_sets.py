@@ -65,6 +65,11 @@ class NodeSets:
         pooled = self.universe - self.pools.set_aside
         return (pooled - self.isolated) or pooled or self.universe
 
+    def set_aside(self, socket: int | None = None) -> CPUSet:
+        """Return the cores set aside for CMK's shared pool, of one socket or all, as far as they run."""
+        cores = self.topology.cores_of(self.pools.set_aside & self.universe)
+        return self.universe & union(core.cpus for core in cores if socket in (None, core.package))
+
     def source(self, claim: Claim) -> CPUSet:
         """Return the CPUs from which a claim may take, whoever holds them now."""
         named = (

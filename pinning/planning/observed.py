@@ -5,13 +5,17 @@ A pod is read once, when the API sends it; planning over 250 containers must not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pinning.contract import GATE_CONTAINER
-from pinning.machine.cpuset import EMPTY
+from pinning.contract import GATE_CONTAINER, STATUS_CPUS
+from pinning.errors import PinningError
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
@@ -20,8 +24,8 @@ from pinning.pods.resources import members
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pinning.contract import PoolUse
     from pinning.errors import Cause
-    from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
     from pinning.pods.claims import Claim
     from pinning.pods.types import Pod
@@ -56,6 +60,7 @@ class SeenPod:
     is_vm: bool = False  # a launcher pod of KubeVirt
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
+    said: str = field(default="", compare=False)  # what an agent has written on it
 
     @classmethod
     def of(cls, pod: Pod, uid: str | None = None) -> SeenPod:
@@ -74,7 +79,16 @@ class SeenPod:
             is_vm=is_launcher(pod),
             causes=asked.causes,
             warnings=asked.warnings,
+            said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
+
+    @property
+    def status(self) -> Mapping[str, CPUSet]:
+        """Which CPUs its containers hold by what an agent has written on it: a hint, which may be damaged."""
+        with suppress(ValueError, AttributeError, TypeError, PinningError):
+            containers = json.loads(self.said)["containers"].items()
+            return {name: CPUSet.parse(held["cpus"]) for name, held in containers if "policy" in held}
+        return {}
 
     @property
     def is_gated(self) -> bool:
@@ -96,6 +110,15 @@ class SeenContainer:
     state: State
     cpus: CPUSet
     sandbox: str = ""  # the id of the virtual machine that it runs in (Kata); empty: it runs on the host
+    home: CPUSet = (
+        EMPTY  # where its tasks were put, of one that runs on more than it owns; empty: nowhere yet
+    )
+    starts_at_home: bool = False  # its first process is put there before it runs, however wide its cpuset is
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether it runs."""
+        return self.state is State.RUNNING
 
     @property
     def is_live(self) -> bool:
@@ -130,6 +153,8 @@ class Observed:
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
     holds_starts: bool = False  # what must fit and does not is not started
+    # Pools that processes of containers run on now, besides those that the containers' pods ask for.
+    uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
     def live(self) -> tuple[SeenContainer, ...]:
@@ -159,7 +184,7 @@ class Observed:
     @cached_property
     def running(self) -> frozenset[Owner]:
         """The containers that run."""
-        return frozenset(container.owner for container in self.live if container.state is State.RUNNING)
+        return frozenset(container.owner for container in self.live if container.is_running)
 
     @cached_property
     def by_age(self) -> tuple[SeenPod, ...]:

@@ -13,18 +13,19 @@ from pinning.planning.draft import Draft
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
-from pinning.planning.sandboxes import sandbox_sets
+from pinning.planning.run_sets import NO_USES, RunSets, sandbox_sets
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.observed import Observed, SeenPod
-    from pinning.planning.sandboxes import SandboxSet
+    from pinning.planning.run_sets import RunSet, SandboxSet
 
 
 class Plan(NamedTuple):
@@ -35,11 +36,21 @@ class Plan(NamedTuple):
     refusals: tuple[Refusal, ...]
     sets: NodeSets
     sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # where the threads of each run, by its id
+    uses: Mapping[Owner, frozenset[PoolUse]] = NO_USES  # pools that processes of containers run on now
 
     @property
     def shared(self) -> CPUSet:
         """Where everything unpinned is to run."""
         return self.sets.shared(self.ledger)
+
+    @property
+    def run_sets(self) -> RunSets:
+        """Where containers are to run."""
+        return RunSets(self.ledger, self.sets, self.uses)
+
+    def runs_on(self, owner: Owner) -> RunSet:
+        """Return where a container is to run once it runs: on what it owns, and on the pools in use."""
+        return self.run_sets.of(owner)
 
 
 def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
@@ -56,9 +67,10 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    sandboxes = sandbox_sets(observed, draft.ledger, sets.shared(draft.ledger), config)
-    actions = plan_actions(observed, ledger, draft.ledger, sets, sandboxes)
-    return Plan(draft.ledger, actions, refusals, sets, sandboxes)
+    run_sets = RunSets(draft.ledger, sets, observed.uses)
+    sandboxes = sandbox_sets(observed, draft.ledger, run_sets.shared, config)
+    actions = plan_actions(observed, ledger, run_sets, sandboxes)
+    return Plan(draft.ledger, actions, refusals, sets, sandboxes, observed.uses)
 
 
 def _unreadable(pod: SeenPod) -> Iterator[Refusal]:

@@ -7,6 +7,7 @@ was refused its CPUs runs in the shared set together with others, which gives it
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from pinning.contract import CPUPolicy, SMTPolicy
@@ -56,10 +57,11 @@ def _candidates(
     """Yield what a container may hold, likeliest first: under its own SMT policy, else under `prefer`."""
     owner = Owner(pod.uid, claim.container)
     seen = _restart(owner, observed)
-    if seen is None or not seen.cpus or not seen.cpus <= sets.source(claim):
+    if seen is None:
         return
     policies = EffectivePolicies.of(claim, config)
-    for smt in dict.fromkeys((policies.smt, SMTPolicy.PREFER)):
+    smt_policies = dict.fromkeys((policies.smt, SMTPolicy.PREFER))
+    for cpus, smt in product(_own(pod, claim, seen, observed, sets), smt_policies):
         candidate = Assignment(
             owner=owner,
             namespace=pod.namespace,
@@ -69,11 +71,35 @@ def _candidates(
             policy=policies.cpu,
             smt=smt,
             numa=policies.numa,
-            cpus=seen.cpus,
+            cpus=cpus,
         )
         candidate = replace(candidate, idle=_idle(candidate, sets))
         if _is_evident(candidate, seen, observed, sets):
             yield candidate
+
+
+def _own(
+    pod: SeenPod, claim: Claim, seen: SeenContainer, observed: Observed, sets: NodeSets
+) -> Iterator[CPUSet]:
+    """Yield what a container may own of its cpuset: all; what nobody runs on who claims nothing; what its pod says."""
+    source = sets.source(claim)
+    if seen.cpus and seen.cpus <= source:
+        yield seen.cpus
+    if claim.policy is not CPUPolicy.EXCLUSIVE or seen.sandbox:
+        return
+    for shared in sorted(_sharing(observed), key=len, reverse=True):
+        own = seen.cpus - shared - sets.pools.set_aside
+        if own and own != seen.cpus and own <= source:
+            yield own
+    told = pod.status.get(claim.container, EMPTY)
+    if told and told <= seen.cpus & source:
+        yield told
+
+
+def _sharing(observed: Observed) -> set[CPUSet]:
+    """Return the cpusets of those who claim nothing."""
+    claiming = {Owner(pod.uid, claim.container) for pod in observed.by_age for claim in pod.claims}
+    return {seen.cpus for seen in observed.live_on_host if seen.cpus and seen.owner not in claiming}
 
 
 def _restart(owner: Owner, observed: Observed) -> SeenContainer | None:
@@ -91,6 +117,10 @@ def _idle(candidate: Assignment, sets: NodeSets) -> CPUSet:
 def _is_evident(candidate: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
     """Say whether the CPUs are its own: as many as it asks for and unlike anybody's, or touched by nobody else."""
     others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
+    if candidate.cpus != seen.cpus:  # it runs on more than that: what it owns nobody else runs on
+        return shortage(sets, candidate) == 0 and all(
+            other.cpus.isdisjoint(candidate.footprint) for other in others
+        )
     if shortage(sets, candidate) == 0 and all(other.cpus != seen.cpus for other in others):
         return True
     alone = all(other.cpus.isdisjoint(candidate.footprint) for other in others)

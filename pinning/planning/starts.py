@@ -5,7 +5,7 @@ A table is frozen: whoever answers the runtime reads one while a pass makes the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from pinning.contract import (
     CMK_CPUS_SHARED,
 )
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.run_sets import asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +35,7 @@ NOT_SEEN: Final = (
 class Start(NamedTuple):
     """Where a container runs from its first instruction on."""
 
-    cpus: CPUSet  # never empty
+    cpus: CPUSet  # never empty; where its first process is put on what it holds, more than that
     own: CPUSet = EMPTY  # what it holds of them; empty: it runs in the shared set
     mems: CPUSet = EMPTY  # the NUMA nodes that its memory is bound to; empty: it is not
 
@@ -50,6 +51,8 @@ class StartTable:
     seen: Mapping[str, CPUSet]  # containers that the pass knew, by id, and where it saw them
     refusals: Mapping[Owner, Refusal]  # of those that may not start unpinned
     left_alone: frozenset[Owner] = frozenset()  # another program keeps changing them
+    # What containers may run on besides what they hold, of those whose pods ask for it.
+    others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
     busy: CPUSet = EMPTY  # what others still run on and leave now
 
     def start(self, owner: Owner, *, claims: bool, busy: CPUSet = EMPTY) -> Start | str:
@@ -60,7 +63,7 @@ class StartTable:
         busy |= self.busy
         held = self.ledger.of(owner)
         if held and held.footprint.isdisjoint(busy):
-            return Start(held.cpus, held.cpus, held.mems)
+            return Start(held.cpus | (self.others.get(owner, EMPTY) - busy), held.cpus, held.mems)
         if held and held.claim.must_fit:
             return _still_busy(held.footprint & busy)
         if refusal := self.refusals.get(owner):
@@ -74,10 +77,14 @@ class StartTable:
 
         It gets no CPUs that others have still to leave, and keeps those that it is on: whoever came there is to go.
         """
-        cpus = self.ledger.cpus_of(owner, self.shared)
+        cpus = self.ledger.cpus_of(owner, self.shared) | self.others.get(owner, EMPTY)
         if owner in self.left_alone or asked == str(cpus):
             return EMPTY
         return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
+
+    def home(self, owner: Owner) -> CPUSet:
+        """Return where the first process of a container is put that may run on more; empty: nowhere."""
+        return self.ledger.cpus_of(owner, EMPTY) if self.others.get(owner) else EMPTY
 
     def trespass(self, owner: Owner, cpus: CPUSet) -> CPUSet:
         """Return on which CPUs of others a container is that was started on `cpus`, by an older table."""
@@ -113,8 +120,14 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
             {refusal.owner: refusal for refusal in plan.refusals if refusal.blocks_start}
         ),
         left_alone=left_alone,
+        others=MappingProxyType(_others(plan)),
     )
     return table.waiting_for(plan.actions)
+
+
+def _others(plan: Plan) -> dict[Owner, CPUSet]:
+    run_sets = plan.run_sets
+    return {held.owner: run_sets.of(held.owner).others for held in plan.ledger if asked(held)}
 
 
 def _still_busy(cpus: CPUSet) -> str:

@@ -14,11 +14,13 @@ from pinning.contract import (
     NUMA_MEMORY_POD,
     NUMA_POLICY,
     POD_SCOPE,
+    SHARED_CPUS,
     SIDECAR_LIMITS_POD,
     SMT_POLICY,
     CPUPolicy,
     NUMAMemory,
     NUMAPolicy,
+    SharedCPUs,
     SMTPolicy,
 )
 from pinning.errors import Cause
@@ -36,6 +38,7 @@ POLICY_FAMILIES: Mapping[str, type[StrEnum]] = {
     SMT_POLICY: SMTPolicy,
     NUMA_POLICY: NUMAPolicy,
     NUMA_MEMORY: NUMAMemory,
+    SHARED_CPUS: SharedCPUs,
 }
 FAMILIES = frozenset({*POLICY_FAMILIES, SIDECAR_LIMITS})
 _ONLY_KEYS = {SIDECAR_LIMITS: SIDECAR_LIMITS_POD, NUMA_MEMORY: NUMA_MEMORY_POD}  # of families for whole pods
@@ -46,6 +49,7 @@ _IN_ORDER = (
     SMT_POLICY,
     NUMA_POLICY,
     NUMA_MEMORY,
+    SHARED_CPUS,
 )
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it may be long
 
@@ -86,6 +90,7 @@ class PolicyAnnotations:
     cpu: Scoped[CPUPolicy] = Scoped()
     smt: Scoped[SMTPolicy] = Scoped()
     numa: Scoped[NUMAPolicy] = Scoped()
+    shared: Scoped[SharedCPUs] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     containers: frozenset[str] | None = frozenset()
@@ -113,6 +118,11 @@ class PolicyAnnotations:
         numa = self.numa.of(container)
         return self.memory.value if numa and numa.value is NUMAPolicy.SINGLE else NUMAMemory.FREE
 
+    def shares(self, container: str) -> bool:
+        """Say whether a container is to run on the shared set too."""
+        annotation = self.shared.of(container)
+        return annotation is not None and annotation.value is SharedCPUs.TRUE
+
     @property
     def names_single(self) -> bool:
         """Say whether any container shall have its CPUs on one NUMA node."""
@@ -126,10 +136,13 @@ class PolicyAnnotations:
             yield Cause(annotation_field(key), message, flaw=("unknown", key))
             return
         if family == SIDECAR_LIMITS:
-            yield from _sidecar_limits_cause(key, value)
+            yield from _neither(key, value)
             return
         if key not in (CRANE_CPU_MANAGER, f"{family}/{POD_SCOPE}"):
             yield from self._misplaced(key, family)
+        if family == SHARED_CPUS:
+            yield from _neither(key, value)
+            return
         words = POLICY_FAMILIES.get(family, CPUPolicy)
         if _word(words, value) is None:
             message = f"{value[:60]!r} is not a policy: write one of {', '.join(words)}"
@@ -200,6 +213,7 @@ def read_policy_annotations(
         cpu=Scoped(cpu.pod or _annotation(CRANE_CPU_MANAGER, CPUPolicy, annotations), cpu.containers),
         smt=_family(SMT_POLICY, SMTPolicy, annotations, containers),
         numa=_family(NUMA_POLICY, NUMAPolicy, annotations, containers),
+        shared=_family(SHARED_CPUS, SharedCPUs, annotations, containers),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
         containers=containers,
@@ -241,7 +255,7 @@ def _word(words: type[Word], given: str) -> Word | None:
         return None
 
 
-def _sidecar_limits_cause(key: str, value: str) -> Iterator[Cause]:
+def _neither(key: str, value: str) -> Iterator[Cause]:
     if value not in {"true", "false"}:
         yield _unsupported(key, value, f"{value[:60]!r} is neither true nor false: write one of them")
 

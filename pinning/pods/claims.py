@@ -6,7 +6,7 @@ causes (refuse) and warnings (tell); the agent, which cannot refuse, uses the cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ from pinning.pods.resources import (
     unreadable,
     whole_cpus,
 )
+from pinning.pods.shared_cpus import KATA, LAUNCHER, misplaced, unlimited
+from pinning.pods.vm_handlers import is_vm_handler
 from pinning.pods.warnings import idle_words, neighbours, unbound, uncounted
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Claim:
     numa: NUMAPolicy | None = None  # None: the node's default
     numa_memory: NUMAMemory | None = None  # None: its owner said nothing; bound only with `single`
     memory_limit: int = 0  # in bytes, of memory that is to be bound
+    shared_cpus: bool = False  # it may run on the shared set too
 
     @property
     def must_fit(self) -> bool:
@@ -96,6 +99,7 @@ class PodClaims:
     # Claims of more than any machine has: refused, and never acted on.
     beyond: tuple[tuple[Member, Claim], ...] = ()
     crowd: tuple[Cause, ...] = ()  # why nothing else of the pod was read
+    machine: str = ""  # why nobody in the pod can move threads to CPUs of the node; empty: everybody can
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -125,6 +129,7 @@ class PodClaims:
         for member, claim in self.beyond:
             yield _beyond_any_machine(member, claim)
         yield from _nobody_eligible(self.members, self.policies, self._asked)
+        yield from misplaced(self.members, self.policies, self._exclusive, self.machine)
 
     def every_warning(self) -> Iterator[Cause]:
         """Yield everything that its owner should know; of an annotation that is refused, the refusal says enough."""
@@ -133,11 +138,13 @@ class PodClaims:
         for member in self.members:
             yield from uncounted(member)
         claiming = tuple(claim.container for claim in self._asked)
-        exclusive = {claim.container for claim in self._asked if claim.policy is CPUPolicy.EXCLUSIVE}
+        exclusive = self._exclusive
         yield from neighbours(self.members, self.policies, frozenset(claiming))
         idle = idle_words(self.policies, frozenset(claiming), exclusive)
         yield from (cause for cause in idle if cause.field not in refused)
         yield from unbound(self.policies, claiming)
+        sharing = {claim.container for claim in self.claims if claim.shared_cpus}
+        yield from unlimited(self.members, self.policies, sharing)
 
     @lazy
     def _claims_by_name(self: Any) -> Mapping[str, Claim]:
@@ -146,6 +153,10 @@ class PodClaims:
     @lazy
     def _members_by_name(self: Any) -> Mapping[str, Member]:
         return {member.name: member for member in reversed(self.members)}
+
+    @property
+    def _exclusive(self) -> set[str]:
+        return {claim.container for claim in self._asked if claim.policy is CPUPolicy.EXCLUSIVE}
 
     @property
     def _asked(self) -> tuple[Claim, ...]:
@@ -194,18 +205,26 @@ def read_pod(pod: Pod) -> PodClaims:
     listed = tuple([member for member in _as_allocated(pod) if not member.is_gate])
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     policies = read_policy_annotations(annotations, frozenset([member.name for member in listed]))
-    dedicated = is_dedicated_launcher(pod)
+    dedicated, machine = is_dedicated_launcher(pod), _machine(pod)
     claims: list[Claim] = []
     beyond: list[tuple[Member, Claim]] = []
     for member in listed:
         if policies is NO_POLICY_ANNOTATIONS and not dedicated and not member.cores:
             continue
         claim = _claim_of(member, policies, dedicated)
+        if claim and claim.shared_cpus and machine:
+            claim = replace(claim, shared_cpus=False)
         if claim and claim.count <= MOST_CPUS:
             claims.append(claim)
         elif claim:
             beyond.append((member, claim))
-    return PodClaims(tuple(claims), listed, policies, tuple(beyond))
+    return PodClaims(tuple(claims), listed, policies, tuple(beyond), machine=machine)
+
+
+def _machine(pod: Pod) -> str:
+    if is_launcher(pod):
+        return LAUNCHER
+    return KATA if is_vm_handler((pod.get("spec") or {}).get("runtimeClassName") or "") else ""
 
 
 def _as_allocated(pod: Pod) -> tuple[Member, ...]:
@@ -310,6 +329,7 @@ def _claim(
         numa=numa.value if numa else None,
         numa_memory=memory,
         memory_limit=rounded_up(member.limits.get("memory", 0)) if memory is NUMAMemory.BIND else 0,
+        shared_cpus=policy is CPUPolicy.EXCLUSIVE and policies.shares(member.name),
     )
 
 

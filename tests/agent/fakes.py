@@ -19,6 +19,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
+from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.sandboxes.kata import Kata
 from tests.agent.vm.fake_vms import FakeVMs
 from tests.pinning.machines import FLAT
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from agent.interfaces import ContainerWatch, ObservedCPUs, RuntimeSandbox
+    from agent.interfaces import ContainerWatch, ObservedCPUs, RuntimeSandbox, Wrappers
     from agent.node_state import NodeState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -171,9 +172,7 @@ class FakeCgroups:
     def start_state(self, cgroup: str) -> StartState:
         """Return that the container runs for as long as the test says, not at all while it is created."""
         self.read(cgroup)
-        container = next(
-            container for container in self.node.containers.values() if container.cgroup == cgroup
-        )
+        container = next(it for it in self.node.containers.values() if it.cgroup == cgroup)
         is_running = container.state is State.RUNNING or cgroup in self.begun
         return StartState(self.ages.get(cgroup, 0.0) if is_running else None, has_begun=is_running)
 
@@ -274,9 +273,11 @@ class FakeNode:
         self.mems: dict[str, CPUSet] = {}  # NUMA nodes for memory, by cgroup, where the runtime was told any
         self.runtime = FakeRuntime(self)
         self.cgroups = FakeCgroups(self)
+        self.tasks = FakeTasks(self)
         self.kata = Kata(self)
         self.container_watch: ContainerWatch | None = None  # for the next agent
         self.kubelet: ObservedCPUs | None = None  # the same
+        self.wrappers: Wrappers | None = None  # the same
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
@@ -315,9 +316,9 @@ class FakeNode:
 
     def parts(self, *reporters: Any) -> Parts:
         """Return what an agent of this node is made of."""
-        cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups)
+        cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups, self.tasks.split())
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
-        interfaces = Interfaces(*edges, self.kubelet, self.kata)
+        interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

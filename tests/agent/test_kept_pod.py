@@ -30,7 +30,7 @@ AMOUNTS = st.dictionaries(
     st.sampled_from(["1", "2", "500m", "64M"]),
 )
 RESOURCES = st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS})
-FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "numa-memory", "sidecar-limits")
+FAMILIES = ("cpu-manager", "smt-policy", "numa-policy", "numa-memory", "shared-cpus", "sidecar-limits")
 KEYS = [
     f"{family}.corepin.io/{scope}"
     for family in FAMILIES

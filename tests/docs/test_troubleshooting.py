@@ -22,6 +22,7 @@ PODS = (
     "pinning/pods/annotations.py",
     "pinning/pods/claims.py",
     "pinning/pods/resources.py",
+    "pinning/pods/shared_cpus.py",
     "pinning/pods/warnings.py",
     "webhook/rules/counts.py",
     "webhook/rules/memory.py",

@@ -34,7 +34,11 @@ def test_examples_are_admitted(name: str, tmp_path: Path, capsys: pytest.Capture
     write(tmp_path)
     assert main(["validate", "-f", str(tmp_path / f"{name}.yaml")]) == 0
     warned = {line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if "warning" in line}
-    expected = {"web": {"metadata.annotations[qos.gocrane.io/cpu-manager]"}, "forwarder": {"spec.volumes"}}
+    expected = {
+        "web": {"metadata.annotations[qos.gocrane.io/cpu-manager]"},
+        "forwarder": {"spec.volumes"},
+        "poller": {"metadata.annotations[shared-cpus.corepin.io/container.poller]"},
+    }
     assert warned == expected.get(name, set())
 
 

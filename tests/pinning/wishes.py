@@ -18,5 +18,6 @@ WISHES = st.builds(
     policy=POLICIES,
     smt=SMT,
     numa=NUMA,
+    shared=st.sampled_from([None, None, "true", "false"]),
     init=ROLES,
 )

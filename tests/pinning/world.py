@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pinning.contract import KUBEVIRT_LABEL, NUMA_MEMORY_POD, VIRT_LAUNCHER, VMThreadsPolicy
+from pinning.contract import (
+    KUBEVIRT_LABEL,
+    NUMA_MEMORY_POD,
+    VIRT_LAUNCHER,
+    PoolUse,
+    SharedPool,
+    VMThreadsPolicy,
+)
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig
@@ -30,6 +37,7 @@ class Wish:
     numa: str | None = None
     memory: str | None = None  # of the pod: numa-memory
     memory_limit: str | None = None
+    shared: str | None = None  # shared-cpus
     init: str | None = None  # "Always": a sidecar, "": an ordinary init container
 
 
@@ -49,6 +57,7 @@ def pod_document(uid: str, wishes: list[Wish], *, created: int = 0, vm: bool = F
             container["restartPolicy"] = wish.init
         listed["containers" if wish.init is None else "initContainers"].append(container)
         families = {"cpu-manager": wish.policy, "smt-policy": wish.smt, "numa-policy": wish.numa}
+        families["shared-cpus"] = wish.shared
         if wish.memory:
             annotations[NUMA_MEMORY_POD] = wish.memory
         annotations |= {f"{key}.corepin.io/container.{name}": word for key, word in families.items() if word}
@@ -73,6 +82,7 @@ class World:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     containers: dict[str, SeenContainer] = field(default_factory=dict)
     sandboxes: dict[str, SeenSandbox] = field(default_factory=dict)
+    uses: dict[Owner, frozenset[PoolUse]] = field(default_factory=dict)  # of wrappers
     api_answers: bool = True
     clock: int = 0
 
@@ -91,6 +101,7 @@ class World:
             tuple(self.containers.values()),
             tuple(self.sandboxes.values()),
             pods_complete=self.api_answers,
+            uses=self.uses,
         )
 
     def plan(self) -> Plan:
@@ -105,13 +116,23 @@ class World:
         created = self.clock
         self.documents[uid] = pod_document(uid, wishes, created=created, vm=vm)
 
-    def start(self, uid: str, name: str, state: State = State.RUNNING, cpus: CPUSet | None = None) -> str:
+    def start(
+        self,
+        uid: str,
+        name: str,
+        state: State = State.RUNNING,
+        cpus: CPUSet | None = None,
+        *,
+        starts_at_home: bool = False,
+    ) -> str:
         """Start a container, by default on every CPU that is online."""
         self.clock += 1
         number = f"{uid}-{name}-{self.clock}"
         everything = cpus or self.topology.online
         sandbox = f"s-{uid}" if f"s-{uid}" in self.sandboxes else ""
-        self.containers[number] = SeenContainer(number, Owner(uid, name), state, everything, sandbox)
+        self.containers[number] = SeenContainer(
+            number, Owner(uid, name), state, everything, sandbox, starts_at_home=starts_at_home
+        )
         return number
 
     def boot(self, uid: str, *, tells_vcpus: bool = False) -> str:
@@ -148,7 +169,7 @@ class World:
             self.sandboxes[machine.id] = replace(machine, cpus=action.threads.cpus, vcpus=vcpus)
             return
         container = self.containers[action.container_id]
-        self.containers[container.id] = replace(container, cpus=action.cpus)
+        self.containers[container.id] = replace(container, cpus=action.cpus, home=action.home)
 
     def live(self) -> list[SeenContainer]:
         """Containers that run or may start, each where it can be: in a virtual machine wherever that can."""
@@ -170,6 +191,26 @@ class World:
             for machine in empty
             for owner in self._kept(machine.pod_uid)
         ]
+
+    def pools(self, seen: SeenContainer) -> CPUSet:
+        """Return what a container shall run on besides what it holds, or besides the shared set."""
+        held, shared = self.ledger.of(seen.owner), self.sets.shared(self.ledger)
+        aside = self.sets.pools.set_aside & self.topology.online
+        uses = self.uses.get(seen.owner, frozenset()) if seen.is_running else frozenset()
+        asks = held and held.is_exclusive and held.claim.shared_cpus
+        pools = shared if asks and (seen.is_running or seen.starts_at_home) else EMPTY
+        for pool, socket in uses:
+            packages = self.topology.packages
+            mine = aside if socket is None else aside & packages.get(socket, EMPTY)
+            pools |= shared if pool is SharedPool.INFRA else mine or shared
+        return pools
+
+    def home(self, seen: SeenContainer) -> CPUSet:
+        """Return where the tasks of a container stay that nobody moved; empty: it has no more than it owns."""
+        held, pools = self.ledger.of(seen.owner), self.pools(seen)
+        shared = self.sets.shared(self.ledger)
+        usual = held.cpus if held else shared
+        return EMPTY if pools <= usual or not seen.is_running or seen.sandbox else usual
 
     def is_there(self, machine: SeenSandbox) -> bool:
         """Say whether all threads of a machine are where they shall be, and its vCPUs among them."""

@@ -23,6 +23,7 @@ from pinning.kubevirt.review import (
 from pinning.kubevirt.types import VirtSpec
 from pinning.kubevirt.view import find, shortened
 from pinning.pods.annotations import read_policy_annotations
+from pinning.pods.shared_cpus import LAUNCHER, misplaced
 from pinning.pods.types import ObjectMeta
 from webhook.rules.machine_parts import changes
 from webhook.rules.pods import Verdict, added
@@ -73,7 +74,7 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
     if isinstance(template, Cause):
         return Verdict(review.causes)
     policies = read_policy_annotations(template.annotations, None)
-    ours = chain(policies.causes, _threads_apart(template, policies))
+    ours = _ours(template, policies)
     return Verdict(
         few(chain(review.causes, _under(template.path, ours))),
         few(chain(review.warnings, _under(template.path, policies.warnings))),
@@ -135,7 +136,14 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
     gate = GATE_SIDECAR in settings.gates
     yield from vmi_causes(kind, template, kubevirt_settings(settings), sidecar_gate=gate)
     policies = read_policy_annotations(template.annotations, None)
-    yield from _under(template.path, chain(policies.causes, _threads_apart(template, policies)))
+    yield from _under(template.path, _ours(template, policies))
+
+
+def _ours(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
+    """Yield what is wrong with annotations of ours."""
+    yield from policies.causes
+    yield from _threads_apart(template, policies)
+    yield from misplaced((), policies, (), LAUNCHER)
 
 
 def _threads_apart(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:

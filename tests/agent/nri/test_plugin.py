@@ -26,10 +26,15 @@ class Node:
 
     world: World
     now: float = 0.0
+    put: list[tuple[int, str]] = field(default_factory=list)  # processes, and where their threads were put
     plugin: Plugin = field(init=False)
 
     def __post_init__(self) -> None:
-        self.plugin = Plugin(lambda handler: "kata" in handler, lambda: self.now)
+        self.plugin = Plugin(
+            lambda handler: "kata" in handler,
+            lambda: self.now,
+            lambda pid, cpus: self.put.append((pid, str(cpus))),
+        )
         self.publish()
 
     def publish(self, *, settled: bool = True) -> StartTable:
@@ -79,6 +84,31 @@ def test_everyone_else_is_made_in_the_shared_set(node: Node) -> None:
     answer = node.plugin.create_container(B, container("c0", "b"))
     assert answer.adjust.linux.resources.cpu.cpus == "0,2-4,6-7"
     assert not answer.adjust.env
+
+
+def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> None:
+    """Its cpuset has the shared set from its birth; its first process is put on its own CPUs before it starts."""
+    node = node_with(replace(EXCLUSIVE, shared="true"))
+    answer = node.plugin.create_container(A, container("c0", "a"))
+    assert answer.adjust.linux.resources.cpu.cpus == "0-7"
+    assert {entry.key: entry.value for entry in answer.adjust.env}["CMK_CPUS_ASSIGNED"] == "1,5"
+    assert node.put == []
+
+    started = container("c0", "a")
+    started.pid = 42
+    node.plugin.event(Event.START_CONTAINER, A, started)
+    assert node.put == [(42, "1,5")]
+
+
+def test_nobody_else_is_put_anywhere(node: Node) -> None:
+    """Whoever runs on its cpuset alone has its mask by that; without a process there is nobody to put."""
+    for of in (A, B):
+        started = container("c0", of.name)
+        started.pid = 42
+        node.plugin.event(Event.START_CONTAINER, of, started)
+    mixed = node_with(replace(EXCLUSIVE, shared="true"))
+    mixed.plugin.event(Event.START_CONTAINER, A, container("c0", "a"))
+    assert node.put == mixed.put == []
 
 
 def test_bound_memory_is_part_of_the_container_from_its_birth() -> None:

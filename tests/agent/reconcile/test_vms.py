@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.interfaces import StrayTasks, VMPinned, VMPlace
+from agent.interfaces import StrayTasks
 from agent.node_state import VMState
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
+from agent.vm_interfaces import VMPinned, VMPlace
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.refusal import Reason

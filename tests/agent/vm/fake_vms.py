@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agent.interfaces import VMPinned
+from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
 from pinning.vm_threads import Role
@@ -14,7 +14,7 @@ from pinning.vm_threads import Role
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from agent.interfaces import VMPlace
+    from agent.vm_interfaces import VMPlace
     from pinning.planning.vm_masks import VMMasks
 
 

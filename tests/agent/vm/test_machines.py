@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.interfaces import VMPlace
-from agent.vm.affinity import Affinities
+from agent.kernel.affinity import Affinities
 from agent.vm.machines import MISSING_SECONDS, NODE_SECONDS, KernelVirtualMachines
+from agent.vm_interfaces import VMPlace
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.vm_masks import VMMasks, sandbox_masks
 from pinning.vm_threads import Role

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.interfaces import HeldCPUs, RuntimeContainer, RuntimeSandbox, VMPlace
+from agent.interfaces import HeldCPUs, RuntimeContainer, RuntimeSandbox
+from agent.vm_interfaces import VMPlace
 from agent.vm_targets import UNSAID, VMTarget, observed_targets, place_of, planned_targets, sandbox_targets
 from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet

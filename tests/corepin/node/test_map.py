@@ -22,6 +22,7 @@ from agent.serve.state_json import to_dict, to_json
 from corepin.cli import main
 from corepin.node.map import ENTER, HOME, LEAVE
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
+from pinning.machine.cpuset import CPUSet
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.corepin.nodes import agent_socket, api_server, kubeconfig
 from tests.pods import container
@@ -101,6 +102,24 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "a/b/c: its CPUs could not be set",
     ):
         assert words in shown
+
+
+def test_threads_of_a_container_that_may_run_on_more_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it may use besides its own CPUs is told, and that its threads are kept apart by affinity."""
+    state = to_dict(STATE)
+    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"][0]
+    both = str(CPUSet.parse(web["cpus"]) | CPUSet.parse("0,4"))
+    web |= {"others": "0,4", "proof": {**web["proof"], "cpus": both}}
+    web["proof"]["affinity"] = {"home": 2, "others": 1, "both": 0}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "and shared CPUs 0,4, as the kernel says" in shown
+    assert "2 tasks on its own by affinity, 1 on the shared ones" in shown
+    assert "on both" not in shown
 
 
 def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

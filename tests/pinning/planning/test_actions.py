@@ -11,6 +11,7 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, State
+from pinning.planning.run_sets import RunSets
 from tests.pinning.entries import entry
 from tests.pinning.nodes import smt_machine
 
@@ -25,7 +26,7 @@ def written(before: str, after: str, current: str) -> list[str]:
     "a=0-7 b=c2" (c for created).
     """
     observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(_running(current)))
-    actions = plan_actions(observed, _ledger(before), _ledger(after), SETS)
+    actions = plan_actions(observed, _ledger(before), RunSets(_ledger(after), SETS))
     return [
         f"{action.kind} {action.container_id} {action.cpus}"
         + "".join(f" < {actions[at].kind} {actions[at].container_id}" for at in action.waits_for)

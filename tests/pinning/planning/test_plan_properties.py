@@ -9,7 +9,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
+from pinning.contract import NUMAPolicy, PoolUse, SharedPool, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
@@ -19,7 +19,7 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.planning.node_sets import check_machine
-from pinning.planning.observed import SeenContainer, State
+from pinning.planning.observed import Owner, SeenContainer, State
 from pinning.planning.plan import Plan, plan
 from pinning.planning.starts import start_table
 from tests.pinning.births import check_births
@@ -45,6 +45,40 @@ def fits(world: World) -> bool:
     except BadContract:
         return False
     return True
+
+
+def check_converged(world: World) -> None:
+    """Check that every container runs where the ledger says, and every machine where its containers do.
+
+    What a container runs on besides what it owns is nobody's own, and nobody's idle sibling.
+    """
+    ledger = world.ledger
+    shared = world.sets.shared(ledger)
+    for container in world.live():
+        held, pools = ledger.of(container.owner), world.pools(container)
+        assert container.sandbox or container.cpus == (held.cpus if held else shared) | pools
+        assert container.home == world.home(container)
+        assert pools.isdisjoint(ledger.exclusive)
+    for machine in world.sandboxes.values():
+        assert world.is_there(machine)
+
+
+def check_settled(world: World, planned: Plan) -> None:
+    """Check that every rule holds for the ledger, and that the plan is sound."""
+    assert problems(planned.ledger, world.sets) == ()
+    for at, action in enumerate(planned.actions):
+        assert action.cpus
+        assert action.cpus <= world.topology.online
+        assert all(earlier < at for earlier in action.waits_for)
+    again = plan(world.observe(), planned.ledger, world.config)
+    assert again.ledger == planned.ledger
+    assert again.refusals == planned.refusals
+
+
+def never_meet(world: World, container: SeenContainer, other: SeenContainer) -> bool:
+    """Say whether two containers of one pod never run at the same time; the world may still show both."""
+    held, theirs = world.ledger.of(container.owner), world.ledger.of(other.owner)
+    return bool(held and theirs and not held.meets(theirs))
 
 
 ORDERS = st.integers(0, 2**32).map(Random)
@@ -108,8 +142,8 @@ class Node(RuleBasedStateMachine):
         self.world.documents[uid]["metadata"]["creationTimestamp"] = before
         self.plan_and_act(order, stop_after)
 
-    @rule(uid=uids, state=st.sampled_from(State))
-    def start_or_restart(self, uid: str, state: State) -> None:
+    @rule(uid=uids, state=st.sampled_from(State), starts_at_home=st.booleans())
+    def start_or_restart(self, uid: str, state: State, starts_at_home: bool = False) -> None:
         """Start, or start again, all containers of a pod but its ordinary init containers."""
         document = self.world.documents.get(uid)
         if document is None:
@@ -120,7 +154,23 @@ class Node(RuleBasedStateMachine):
         inits = document["spec"]["initContainers"]
         sidecars = [container for container in inits if container.get("restartPolicy")]
         for container in sidecars + document["spec"]["containers"]:
-            self.world.start(uid, container["name"], state)
+            self.world.start(uid, container["name"], state, starts_at_home=starts_at_home)
+
+    @rule(
+        uid=uids,
+        name=st.sampled_from(["c0", "c1"]),
+        pool=st.sampled_from(SharedPool),
+        socket=st.sampled_from([None, 0, 1]),
+        order=ORDERS,
+        stop_after=STOPS,
+    )
+    def wrap(
+        self, uid: str, name: str, pool: SharedPool, socket: int | None, order: Random, stop_after: int
+    ) -> None:
+        """Let a container run a command on a pool from now on."""
+        owner = Owner(uid, name)
+        self.world.uses[owner] = self.world.uses.get(owner, frozenset()) | {PoolUse(pool, socket)}
+        self.plan_and_act(order, stop_after)
 
     @rule(uid=consumes(uids), live_on=st.booleans())
     def remove(self, uid: str, live_on: bool) -> None:
@@ -177,7 +227,7 @@ class Node(RuleBasedStateMachine):
         """Plan and act, in any order that the dependencies allow, and maybe die on the way."""
         before = self.world.ledger
         planned = self.world.plan()
-        self.check_settled(planned)
+        check_settled(self.world, planned)
         done: set[int] = set()
         table = start_table(planned, self.world.observe())
         check_births(self.world, table, before)
@@ -200,18 +250,7 @@ class Node(RuleBasedStateMachine):
             assert not again.actions
             assert again.ledger == planned.ledger
             assert again.refusals == planned.refusals
-            self.check_converged()
-
-    def check_settled(self, planned: Plan) -> None:
-        """Check that every rule holds for the ledger, and that the plan is sound."""
-        assert problems(planned.ledger, self.world.sets) == ()
-        for at, action in enumerate(planned.actions):
-            assert action.cpus
-            assert action.cpus <= self.world.topology.online
-            assert all(earlier < at for earlier in action.waits_for)
-        again = plan(self.world.observe(), planned.ledger, self.world.config)
-        assert again.ledger == planned.ledger
-        assert again.refusals == planned.refusals
+            check_converged(self.world)
 
     def check_instant(self, action: Action, before: Ledger) -> None:
         """Check that an action puts nobody beside an owner who was not there before."""
@@ -221,7 +260,7 @@ class Node(RuleBasedStateMachine):
         held = [mine for mover in movers if (mine := now.of(mover.owner)) and mine.is_exclusive]
         is_pinned = movers[0].state is State.RUNNING or bool(action.threads)
         for other in self.world.present():
-            if other in movers or any(self.never_meet(mover, other) for mover in movers):
+            if other in movers or any(never_meet(self.world, mover, other) for mover in movers):
                 continue
             theirs = now.of(other.owner)
             if theirs and theirs.is_exclusive:  # whoever owns no more has agreed to company
@@ -231,20 +270,6 @@ class Node(RuleBasedStateMachine):
                 assert other.cpus.isdisjoint(gains & mine.footprint)
                 if action.kind is Kind.GRANT and is_pinned:
                     assert mine.footprint.isdisjoint(other.cpus)
-
-    def never_meet(self, container: SeenContainer, other: SeenContainer) -> bool:
-        """Say whether two containers of one pod never run at the same time; the world may still show both."""
-        held, theirs = self.world.ledger.of(container.owner), self.world.ledger.of(other.owner)
-        return bool(held and theirs and not held.meets(theirs))
-
-    def check_converged(self) -> None:
-        """Check that every container runs where the ledger says, and every machine where its containers do."""
-        shared = self.world.sets.shared(self.world.ledger)
-        for container in self.world.live():
-            held = self.world.ledger.of(container.owner)
-            assert container.sandbox or container.cpus == (held.cpus if held else shared)
-        for machine in self.world.sandboxes.values():
-            assert self.world.is_there(machine)
 
     @invariant()
     def nothing_is_lost(self) -> None:

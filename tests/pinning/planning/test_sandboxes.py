@@ -10,7 +10,7 @@ from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.actions import Action
 from pinning.planning.observed import SeenSandbox, State
-from pinning.planning.sandboxes import SandboxSet
+from pinning.planning.run_sets import SandboxSet
 from tests.pinning.world import EXCLUSIVE, Wish, World, edit, world
 
 PLAIN = Wish()

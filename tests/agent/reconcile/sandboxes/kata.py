@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agent.interfaces import RuntimeSandbox, VMPinned
+from agent.interfaces import RuntimeSandbox
+from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
 from pinning.vm_threads import GuestID, Role
@@ -13,7 +14,7 @@ from pinning.vm_threads import GuestID, Role
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from agent.interfaces import VMPlace
+    from agent.vm_interfaces import VMPlace
     from pinning.machine.topology import Topology
     from pinning.planning.vm_masks import VMMasks
     from tests.agent.fakes import FakeNode

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.kernel.procfs import FLAGS, stat_fields
@@ -33,6 +34,16 @@ def set_affinity(task: int, cpus: CPUSet) -> CPUSet:
     with suppress(OSError):  # where it runs then is read back
         os.sched_setaffinity(task, _numbers(cpus))
     return read_affinity(task)
+
+
+def put_process(pid: int, cpus: CPUSet) -> None:
+    """Let every thread of a process run on `cpus`; one that it starts meanwhile inherits that, or is found."""
+    tried: set[int] = set()
+    with suppress(OSError):  # it ended
+        while new := {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()} - tried:
+            for task in new:
+                set_affinity(task, cpus)
+            tried |= new
 
 
 def is_movable(task: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.vm.affinity import is_movable, read_affinity, set_affinity
+from agent.kernel.affinity import is_movable, read_affinity, set_affinity
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 USABLE = CPUSet(os.sched_getaffinity(0))

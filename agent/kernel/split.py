@@ -1,0 +1,150 @@
+"""Keeps the tasks of a container apart that runs on more CPUs than it owns: each on the part where it belongs.
+
+A cpuset that changes drops masks that do not fit any more, and before Linux 6.2 all masks: a task that is left on no
+CPU that it asked for may then run on every one of its container's. So tasks are put where they shall be before their
+CPUs go, while both old and new ones are theirs, and again afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.kernel.affinity import KERNEL
+from agent.kernel.tasks import EVERY_CPU
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.task_parts import Parts, Tally, follow, is_away
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.interfaces import Cpusets
+    from agent.kernel.affinity import Affinities
+
+ROUNDS: Final = 100  # looks at the tasks of a container: who forks faster than this has its own reasons
+EVERYWHERE: Final = CPUSet(EVERY_CPU)  # else a task would stay behind when its cgroup grows
+
+
+class KernelSplit:
+    """Moves the tasks in the cgroups of a hierarchy with their cpusets (interface `SplitTasks`)."""
+
+    def __init__(
+        self,
+        tasks: Callable[[str], list[int]],
+        cpusets: Cpusets,
+        affinities: Affinities = KERNEL,
+        *,
+        forgets_pins: bool = False,
+    ) -> None:
+        self._tasks = tasks
+        self._cpusets = cpusets
+        self._forgets_pins = forgets_pins  # the kernel does, whoever writes a cpuset
+        self._affinities = affinities
+        self._away: dict[str, frozenset[int]] = {}  # by cgroup, the tasks that keep off its home
+
+    def move(self, cgroup: str, before: Parts, after: Parts) -> None:
+        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused."""
+        current = self._cpusets.read(cgroup)
+        turn = self._turn(cgroup, before.within(current), after)
+        self._pin(cgroup, turn)
+        both = current | after.cpus
+        if both not in (current, after.cpus):
+            self._write(cgroup, both, turn)
+        if after.cpus != self._cpusets.read(cgroup):
+            self._write(cgroup, after.cpus, turn)
+        self.look(cgroup, after)
+
+    def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> None:
+        self._cpusets.write(cgroup, cpus)
+        self._pin(cgroup, turn)
+
+    def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
+        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone."""
+        current = self._cpusets.read(cgroup)
+        self._pin(cgroup, self._turn(cgroup, before.within(current), after))
+
+    def _turn(self, cgroup: str, before: Parts, after: Parts) -> _Turn:
+        if not before.home:
+            before = Parts(EMPTY, self._cpusets.read(cgroup))
+        return _Turn(before, after, self._away.get(cgroup, frozenset()), forgets_pins=self._forgets_pins)
+
+    def look(self, cgroup: str, parts: Parts) -> Tally:
+        """Count the tasks on each part, and remember who is away from home; raise Gone."""
+        home = others = 0
+        away = set()
+        tasks = self._tasks(cgroup)
+        for task in tasks:
+            mask = self._affinities.read(task)
+            home += mask <= parts.home
+            if mask and is_away(mask, parts):
+                others += 1
+                away.add(task)
+        self._away[cgroup] = frozenset(away)
+        return Tally(home, others, len(tasks) - home - others)
+
+    def keep(self, cgroups: frozenset[str]) -> None:
+        """Forget the tasks of all other cgroups."""
+        self._away = {cgroup: away for cgroup, away in self._away.items() if cgroup in cgroups}
+
+    def _pin(self, cgroup: str, turn: _Turn) -> None:
+        """Put tasks where they go until a look finds none that is elsewhere: what they start inherits their masks."""
+        usable = self._cpusets.read(cgroup)
+        tried: set[int] = set()
+        for _ in range(ROUNDS):
+            found = [task for task in self._tasks(cgroup) if task not in tried]
+            moved = [task for task in found if self._put(task, turn, usable)]
+            turn.begins = False
+            tried.update(moved)
+            if not moved:
+                return
+
+    def _put(self, task: int, turn: _Turn, usable: CPUSet) -> bool:
+        """Put one task where it goes; say whether it was elsewhere."""
+        mask = self._affinities.read(task)
+        if not mask:
+            return False
+        target = turn.target(task, mask)
+        wanted = target & usable
+        is_freed = bool(self._cpusets.version) and turn.frees(task, target)
+        if not wanted or (mask == wanted and not is_freed):
+            return False
+        self._affinities.set(task, EVERYWHERE if is_freed else target)
+        return True
+
+
+class _Turn:
+    """One change of a container's parts: where each task goes is decided by the mask that it had at first."""
+
+    def __init__(self, before: Parts, after: Parts, away: frozenset[int], *, forgets_pins: bool) -> None:
+        self.after = after
+        self.begins = True  # nobody was put anywhere yet
+        self._forgets_pins = forgets_pins
+        self._before = before
+        self._away = away
+        self._targets: dict[int, CPUSet] = {}
+        self._freed: set[int] = set()
+
+    def target(self, task: int, mask: CPUSet) -> CPUSet:
+        """Return where a task goes; who was started meanwhile by one that is there already is there too."""
+        known = self._targets.get(task)
+        if known is None:
+            known = self._targets[task] = mask if self._is_reached(mask) else self._of(task, mask)
+        return known
+
+    def frees(self, task: int, target: CPUSet) -> bool:
+        """Say, once of each task, whether it may run everywhere because there are no parts any more."""
+        is_free = bool(self._before.home) and not self.after.home and target == self.after.cpus
+        if not is_free or task in self._freed:
+            return False
+        self._freed.add(task)
+        return True
+
+    def _is_reached(self, mask: CPUSet) -> bool:
+        return not self.begins and mask in self._targets.values()
+
+    def _of(self, task: int, mask: CPUSet) -> CPUSet:
+        """Ask by the mask; one of all CPUs may be what the kernel made of another that it forgot."""
+        had_all = self._before.cpus <= mask
+        was_away = task in self._away and had_all
+        if self._forgets_pins and had_all and not was_away:
+            return follow(self._before.home or mask, self._before, self.after)
+        return follow(mask, self._before, self.after, was_away=was_away)

@@ -1,0 +1,78 @@
+"""What the agent asks of whoever reads and moves the threads of virtual machines (see `agent.interfaces`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from pinning.machine.cpuset import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pinning.machine.cpuset import CPUSet
+    from pinning.planning.vm_masks import VMMasks, VMSeen
+    from pinning.vm_threads import Role
+
+
+class VMPlace(NamedTuple):
+    """Where a virtual machine is to be looked for."""
+
+    key: str  # the id of KubeVirt's compute container, or of Kata's sandbox
+    pid: int  # the first process of the container, or the sandbox's VMM, in the host's pid namespace
+    cgroup: str | None  # of the container, or of the sandbox where it is known
+    is_sandbox: bool
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """Where its threads may be: Kata renames its cgroup, and has another for what is no vCPU."""
+        own = (self.cgroup,) if self.cgroup else ()
+        if not self.is_sandbox:
+            return own
+        renamed = (f"{cgroup.rpartition('/')[0]}/kata_{self.key}" for cgroup in own)
+        return (*own, *renamed, f"/kata_overhead/{self.key}")
+
+
+class VMCPUs(NamedTuple):
+    """Where the threads of a virtual machine may run, as read from the kernel."""
+
+    cpus: CPUSet  # all of them together
+    vcpus: CPUSet = EMPTY  # those that run the guest; empty where they cannot be told from the others
+    is_fixed: bool = False  # it can get no more vCPUs than it has
+
+
+class VMPinned(NamedTuple):
+    """What the kernel made of the masks of a virtual machine."""
+
+    seen: VMSeen  # as read back
+    refused: frozenset[Role] = frozenset()  # of threads that it does not let run where they are to
+
+
+class VirtualMachines(Protocol):
+    """The threads of virtual machines. None of these raises: a machine that ends is one that is not there."""
+
+    def kind(self, place: VMPlace) -> str:
+        """Return what runs the machine, e.g. "qemu"; empty while nothing does."""
+        ...
+
+    def count(self, place: VMPlace) -> int:
+        """Return how many threads it has now, cheaply; 0 when it is not there."""
+        ...
+
+    def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
+        """Return its threads and where each may run; None when it is not there (yet).
+
+        `fully` looks again for those outside of its process, which takes longer.
+        """
+        ...
+
+    def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
+        """Put every thread where it is to run, those too that come meanwhile; None when it is not there any more."""
+        ...
+
+    def tasks(self, place: VMPlace) -> frozenset[int]:
+        """Return the ids of its threads as they were last seen."""
+        ...
+
+    def keep(self, places: Collection[VMPlace]) -> None:
+        """Forget all other machines."""
+        ...

@@ -1,0 +1,75 @@
+"""What is wrong with how a pod asks for the shared set beside exclusive CPUs, and what its owner should know. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pinning.contract import CONTAINER_SCOPE, SHARED_CPUS, SharedCPUs
+from pinning.errors import Cause
+from pinning.pods.resources import stated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations
+    from pinning.pods.resources import Member
+
+LAUNCHER: Final = (
+    "the threads of a virtual machine are pinned by corepin, and none of them can be moved by the guest"
+)
+KATA: Final = "in a Kata guest there are no CPUs of the node that a thread could be moved to"
+REMOVE: Final = f"remove {SHARED_CPUS}"
+
+
+def misplaced(
+    members: Sequence[Member], policies: PolicyAnnotations, exclusive: Collection[str], machine: str
+) -> Iterator[Cause]:
+    """Refuse the shared set for all but `exclusive` containers, and in a virtual machine, of which `machine` says so."""
+    for annotation in (policies.shared.pod, *policies.shared.containers.values()):
+        if annotation is None or annotation.value is not SharedCPUs.TRUE:
+            continue
+        if machine:
+            message = f"{annotation.value} cannot be: {machine}; {REMOVE}"
+            yield Cause(annotation.field, message, flaw=("shared vm", annotation.key))
+        elif annotation is policies.shared.pod:
+            yield from _nobody(annotation, members, exclusive)
+        elif (name := annotation.key.partition(CONTAINER_SCOPE)[2]) not in exclusive:
+            yield _not_exclusive(annotation, name, members, policies)
+
+
+def unlimited(
+    members: Sequence[Member], policies: PolicyAnnotations, sharing: Collection[str]
+) -> Iterator[Cause]:
+    """Tell whose CPU limit is not enforced: what helpers use of it would stop the threads on exclusive CPUs."""
+    for member in members:
+        annotation = policies.shared.of(member.name)
+        if annotation and member.name in sharing and member.limits.get("cpu") is not None:
+            message = (
+                f"the CPU limit of container {member.called} is not enforced, and that of its pod neither:"
+                " its helpers in the shared set would use it up and stop its other threads"
+            )
+            yield Cause(annotation.field, message, flaw=("unlimited", annotation.key, member.name))
+
+
+def _nobody(
+    annotation: PolicyAnnotation[SharedCPUs], members: Sequence[Member], exclusive: Collection[str]
+) -> Iterator[Cause]:
+    if not exclusive:
+        stating = "; ".join(f"{member.called} has {stated(member)}" for member in members[:3])
+        message = f"{annotation.value} needs a container with exclusive CPUs, and none has them: {stating}"
+        yield Cause(annotation.field, f"{message}; {REMOVE}", flaw=("shared nobody", annotation.key))
+
+
+def _not_exclusive(
+    annotation: PolicyAnnotation[SharedCPUs],
+    name: str,
+    members: Sequence[Member],
+    policies: PolicyAnnotations,
+) -> Cause:
+    member = next(member for member in members if member.name == name)
+    policy = policies.cpu.of(name)
+    has = f"its CPU policy is {policy.value}" if policy else f"it has {stated(member)} and no CPU policy"
+    message = f"container {member.called} has no exclusive CPUs beside which to use the shared set ({has})"
+    return Cause(
+        annotation.field, f"{message}: make it exclusive, or {REMOVE}", flaw=("shared idle", annotation.key)
+    )

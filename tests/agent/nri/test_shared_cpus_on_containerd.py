@@ -1,0 +1,95 @@
+"""Real containers that may use the shared set besides their own CPUs: made so over NRI, and widened without it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from tests.agent.containerd_node import ContainerdNode, start_node
+from tests.agent.nri.births import TELLING, birth, environment
+from tests.node.node import Container, allowed_cpus
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.agent.containerd import Containerd
+
+SHARED = {"cpu-manager.corepin.io/pod": "exclusive", "shared-cpus.corepin.io/pod": "true"}
+ALONE = {"cpu-manager.corepin.io/pod": "exclusive"}
+# It tells its birth, and is two processes then.
+HELPED = (*TELLING[:2], TELLING[2].replace("exec /bin/sleep", "/bin/sleep 1000000 &\nexec /bin/sleep"))
+pytestmark = [
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one CPU can be owned or shared, not both"),
+    pytest.mark.parametrize("containerd_session", ["2.4"], indirect=True),
+]
+
+
+@pytest.fixture(params=[True, False], ids=["NRI", "no NRI"])
+def over_nri(request: pytest.FixtureRequest) -> bool:
+    """Say whether the agent is a plugin of its runtime."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def node(containerd: Containerd, tmp_path: Path, over_nri: bool) -> Iterator[ContainerdNode]:
+    """Return a node without pods, with an agent."""
+    nri = str(containerd.nri_socket) if over_nri else "off"
+    with start_node(containerd, tmp_path, nri) as node_with_agent:
+        if over_nri:
+            until_equal("path of starts", lambda: node_with_agent.agent.state()["startPath"], "nri")
+        yield node_with_agent
+
+
+def until_apart(node: ContainerdNode, mixed: Container) -> CPUSet:
+    """Wait until a container has both parts and its processes run on its own one; return that."""
+    until_equal("both parts", lambda: mixed.cpus, node.all)
+    until("told", lambda: node.reported()["mixed"]["pinned"])
+    own = CPUSet.parse(node.reported()["mixed"]["cpus"])
+    until_equal("its own", lambda: {allowed_cpus(pid) for pid in mixed.pids}, {own})
+    return own
+
+
+def test_helpers_go_to_the_shared_set_and_others_stay(node: ContainerdNode, over_nri: bool) -> None:
+    """Its processes start on its own CPU; one that it moves stays moved, whatever comes of the container and the agent."""
+    mixed, bystander = node.add("mixed", command=HELPED, annotations=SHARED), node.add("bystander")
+    own = until_apart(node, mixed)
+    shared = node.all - own
+    until_equal("the others", lambda: bystander.cpus, shared)
+    if over_nri:
+        told = birth(node, "mixed")
+        assert (told.cpus, told.environment) == (own, environment(own, shared))
+    first, helper = until("two processes", lambda: sorted(mixed.pids) if len(mixed.pids) == 2 else None)
+    os.sched_setaffinity(helper, shared)
+    proof = node.reported()["mixed"]["proof"]
+    assert node.reported()["mixed"]["others"] == str(shared)
+    assert over_nri or proof["splitSeconds"] is not None
+    until_equal(
+        "counted",
+        lambda: node.reported()["mixed"]["proof"]["affinity"],
+        {"home": 1, "others": 1, "both": 0},
+    )
+
+    node.agent.kill()
+    node.agent.start()
+    until("told again", lambda: node.reported()["mixed"]["pinned"])
+    assert (allowed_cpus(first), allowed_cpus(helper)) == (own, shared)
+    assert mixed.cpus == node.all
+
+
+def test_an_edit_counts_at_once(node: ContainerdNode) -> None:
+    """Without the annotation it runs on what it owns, with it on both again; nobody ever runs beside it there."""
+    mixed, bystander = node.add("mixed", command=HELPED, annotations=SHARED), node.add("bystander")
+    own = until_apart(node, mixed)
+    _, helper = until("two processes", lambda: sorted(mixed.pids) if len(mixed.pids) == 2 else None)
+    os.sched_setaffinity(helper, node.all - own)
+    node.write("mixed", annotations=ALONE)
+    until_equal("its own alone", lambda: mixed.cpus, own)
+    until_equal("helper is back", lambda: allowed_cpus(helper), own)
+    node.write("mixed", annotations=SHARED)
+    assert until_apart(node, mixed) == own
+    assert bystander.cpus == node.all - own

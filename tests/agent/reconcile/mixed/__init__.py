@@ -1,0 +1,1 @@
+"""Containers that run on more than they own."""

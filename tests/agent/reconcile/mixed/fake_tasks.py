@@ -1,0 +1,57 @@
+"""The tasks of a fake node's containers: each asked for a mask, or for none, and runs on what its cgroup has of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.kernel.affinity import Affinities
+from agent.kernel.split import KernelSplit
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from tests.agent.fakes import FakeNode
+
+
+@dataclass
+class FakeTasks:
+    """The kernel's side of masks, and the agent's hand on it."""
+
+    node: FakeNode
+    asked: dict[int, tuple[str, CPUSet]] = field(default_factory=dict)  # by task: its cgroup, and its mask
+    sets: list[tuple[int, str]] = field(default_factory=list)  # masks that the agent set
+
+    def split(self) -> KernelSplit:
+        """Return who keeps these tasks apart."""
+        affinities = Affinities(self.read, self.set, lambda _: True)
+        return KernelSplit(self.of, self.node.cgroups, affinities)
+
+    def start(self, container_id: str, *masks: str) -> list[int]:
+        """Start a task in a container for each mask; "" asks for none."""
+        first, cgroup = len(self.asked) + 1, self.node.cgroup(container_id)
+        self.asked |= {first + at: (cgroup, CPUSet.parse(mask)) for at, mask in enumerate(masks)}
+        return [first + at for at in range(len(masks))]
+
+    def of(self, cgroup: str) -> list[int]:
+        """Return the tasks of a cgroup."""
+        return [task for task, (where, _) in self.asked.items() if where == cgroup]
+
+    def read(self, task: int) -> CPUSet:
+        """Return where a task may run."""
+        cgroup, mask = self.asked[task]
+        cpus = self.node.cpusets.get(cgroup, EMPTY)
+        return (mask & cpus) or cpus
+
+    def set(self, task: int, cpus: CPUSet) -> CPUSet:
+        """Let a task ask for a mask."""
+        self.asked[task] = (self.asked[task][0], cpus)
+        self.sets.append((task, str(cpus)))
+        return self.read(task)
+
+    def choose(self, task: int, mask: str) -> None:
+        """Let the application move its task."""
+        self.asked[task] = (self.asked[task][0], CPUSet.parse(mask))
+
+    def masks(self, tasks: list[int]) -> list[str]:
+        """Return where tasks may run, as text."""
+        return [str(self.read(task)) for task in tasks]

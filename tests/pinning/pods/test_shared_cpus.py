@@ -1,0 +1,105 @@
+"""What a pod says of the shared set beside exclusive CPUs: whose it is, what is refused, and what its owner is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.pods.claims import read_pod
+from tests.pods import CPU_MANAGER, container, fields, launcher, pod
+
+POD = "shared-cpus.corepin.io/pod"
+MAIN = "shared-cpus.corepin.io/container.main"
+SIDE = "shared-cpus.corepin.io/container.side"
+EXCLUSIVE = {CPU_MANAGER: "exclusive"}
+
+
+def two(**annotations: str) -> Any:
+    """Return a pod with a container of whole CPUs and one without."""
+    return pod(container("main", "2"), container("side", "500m"), annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "shares"),
+    [
+        pytest.param({**EXCLUSIVE, POD: "true"}, True, id="the pod"),
+        pytest.param({**EXCLUSIVE, MAIN: "true"}, True, id="the container"),
+        pytest.param({**EXCLUSIVE, POD: "true", MAIN: "false"}, False, id="the narrower scope wins"),
+        pytest.param({"smt-policy.corepin.io/pod": "isolate", POD: "true"}, True, id="cores of its own"),
+        pytest.param({**EXCLUSIVE}, False, id="nothing said"),
+        pytest.param({**EXCLUSIVE, POD: "yes"}, False, id="no such word"),
+        pytest.param({CPU_MANAGER: "share", POD: "true"}, False, id="it shares its own CPUs already"),
+    ],
+)
+def test_who_runs_on_the_shared_set_too(annotations: dict[str, str], shares: bool) -> None:
+    """A claim to exclusive CPUs says so when its pod does."""
+    (claim,) = read_pod(two(**annotations)).claims
+    assert claim.shared_cpus is shares
+
+
+def test_cores_of_cmk_have_it_too() -> None:
+    """What claims the CPUs does not matter."""
+    document = pod(container("main", {"cmk.intel.com/exclusive-cores": "1"}), annotations={POD: "true"})
+    (claim,) = read_pod(document).claims
+    assert claim.shared_cpus
+    assert read_pod(document).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("annotations", "key", "message"),
+    [
+        pytest.param(
+            {**EXCLUSIVE, SIDE: "true"},
+            SIDE,
+            "container side has no exclusive CPUs beside which to use the shared set"
+            " (its CPU policy is exclusive): make it exclusive, or remove shared-cpus.corepin.io",
+            id="not eligible",
+        ),
+        pytest.param(
+            {CPU_MANAGER: "share", MAIN: "true"},
+            MAIN,
+            "container main has no exclusive CPUs beside which to use the shared set"
+            " (its CPU policy is share): make it exclusive, or remove shared-cpus.corepin.io",
+            id="share",
+        ),
+        pytest.param({MAIN: "true"}, MAIN, "and no CPU policy)", id="no policy"),
+        pytest.param(
+            {POD: "true"}, POD, "true needs a container with exclusive CPUs, and none has them", id="nobody"
+        ),
+        pytest.param(
+            {**EXCLUSIVE, POD: "yes"}, POD, "'yes' is neither true nor false: write one of them", id="word"
+        ),
+        pytest.param(
+            {**EXCLUSIVE, "shared-cpus.corepin.io/main": "true"},
+            "shared-cpus.corepin.io/main",
+            "scope 'main' is unknown",
+            id="scope",
+        ),
+    ],
+)
+def test_where_it_means_nothing_it_is_refused(annotations: dict[str, str], key: str, message: str) -> None:
+    """The cause names the annotation, what is the matter, and the remedy."""
+    (cause,) = read_pod(two(**annotations)).causes
+    assert cause.field == f"metadata.annotations[{key}]"
+    assert message in cause.message
+
+
+def test_virtual_machines_cannot_have_it() -> None:
+    """Nobody in a guest sees the CPUs of the node: the agent acts on no such claim."""
+    kata = two(**EXCLUSIVE, **{POD: "true"})
+    kata["spec"]["runtimeClassName"] = "kata-qemu"
+    machine = launcher(annotations={POD: "true"})
+    for document, why in ((kata, "in a Kata guest"), (machine, "the threads of a virtual machine")):
+        read = read_pod(document)
+        (cause,) = (cause for cause in read.causes if cause.field == f"metadata.annotations[{POD}]")
+        assert cause.message.startswith(f"true cannot be: {why}")
+        assert not any(claim.shared_cpus for claim in read.claims)
+
+
+def test_its_owner_is_told_that_the_limit_is_not_enforced() -> None:
+    """The warning stands at the annotation; who has no CPU limit is not told."""
+    annotations = {**EXCLUSIVE, MAIN: "true"}
+    assert f"metadata.annotations[{MAIN}]" in fields(read_pod(two(**annotations)).warnings)
+    cores = pod(container("main", {"cmk.intel.com/exclusive-cores": "1"}), annotations={MAIN: "true"})
+    assert fields(read_pod(cores).warnings) == []
