@@ -100,6 +100,7 @@ GATE_RESTART_POLICY = "COREPIN_RESTART_POLICY"  # the variable that tells it the
 CPUS_VOLUME = "corepin-cpus"
 CPUS_FOLDER = "/run/corepin"
 CPUS_FILE = "cpus"
+CONTAINER_VARIABLE = "COREPIN_CONTAINER"  # which one of the file's containers this is: no guest tells it
 
 # Feature gates of ours, spelled as in KubeVirt.
 GATE_SIDECAR = "Sidecar"

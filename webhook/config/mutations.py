@@ -20,6 +20,7 @@ from pinning.contract import (
     CMK_NUM_CORES,
     CMK_TAINT_KEY,
     CMK_TAINT_VALUE,
+    CONTAINER_VARIABLE,
     GATE_RESTART_POLICY,
     LIMIT_RANGER,
     MIRROR_POD,
@@ -65,6 +66,7 @@ class Mutations:
         return frozenset(
             {
                 CMK_NUM_CORES,
+                CONTAINER_VARIABLE,
                 GATE_RESTART_POLICY,
                 *(variable["name"] for variable in self.per_container.get("env", ())),
             }

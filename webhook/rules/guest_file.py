@@ -1,7 +1,7 @@
 """A file in the guest of a Kata pod that says on which CPUs, and vCPUs, its containers run. Pure.
 
 On the host a container finds its CPUs in its own cgroup; the guest knows only vCPUs. So what the agent writes on the pod,
-and nobody else may write, is mounted into each container that asks for CPUs.
+and nobody else may write, is mounted into each container that asks for CPUs, and a variable says which container it is.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from pinning.contract import CPUS_FILE, CPUS_FOLDER, CPUS_VOLUME, STATUS_CPUS
+from pinning.contract import CONTAINER_VARIABLE, CPUS_FILE, CPUS_FOLDER, CPUS_VOLUME, STATUS_CPUS
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Container as Names
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from pinning.pods.claims import PodClaims
     from pinning.pods.resources import Member
     from pinning.pods.types import DownwardAPI, Pod, Volume
     from webhook.config.mutations import Fragment
@@ -26,15 +25,14 @@ _FIELD: Final = f"metadata.annotations['{STATUS_CPUS}']"
 _STATUS: Final[DownwardAPI] = {"items": [{"path": CPUS_FILE, "fieldRef": {"fieldPath": _FIELD}}]}
 
 
-def plan_guest_file(pod: Pod, pod_claims: PodClaims, taken: Names[str]) -> dict[str, Fragment]:
-    """Return, by JSON pointers, what is added to a pod; nothing for pods without a virtual machine or without claims.
+def plan_guest_file(pod: Pod, members: Iterable[Member], taken: Names[str]) -> dict[str, Fragment]:
+    """Return, by JSON pointers, what is added for these containers; nothing for pods without a virtual machine.
 
     `taken` are the names of volumes that others add.
     """
     spec = pod.get("spec") or {}
     if not is_vm_handler(spec.get("runtimeClassName") or ""):
         return {}
-    members = [pod_claims.member_of(claim) for claim in pod_claims.claims]
     lacking = [member for member in members if not _has_something_there(member)]
     if not lacking:
         return {}
@@ -42,7 +40,13 @@ def plan_guest_file(pod: Pod, pod_claims: PodClaims, taken: Names[str]) -> dict[
     there = next((volume["name"] for volume in volumes if _is_ours(volume)), "")
     name = there or _unused_name(volumes, taken)
     mount = {"name": name, "mountPath": CPUS_FOLDER, "readOnly": True}
-    added: dict[str, Fragment] = {member.pointer: {"volumeMounts": [mount]} for member in lacking}
+    added: dict[str, Fragment] = {
+        member.pointer: {
+            "volumeMounts": [mount],
+            "env": [{"name": CONTAINER_VARIABLE, "value": member.name}],
+        }
+        for member in lacking
+    }
     if not there:
         added[POD] = {"spec": {"volumes": [{"name": name, "downwardAPI": _STATUS}]}}
     return added

@@ -25,6 +25,7 @@ from webhook.rules.sidecars import plan_limits
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pinning.pods.resources import Member
     from pinning.pods.types import Pod
     from webhook.config.mutations import Fragment, Mutations
     from webhook.config.settings import Settings
@@ -46,7 +47,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     """Return everything that corepin adds to a pod when it is created."""
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
-    guest_file = plan_guest_file(pod, pod_claims, injection.mutations.volumes)
+    guest_file = plan_guest_file(pod, _reads_cpus(pod, pod_claims), injection.mutations.volumes)
     more = merged({POD: plan_marks(pod_claims, settings)}, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += plan_gate(pod, pod_claims, settings, operations)
@@ -67,6 +68,13 @@ def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
             return True
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     return annotations.get(CMK_MUTATE) in CMK_MUTATE_TRUE
+
+
+def _reads_cpus(pod: Pod, pod_claims: PodClaims) -> tuple[Member, ...]:
+    """Return the containers that may ask on which CPUs they run: those with claims; beside `cmk` all of the pod."""
+    if wants_injection(pod, pod_claims):
+        return tuple(pod_claims.members)
+    return tuple(pod_claims.member_of(claim) for claim in pod_claims.claims)
 
 
 def plan_injection(

@@ -62,6 +62,24 @@ def test_containers_with_cpus_get_the_file() -> None:
 
     assert result["spec"]["volumes"] == [VOLUME]
     assert mounts(result) == {"main": [MOUNT], "beside": [], "first": [MOUNT]}
+    assert result["spec"]["containers"][0]["env"] == [{"name": "COREPIN_CONTAINER", "value": "main"}]
+    assert result["spec"]["initContainers"][0]["env"] == [{"name": "COREPIN_CONTAINER", "value": "first"}]
+
+
+def test_all_containers_beside_the_command_get_the_file() -> None:
+    """Where CMK's contract is injected every container may run `cmk isolate`, also one without cores of its own."""
+    cores = container("main", {CORES: "2"}, {CORES: "2"})
+    result = patched(kata(cores, container("helper"), annotations={"unrelated": "yes"}))
+
+    assert mounts(result) == {"main": [MOUNT], "helper": [MOUNT]}
+
+
+def test_a_name_that_is_said_stays() -> None:
+    """A variable of that name is its user's."""
+    own = {"name": "COREPIN_CONTAINER", "value": "another"}
+    result = patched(kata(container("main", "2", env=[own])))
+
+    assert result["spec"]["containers"][0]["env"] == [own]
 
 
 @pytest.mark.parametrize(

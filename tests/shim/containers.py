@@ -1,0 +1,103 @@
+"""Containers of a real runtime that are locked up as CMK's own examples are, with the install directory mounted."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from cri_api.v1 import api_pb2
+
+from tests.agent.containerd import IMAGE
+from tests.agent.image_archive import write_archive
+from tests.node.waiting import until
+from tests.shim.roots import NOBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tests.agent.containerd import Containerd
+
+EMPTY: Final = "localhost/empty:test"
+BUSYBOX: Final = IMAGE
+_numbers = count(1)
+
+
+def load_empty_image(containerd: Containerd) -> None:
+    """Give the runtime an image without any file."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w"):
+        pass
+    path = containerd.directory / "empty.tar"
+    write_archive(path, EMPTY, layer.getvalue(), {})
+    containerd.load(path)
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A container without capabilities and privileges, with a read-only root, seccomp and another user than root."""
+
+    containerd: Containerd
+    id: str
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        """Return what it wrote, without times and streams."""
+        lines = self.log_file.read_text().splitlines() if self.log_file.exists() else []
+        return "".join(f"{line.split(' ', 3)[3]}\n" for line in lines)
+
+    def exit_code(self) -> int:
+        """Wait for its end, and return how it ended."""
+        request = api_pb2.ContainerStatusRequest(container_id=self.id)
+
+        def ended() -> tuple[int] | None:
+            status = self.containerd.call("ContainerStatus", request, api_pb2.ContainerStatusResponse).status
+            return (status.exit_code,) if status.state == api_pb2.CONTAINER_EXITED else None
+
+        return until("the container's end", ended)[0]
+
+    def stop(self) -> None:
+        """Stop it as the kubelet does: SIGTERM, and much later SIGKILL."""
+        request = api_pb2.StopContainerRequest(container_id=self.id, timeout=600)
+        self.containerd.call("StopContainer", request, api_pb2.StopContainerResponse)
+
+
+def run_locked(
+    containerd: Containerd,
+    image: str,
+    command: Sequence[str],
+    install_dir: Path,
+    env: Mapping[str, str],
+) -> Locked:
+    """Start a container in a pod of its own."""
+    uid = f"uid-shim-{next(_numbers)}"
+    pod = containerd.run_pod(uid.replace("uid-", ""), uid)
+    config = api_pb2.ContainerConfig(
+        metadata=api_pb2.ContainerMetadata(name="main"),
+        image=api_pb2.ImageSpec(image=image),
+        command=command,
+        envs=[api_pb2.KeyValue(key=key, value=value) for key, value in env.items()],
+        log_path="main.log",
+        mounts=[api_pb2.Mount(container_path="/opt/bin", host_path=str(install_dir), readonly=True)],
+        linux=api_pb2.LinuxContainerConfig(security_context=_locked()),
+    )
+    request = api_pb2.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)
+    answer = containerd.call("CreateContainer", request, api_pb2.CreateContainerResponse)
+    pod.start(answer.container_id)
+    return Locked(containerd, answer.container_id, containerd.directory / "logs" / uid / "main.log")
+
+
+def _locked() -> api_pb2.LinuxContainerSecurityContext:
+    profile = api_pb2.SecurityProfile
+    return api_pb2.LinuxContainerSecurityContext(
+        run_as_user=api_pb2.Int64Value(value=NOBODY),
+        run_as_group=api_pb2.Int64Value(value=NOBODY),
+        readonly_rootfs=True,
+        no_new_privs=True,
+        capabilities=api_pb2.Capability(drop_capabilities=["ALL"]),
+        seccomp=profile(profile_type=profile.RuntimeDefault),
+    )

@@ -1,0 +1,76 @@
+"""The command in containers of a real runtime, locked up as CMK's own examples are; the agent's word is a test's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.node.waiting import until
+from tests.shim.containers import BUSYBOX, EMPTY, Locked, load_empty_image, run_locked
+
+if TYPE_CHECKING:
+    from tests.agent.containerd import Containerd
+    from tests.shim.agent import FakeAgent
+
+SHARED = ("/opt/bin/cmk", "isolate", "--conf-dir=/etc/cmk", "--pool=shared")
+
+
+def run(containerd: Containerd, agent: FakeAgent, *words: str, image: str = BUSYBOX, **env: str) -> Locked:
+    """Start a container that runs `cmk isolate`."""
+    return run_locked(containerd, image, [*SHARED, *words], agent.folder, env)
+
+
+def test_image_without_any_file(containerd: Containerd, agent: FakeAgent) -> None:
+    """In an empty image, read-only, as nobody and under the runtime's seccomp profile it becomes the command."""
+    load_empty_image(containerd)
+    container = run(containerd, agent, "/opt/bin/cmk", "--", "--version", image=EMPTY)
+
+    assert container.exit_code() == 0
+    assert container.log.splitlines()[-1] == "CMK v1.5.2 (corepin 0.1.0)"
+    assert len(agent.asked) == 1
+
+
+def test_container_is_locked_up(containerd: Containerd, agent: FakeAgent) -> None:
+    """What these tests run in has no capability, no new privileges, a filter of system calls and another user."""
+    words = ("sh", "--", "-c", "busybox grep -E '^(CapEff|NoNewPrivs|Seccomp|Uid):' /proc/self/status")
+    container = run(containerd, agent, *words)
+
+    assert container.exit_code() == 0
+    found = dict(line.split(":", 1) for line in container.log.splitlines() if "does nothing" not in line)
+    assert (int(found["CapEff"], 16), int(found["NoNewPrivs"]), int(found["Seccomp"])) == (0, 1, 2)
+    assert found["Uid"].split()[0] == "65534"
+
+
+def test_exit_code_reaches_the_kubelet(containerd: Containerd, agent: FakeAgent) -> None:
+    """The container ends as its command does."""
+    assert run(containerd, agent, "sh", "--", "-c", "exit 7").exit_code() == 7
+
+
+def test_stopped_container_handles_the_signal(containerd: Containerd, agent: FakeAgent) -> None:
+    """SIGTERM reaches the command as the container's first process."""
+    script = "trap 'echo stopped; exit 42' TERM; echo ready; while :; do busybox sleep 0.05; done"
+    container = run(containerd, agent, "sh", "--", "-c", script)
+    until("the command", lambda: "ready" in container.log)
+    container.stop()
+
+    assert container.exit_code() == 42
+    assert container.log.splitlines()[-1] == "stopped"
+
+
+def test_container_that_waits_for_the_agent_stops_at_once(
+    containerd: Containerd, no_agent: FakeAgent
+) -> None:
+    """While no agent answers the shim is the first process, which no signal ends unless it handles it."""
+    container = run(containerd, no_agent, "true", CMK_LOCK_TIMEOUT="3600")
+    until("its word", lambda: "waiting up to 3600 s" in container.log)
+    container.stop()
+
+    assert container.exit_code() == 143
+
+
+def test_environment_reaches_the_command(containerd: Containerd, agent: FakeAgent) -> None:
+    """The agent's variables and the container's own are there."""
+    script = 'echo "$CMK_CPUS_ASSIGNED $CMK_CPUS_ASSIGNED_MASK $CMK_CPUS_SHARED $CMK_CPUS_INFRA $MINE"'
+    container = run(containerd, agent, "sh", "--", "-c", script, MINE="kept")
+
+    assert container.exit_code() == 0
+    assert container.log.splitlines()[-1] == "1,3 A 0 0,2 kept"
