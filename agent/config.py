@@ -61,6 +61,9 @@ class AgentConfig:
     debugfs: Path = Path(DEBUGFS)  # its mount, if there is one
     kubelet_cgroup_root: str = "/"  # its `cgroupRoot`, above the cgroup of all pods
     nri: Path | None = None  # the socket of a runtime that asks first; None: it is not asked to
+    cmk_install_dir: Path | None = (
+        None  # with the command cmk and the socket that it asks; None: there is none
+    )
     config: NodeConfig = DEFAULT
     kubelet_state: Path | None = None
     kubelet_url: str | None = None  # whose /configz is asked at start; None: it is not

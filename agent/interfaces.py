@@ -321,11 +321,40 @@ class Machine(Protocol):
         ...
 
 
+class PassedContainer(NamedTuple):
+    """One container after a pass."""
+
+    id: str
+    owner: Owner
+    name: str  # namespace/pod/container
+    cgroup: str | None
+    is_right: bool  # the kernel was seen to let it run exactly where the pass wants it
+
+
 class Wrappers(Protocol):
     """The commands that containers run under `cmk isolate`."""
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pools in use by containers beside what they own, for as long as each of these runs."""
+        """Return the pools in use by containers beside what they own, for as long as each of these runs.
+
+        A pass asks once, at its begin.
+        """
+        ...
+
+    def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
+        """Know what the pass came to that asked for the uses last, and every container that it saw alive."""
+        ...
+
+    def shown(self, state: NodeState) -> NodeState:
+        """Return the state of the node with those who run now."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything, and let nobody ask any more (uninstall)."""
+        ...
+
+    async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
+        """Answer those who ask, until cancelled; call `changed` when others run than before."""
         ...
 
 

@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
-    from agent.interfaces import Cgroups, ContainerWatch, Cpusets, Machine, ObservedCPUs, PodSource, Runtime
+    from agent.interfaces import (
+        Cgroups,
+        ContainerWatch,
+        Cpusets,
+        Machine,
+        ObservedCPUs,
+        PodSource,
+        Runtime,
+        Wrappers,
+    )
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import VirtualMachines
     from apiserver.access import Access
@@ -68,7 +77,8 @@ async def build(config: AgentConfig) -> Agent:
     settings = await _settings(config, machine)
     observed = _observed_cpus(config, runtime)
     vms = _virtual_machines(config, cgroups)
-    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms)
+    wrappers = _wrappers(config, cgroups, machine)
+    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers)
     metrics = Metrics()
     chosen = reporters(config, api, interfaces.pods, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
@@ -169,6 +179,19 @@ def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines 
 
     hierarchy = find_hierarchy(config.cgroup_root)
     return KernelVirtualMachines(Roots(config.root / "proc", config.debugfs / "kvm", hierarchy))
+
+
+def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers | None:
+    """Return who answers `cmk isolate`; None where nobody is to, or no cgroup tells whose a process is."""
+    if config.cmk_install_dir is None or not isinstance(cgroups.cpusets, KernelCpusets):
+        return None
+    from agent.report.cmk_node import TEXTS
+    from agent.wrappers.keeper import Edges, WrapperKeeper
+    from agent.wrappers.store import FILE, Store
+
+    store = Store(config.state_dir / FILE, machine.boot_id())
+    hierarchy, is_strict = find_hierarchy(config.cgroup_root), config.config.strict_threads
+    return WrapperKeeper(config.cmk_install_dir, Edges(hierarchy), store, TEXTS, is_strict=is_strict)
 
 
 async def _cri(config: AgentConfig) -> CRI:

@@ -85,6 +85,10 @@ ROOMS = {
         *("agent.errors", "agent.interfaces", "agent.vm_interfaces", "pinning"),
         *("agent.kernel.affinity", "agent.kernel.cgroupfs", "agent.kernel.procfs"),
     ),
+    "agent.wrappers": (
+        *("agent.errors", "agent.interfaces", "agent.node_state", "agent.kernel.affinity"),
+        *("agent.kernel.cgroupfs", "agent.kernel.procfs", "pinning"),
+    ),
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
@@ -216,7 +220,8 @@ def test_main_alone_knows_every_implementation() -> None:
             "agent.cri",
             "agent.local",
             "agent.vm",
-        },  # names of cgroups; the demo's own cgroups; how files of cgroups and processes are read
+            "agent.wrappers",
+        },  # names of cgroups; the demo's own cgroups; how files of cgroups and processes are read; masks
         "agent.local": {"agent.main"},
         "agent.pod_watch": {"agent.main"},
         "agent.report": {"agent.main", "agent.process"},  # the publisher, which knows no reporter

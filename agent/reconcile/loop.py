@@ -7,14 +7,17 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
+from agent.interfaces import PassedContainer
 from apiserver.backoff import Backoff
 from pinning.errors import PinningError
+from pinning.planning.observed import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from agent.interfaces import Interfaces, StatePublisher
     from agent.node_state import NodeState
+    from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.reconciler import Reconciler
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
@@ -75,6 +78,7 @@ class Loop:
         self._backoff = Backoff(0.2, 10.0)
         self._next_sweep = 0.0
         self._proven: NodeState | None = None
+        self._passed: NodeState | None = None  # what the last pass came to
 
     async def run(self) -> None:
         """Watch everything and reconcile."""
@@ -96,6 +100,10 @@ class Loop:
             group.create_task(self._reconciler.vms.run())
             group.create_task(self._reconciler.observer.missing_pods.run())
             group.create_task(self._publisher.run())
+            if self._interfaces.wrappers:
+                group.create_task(
+                    self._interfaces.wrappers.run(self._trigger.request_pass, self._show_wrappers)
+                )
             await self._passes()
 
     async def _passes(self) -> None:
@@ -120,9 +128,21 @@ class Loop:
         self._backoff.reset()
         if state is None:
             return self._poll_seconds
-        self._publisher.tell(state)
+        if self._interfaces.wrappers:
+            self._interfaces.wrappers.passed(state, _alive(self._reconciler.observer.records.values()))
+        self._tell(state)
         self._reconciler.metrics.show(state)
         return await self._prove(state)
+
+    def _tell(self, state: NodeState) -> None:
+        """Publish what a pass came to, with the wrappers that run now."""
+        self._passed = state
+        wrappers = self._interfaces.wrappers
+        self._publisher.tell(wrappers.shown(state) if wrappers else state)
+
+    def _show_wrappers(self) -> None:
+        if self._passed:
+            self._tell(self._passed)
 
     def _failed(self, event: str, reason: str) -> float:
         """Count a failure, and return how long to wait."""
@@ -162,3 +182,14 @@ class Loop:
                     changed()
                 last = seen
             await asyncio.sleep(self._poll_seconds)
+
+
+def _alive(records: Iterable[ContainerRecord]) -> tuple[PassedContainer, ...]:
+    """Return the containers that are alive after a pass, and whether each is where it wanted it."""
+    return tuple(
+        PassedContainer(
+            record.seen.id, record.owner, record.name, record.cgroup, bool(record.wanted) and record.is_right
+        )
+        for record in records
+        if record.seen.state is not State.EXITED
+    )

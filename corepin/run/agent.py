@@ -63,6 +63,12 @@ def add_parser(
         "https://NODE:10250/configz",
         "ask the kubelet at start which CPUs it reserves, and its policy; needs `get` on nodes/configz; default: off",
     )
+    add_optional_flag(
+        parser,
+        "--cmk-install-dir",
+        "DIR",
+        "answer `cmk isolate` of containers that mount this directory of the host; default: off",
+    )
     add_flag(
         parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
     )
@@ -144,6 +150,7 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             debugfs=Path(args.debugfs),
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),
+            cmk_install_dir=_path(args.cmk_install_dir),
             config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),

@@ -53,6 +53,7 @@ class NodeConfig:
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     quota: Quota = Quota.KEEP
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
+    strict_threads: bool = False  # who has exclusive cores runs on them alone, whatever `cmk isolate` asks
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
     kubelet_binds_memory: bool = False  # what the agent found: the kubelet's Memory Manager is Static
@@ -68,6 +69,7 @@ KEYS = (
     "numaPolicy",
     "quota",
     "vmThreads",
+    "strictThreads",
     "observe",
     "pools",
 )
@@ -86,6 +88,7 @@ def read_node_config(given: object) -> NodeConfig:
         numa_policy=keys.word("numaPolicy", NUMAPolicy.PACKED),
         quota=keys.word("quota", Quota.KEEP),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
+        strict_threads=keys.flag("strictThreads"),
         observe=keys.flag("observe"),
         pools=_read_pools(keys.value("pools")),
     )

@@ -27,6 +27,7 @@ def test_every_key_is_read() -> None:
         "numaPolicy": "single",
         "quota": "unset",
         "vmThreads": "shared",
+        "strictThreads": True,
         "observe": True,
         "pools": {
             "exclusive_cores": 4,
@@ -45,6 +46,7 @@ def test_every_key_is_read() -> None:
         numa_policy=NUMAPolicy.SINGLE,
         quota=Quota.UNSET,
         vm_threads=VMThreadsPolicy.SHARED,
+        strict_threads=True,
         observe=True,
         pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
     )

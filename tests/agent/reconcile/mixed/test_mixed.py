@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from agent.errors import Refused
+from agent.interfaces import PassedContainer
+from agent.node_state import NodeState
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, Quota, StaticPools
@@ -29,6 +31,19 @@ class Wrapped:
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
         """Return them."""
         return self._uses
+
+    def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
+        """Nobody waits for a pass."""
+
+    def shown(self, state: NodeState) -> NodeState:
+        """Nobody is told of."""
+        return state
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+    async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
+        """Nobody asks."""
 
 
 @pytest.fixture

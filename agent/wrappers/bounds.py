@@ -1,0 +1,52 @@
+"""How much each container may ask, so that one that floods the agent holds up nobody but itself. Pure but for its clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from agent.wrappers.errors import Denied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+AT_ONCE: Final = 256  # connections of one container: more cores than it may have
+OPEN: Final = 4096  # connections of all: more containers than a node has, and as many as wait to be accepted
+RATE: Final = 100.0  # requests a second of one container; an answer takes the agent half a millisecond
+BURST: Final = 512.0  # requests that wait for nothing after it was silent
+
+
+class Bounds:
+    """Counts the connections of each container, and spreads its requests over time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: Counter[str] = Counter()
+        self._total = 0
+        self._due: dict[str, float] = {}  # when the bucket of a container is full again
+
+    def opened(self, container: str) -> None:
+        """Count a connection; raise Denied for one too many."""
+        if self._open.get(container, 0) >= AT_ONCE or self._total >= OPEN:
+            raise Denied(f"too many wrappers ask at once from this container: {AT_ONCE} at a time may")
+        self._open[container] += 1
+        self._total += 1
+
+    def closed(self, container: str) -> None:
+        """Count a connection no more."""
+        self._open[container] -= 1
+        self._total -= 1
+        if not self._open[container]:
+            del self._open[container]
+
+    def turn(self, container: str) -> float:
+        """Take the next turn of a container, and return in how many seconds it comes."""
+        now = self._clock()
+        due = max(self._due.get(container, now), now)
+        self._due[container] = due + 1 / RATE
+        return max(0.0, due - now - BURST / RATE)
+
+    def forget(self) -> None:
+        """Forget those whose bucket is full."""
+        now = self._clock()
+        self._due = {container: due for container, due in self._due.items() if due > now}

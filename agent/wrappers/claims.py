@@ -1,0 +1,102 @@
+"""The claims of live processes: each ends with its process, which the kernel tells by a descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import Gone
+from agent.wrappers.errors import Denied
+from agent.wrappers.peer import held
+from agent.wrappers.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from agent.wrappers.peer import Peer
+    from agent.wrappers.registry import Claim, Holder, OwnCore, Process
+    from agent.wrappers.wants import Want
+
+MOST_ENDED: Final = 100  # claims that ended, for the reports
+
+
+class LiveClaims:
+    """The registry, kept true to the processes that run. `changed` is called when a claim came or ended."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.ended: deque[Claim] = deque(maxlen=MOST_ENDED)  # the newest last
+        self._pidfds: dict[Process, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: nobody watches yet
+        self._changed: Callable[[], None] = lambda: None
+
+    def restore(self, claims: Iterable[Claim]) -> None:
+        """Go on with the claims of the agent before this one whose processes still run."""
+        for claim in claims:
+            registry = self.registry.restore(claim)
+            if registry is self.registry:
+                continue
+            with suppress(Gone):
+                self._pidfds[claim.process] = held(claim.process).pidfd
+                self.registry = registry
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Let claims end with their processes from now on."""
+        self._loop, self._changed = asyncio.get_running_loop(), changed
+        for process, pidfd in self._pidfds.items():
+            self._loop.add_reader(pidfd, self.end, process)
+
+    def unwatch(self) -> None:
+        """Leave all claims as they are, for the next agent."""
+        for pidfd in self._pidfds.values():
+            if self._loop:
+                self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._pidfds, self._loop = {}, None
+
+    def take(self, peer: Peer, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
+        """Give a process what it wants; raise Denied."""
+        registry = self.registry.take(peer.process, holder, want, own)
+        self._hold(peer)
+        if registry is not self.registry:
+            self.registry = registry
+            self._changed()
+        return registry.claims[peer.process]
+
+    def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
+        """Give a process other cores, because its container owns other ones now; raise Denied."""
+        self.registry = self.registry.take(claim.process, claim.holder, claim.want, own)
+        self._changed()
+        return self.registry.claims[claim.process]
+
+    def _hold(self, peer: Peer) -> None:
+        if peer.process in self._pidfds:
+            return
+        try:
+            self._pidfds[peer.process] = os.dup(peer.pidfd)
+        except OSError as error:
+            raise Denied(f"the agent cannot watch one process more: {error.strerror}") from error
+        if self._loop:
+            self._loop.add_reader(self._pidfds[peer.process], self.end, peer.process)
+
+    def end(self, process: Process) -> None:
+        """Take back what a process has."""
+        pidfd = self._pidfds.pop(process, None)
+        if pidfd is not None:
+            if self._loop:
+                self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        claim = self.registry.of(process)
+        if claim:
+            self.registry = self.registry.release(process)
+            self.ended.append(claim)
+            self._changed()
+
+    def keep(self, containers: Collection[str]) -> None:
+        """Take back what is in other containers than these: they ended, whatever became of their processes."""
+        for claim in tuple(self.registry):
+            if claim.holder.id not in containers:
+                self.end(claim.process)

@@ -1,0 +1,9 @@
+"""Why a wrapper does not get what it asks for. The text goes to its user as it is."""
+
+from __future__ import annotations
+
+from agent.errors import AgentError
+
+
+class Denied(AgentError):
+    """The answer to a wrapper is no; the message says what was wanted, what was found, and what to do."""

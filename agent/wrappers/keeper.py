@@ -1,0 +1,195 @@
+"""The commands that the containers of a node run under `cmk isolate`: what passes learn of them, and who answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.errors import AgentError, Gone
+from agent.kernel.affinity import KERNEL, Affinities
+from agent.wrappers.bounds import Bounds
+from agent.wrappers.claims import LiveClaims
+from agent.wrappers.errors import Denied
+from agent.wrappers.follow import Follower
+from agent.wrappers.isolate import Isolator
+from agent.wrappers.listener import listen
+from agent.wrappers.node_view import NodeView, shared_use
+from agent.wrappers.passes import Passes
+from agent.wrappers.peer import cgroup_of, connected
+from agent.wrappers.protocol import SOCKET, Verb
+from agent.wrappers.server import Server
+from agent.wrappers.store import Kept
+from agent.wrappers.uses import ContainerUses
+from agent.wrappers.wants import read_want
+from pinning.cmk.pools import Task
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from agent.interfaces import PassedContainer
+    from agent.kernel.cgroupfs import Hierarchy
+    from agent.node_state import NodeState
+    from agent.wrappers.peer import Peer
+    from agent.wrappers.protocol import Request
+    from agent.wrappers.registry import Claim
+    from agent.wrappers.store import Store
+    from pinning.contract import PoolUse
+    from pinning.planning.observed import Owner
+
+UNKNOWN_SECONDS: Final = 4.0  # until a container that was made just now is listed
+LOOK_SECONDS: Final = 2.0  # between two looks whether the socket is still in its place
+
+logger = logging.getLogger(__name__)
+
+
+class Edges(NamedTuple):
+    """By what the kernel is asked and told."""
+
+    hierarchy: Hierarchy  # with the cgroups of containers
+    peer_of: Callable[[socket.socket], Peer] = connected
+    cgroup_of: Callable[[int, int], str] = cgroup_of
+    affinities: Affinities = KERNEL
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class WrapperKeeper:
+    """Knows every wrapper of the node, and answers those who ask (interface `Wrappers`)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        edges: Edges,
+        store: Store,
+        texts: Mapping[str, Callable[[NodeState], str]],
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._edges = edges
+        self._store = store
+        self._texts = texts
+        kept = store.load()
+        self._claims = LiveClaims()
+        self._claims.restore(kept.claims)
+        self._uses = ContainerUses(kept.uses)
+        self._passes = Passes()
+        self._view: NodeView | None = None  # None: no pass has ended yet
+        self._follower = Follower(self._claims, edges.affinities)
+        self._isolator = Isolator(
+            self._claims,
+            self._uses,
+            self._passes,
+            self._newest,
+            self._save,
+            self._follower.pin,
+            is_strict=is_strict,
+        )
+        self._bounds = Bounds(edges.monotonic)
+
+    def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
+        """Return the pools in use by containers beside what they own."""
+        return self._uses.asked()
+
+    def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
+        """Know what the pass came to that asked for the uses last."""
+        self._view = NodeView(state, containers)
+        self._uses.passed()
+        if state.containers_complete:
+            self._claims.keep(self._view.containers)
+            self._uses.keep(self._view.containers)
+        self._follower.passed(self._view)
+        self._bounds.forget()
+        self._passes.ended()
+
+    def shown(self, state: NodeState) -> NodeState:
+        """Return the state of the node with those who run now."""
+        tasks = tuple(map(self._task, self._claims.registry))
+        return replace(state, tasks=tasks, reclaimed=tuple(map(self._task, self._claims.ended)))
+
+    def _task(self, claim: Claim) -> Task:
+        cpus = claim.cpus or self._newest().pool(shared_use(claim.want))
+        return Task(claim.process.pid, claim.holder.name, claim.want.pool, cpus)
+
+    def reset(self) -> None:
+        """Leave nothing behind: no socket, no file."""
+        self._store.remove()
+        (self._folder / SOCKET).unlink(missing_ok=True)
+
+    async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
+        """Answer until cancelled; call `changed` when others run than before."""
+        self._passes.request = request_pass
+        _open_more_files()
+        self._claims.watch(changed)
+        try:
+            while True:
+                await self._serve()
+        finally:
+            self._claims.unwatch()
+
+    async def _serve(self) -> None:
+        """Serve one socket for as long as it is where shims look for it."""
+        try:
+            listener = listen(self._folder, SOCKET)
+        except AgentError as error:
+            logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
+            await asyncio.sleep(LOOK_SECONDS)
+            return
+        serving = asyncio.create_task(Server(self, self._bounds, self._edges.peer_of).serve(listener.socket))
+        try:
+            while listener.is_in_place():
+                await asyncio.wait([serving], timeout=LOOK_SECONDS)
+                if serving.done():
+                    serving.result()
+            logger.warning("socket of wrappers made anew", extra={"facts": {"folder": str(self._folder)}})
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            listener.close()
+
+    def bounded_as(self, pid: int) -> str:
+        """Return by which name the requests of a process are counted: that of its container."""
+        path = self._edges.cgroup_of(pid, self._edges.hierarchy.version)
+        return self._found(pid, path) or path
+
+    async def answer(self, peer: Peer, request: Request) -> str:
+        """Return the text of an answer; raise Denied, Gone."""
+        await self._passes.until(lambda: self._view is not None, UNKNOWN_SECONDS)
+        if request.verb is not Verb.ISOLATE:
+            return self._texts[request.verb](self.shown(self._newest().state))
+        want = read_want(request.values)
+        if self._newest().state.observes:
+            raise Denied("corepin only observes this node, and gives nobody CPUs: ask on another node")
+        path = self._edges.cgroup_of(peer.process.pid, self._edges.hierarchy.version)
+        if peer.has_ended():  # its number may be another's
+            raise Gone("nobody waits for an answer")
+        await self._passes.until(lambda: self._found(peer.process.pid, path) is not None, UNKNOWN_SECONDS)
+        found = self._found(peer.process.pid, path)
+        if found is None:
+            raise Denied("your process is in no container of a pod of this node, as far as its cgroup tells")
+        return await self._isolator.isolate(peer, self._newest().containers[found], want)
+
+    def _found(self, pid: int, path: str) -> str | None:
+        return self._view.cgroups.container_of(pid, path, self._edges.hierarchy) if self._view else None
+
+    def _newest(self) -> NodeView:
+        if self._view is None:
+            raise Denied("the agent has just started, and does not know the node yet: try again")
+        return self._view
+
+    def _save(self) -> None:
+        """Leave what is claimed to the next agent."""
+        self._store.save(Kept(tuple(self._claims.registry), self._uses.wanted))
+
+
+def _open_more_files() -> None:
+    """Let the agent have as many descriptors as it may: each wrapper takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # fewer wrappers then
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

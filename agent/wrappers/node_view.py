@@ -1,0 +1,146 @@
+"""What a pass left of the node, as wrappers need it: who owns which cores, and what the pools are that all share. Pure."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from agent.wrappers.errors import Denied
+from agent.wrappers.registry import OwnCore
+from agent.wrappers.wants import Pool
+from agent.wrappers.whose import CgroupIndex
+from pinning.contract import (
+    CMK_CPUS_ASSIGNED,
+    CMK_CPUS_ASSIGNED_MASK,
+    CMK_CPUS_INFRA,
+    CMK_CPUS_SHARED,
+    PoolUse,
+    SharedPool,
+)
+from pinning.machine.cpuset import EMPTY, CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.interfaces import PassedContainer
+    from agent.node_state import NodeState
+    from agent.wrappers.wants import Want
+    from pinning.planning.observed import Owner
+    from pinning.pods.claims import Claim
+
+
+class NodeView:
+    """One node after one pass."""
+
+    def __init__(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
+        self.state = state
+        self.containers: Mapping[str, PassedContainer] = {each.id: each for each in containers}
+        self._shared, self._set_aside = state.shared, state.sets.pools.set_aside
+        self._topology = state.topology
+        self._usable = state.sets.universe
+
+    @cached_property
+    def cgroups(self) -> CgroupIndex:
+        """The cgroups of its containers."""
+        return CgroupIndex({each.cgroup: each.id for each in self.containers.values() if each.cgroup})
+
+    @cached_property
+    def _claims(self) -> Mapping[tuple[str, str], Claim]:
+        return {(pod.uid, claim.container): claim for pod in self.state.seen_pods for claim in pod.claims}
+
+    @cached_property
+    def _pods(self) -> frozenset[str]:
+        return frozenset(pod.uid for pod in self.state.seen_pods)
+
+    def held(self, owner: Owner) -> CPUSet:
+        """Return what a container owns, whether it runs now or not."""
+        held = self.state.ledger.of(owner)
+        return held.cpus if held and held.is_exclusive else EMPTY
+
+    def owned(self, owner: Owner) -> CPUSet:
+        """Return what a container owns of what runs now, whatever for."""
+        return self.held(owner) & self._usable
+
+    def own_cores(self, owner: Owner, resource: str) -> tuple[OwnCore, ...]:
+        """Return the cores that a container owns for a resource, as CMK orders them: by socket, then by number."""
+        held = self.state.ledger.of(owner)
+        cpus = self.owned(owner)
+        if held is None or held.claim.resource != resource:
+            return ()
+        cores = (OwnCore(core.package, core.cpus & cpus) for core in self._topology.cores_of(cpus))
+        return tuple(sorted(cores, key=lambda core: (core.package, core.cpus.lowest())))
+
+    def is_due(self, owner: Owner, resource: str) -> bool:
+        """Say whether a container may still get cores for a resource; its pod may be unknown as yet."""
+        claim = self._claims.get(owner)
+        return owner.pod_uid not in self._pods or (claim is not None and claim.resource == resource)
+
+    def refusal(self, owner: Owner) -> str:
+        """Return why a container got no CPUs; empty where nothing is known."""
+        return next((each.text for each in self.state.refusals if each.owner in (owner, (owner[0], ""))), "")
+
+    def pool(self, use: PoolUse) -> CPUSet:
+        """Return the CPUs of a pool that all share; nothing where it has none."""
+        if use.pool is SharedPool.INFRA:
+            return self._shared & self._usable
+        pools = (
+            self._within(self._set_aside, use.socket),
+            self._within(self._shared, use.socket),
+            self._shared,
+        )
+        return next((pool & self._usable for pool in pools if pool & self._usable), EMPTY)
+
+    def check_pool(self, use: PoolUse) -> None:
+        """Raise Denied for a pool without CPUs."""
+        if not self.pool(use):
+            raise Denied(f"No cpu lists in pool {use.pool}: none of its CPUs runs now")
+
+    def _within(self, cpus: CPUSet, socket: int | None) -> CPUSet:
+        return cpus if socket is None else cpus & self._topology.packages.get(socket, EMPTY)
+
+    def check_socket(self, want: Want) -> None:
+        """Raise Denied for a socket that the node does not have."""
+        sockets = self._topology.packages
+        if want.socket is not None and want.socket not in sockets:
+            known = ", ".join(map(str, sockets))
+            raise Denied(f"Requested socket {want.socket} does not exist: this node has {known}")
+
+    def environment(self, cpus: CPUSet) -> dict[str, str]:
+        """Return what CMK tells the command of a wrapper that runs on `cpus`."""
+        return {
+            CMK_CPUS_ASSIGNED: self._listed(cpus),
+            CMK_CPUS_ASSIGNED_MASK: cpus.to_hex(),
+            CMK_CPUS_SHARED: self._listed(self.pool(PoolUse(SharedPool.SHARED))),
+            CMK_CPUS_INFRA: self._listed(self.pool(PoolUse(SharedPool.INFRA))),
+        }
+
+    def _listed(self, cpus: CPUSet) -> str:
+        """Return every CPU by itself, core by core with its siblings, sockets one after the other."""
+        cores = sorted(self._topology.cores_of(cpus), key=lambda core: (core.package, core.id))
+        return ",".join(str(cpu) for core in cores for cpu in core.cpus & cpus)
+
+
+def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse]:
+    """Return which pools the container of a wrapper is to reach beside its own cores; raise Denied.
+
+    A container that owns CPUs gets both, as CMK's environment lists them; `is_strict`: it gets none.
+    """
+    if is_owner and is_strict:
+        if not want.pool.resource:
+            raise Denied(_strict(want.pool))
+        return frozenset()
+    if is_owner:
+        return frozenset({PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)})
+    return frozenset({shared_use(want)})
+
+
+def shared_use(want: Want) -> PoolUse:
+    """Return the use of a pool that all share."""
+    return PoolUse(SharedPool.SHARED, want.socket) if want.pool is Pool.SHARED else PoolUse(SharedPool.INFRA)
+
+
+def _strict(pool: Pool) -> str:
+    return (
+        f"Pool {pool} is not for a container with cores of its own: this node keeps such a container on them alone"
+        " (strictThreads); ask from a container without exclusive cores, or let the operator set strictThreads to false"
+    )

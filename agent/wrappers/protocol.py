@@ -1,0 +1,125 @@
+r"""What the shim in a container (`cmk`) and the agent say to each other, version 1. Pure.
+
+The shim connects to the stream socket `cmk.sock` in the install directory, sends one request, and reads one answer up
+to its end; then the agent closes. The process that connects is the one that gets the CPUs: the shim asks before it
+executes the command, from its own process. Nothing in a request says who asks: the kernel tells that.
+
+A request is lines of UTF-8 that end in `\n`, the last of them empty; at most REQUEST_LIMIT bytes, sent within
+SEND_SECONDS. The first line is `cmk 1 VERB`; each other one is `KEY=VALUE` with a key of that verb, once:
+
+    isolate      pool=NAME        --pool; the one that must be there
+                 cores=TEXT       CMK_NUM_CORES as it is set; without it 1
+                 socket=TEXT      --socket-id as it is written; without it, or -1, any
+                 affinity=no      --no-affinity
+    describe, node-report, reconcile      none
+
+An answer is `ok LENGTH` or `error LENGTH` and `\n`, and then LENGTH bytes of UTF-8. Fewer bytes are no answer: the agent
+ended in the middle, and the shim asks again; the same process gets the same cores. After `error` they are one line to
+print, and the shim exits with 1. After `ok` they are
+
+    isolate      lines `NAME=VALUE` for the environment of the command, and lines `warning=TEXT` to print first;
+                 the process is pinned when it reads them
+    the others   what the shim prints, as it is
+
+The agent answers within ANSWER_SECONDS; whoever waits longer than that may give up.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from agent.wrappers.errors import Denied
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION: Final = "1"
+SOCKET: Final = "cmk.sock"  # in the install directory
+REQUEST_LIMIT: Final = 1024  # bytes: the longest that means something has a hundred
+SEND_SECONDS: Final = 2.0  # from connecting to the end of the request
+ANSWER_SECONDS: Final = 25.0
+END: Final = b"\n\n"
+_QUOTED: Final = 60  # characters of what is wrong
+_LINE: Final = re.compile(r"([a-z]+)=([^\x00-\x1f\x7f]*)")
+
+
+class Verb(StrEnum):
+    """What can be asked."""
+
+    ISOLATE = "isolate"
+    DESCRIBE = "describe"
+    NODE_REPORT = "node-report"
+    RECONCILE = "reconcile"
+
+
+_KEYS: Final = frozenset({"pool", "cores", "socket", "affinity"})  # of isolate
+
+
+class Request(NamedTuple):
+    """What a shim asks; the values are as the user wrote them."""
+
+    verb: Verb
+    values: Mapping[str, str]
+
+
+def read_request(content: bytes) -> Request:
+    """Read a request up to its empty line; raise Denied for everything else."""
+    try:
+        head, *lines = content.removesuffix(END).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise Denied("the request is not UTF-8: use the cmk of this install directory") from error
+    verb = _verb(head)
+    values = dict(map(_value, lines))
+    allowed = _KEYS if verb is Verb.ISOLATE else frozenset()
+    if len(values) != len(lines) or not values.keys() <= allowed:
+        raise Denied(
+            f"{verb} takes {', '.join(sorted(allowed)) or 'nothing'}, each once, not {_quoted(lines)}"
+        )
+    return Request(verb, values)
+
+
+def _verb(head: str) -> Verb:
+    words = head.split(" ")
+    if words[:2] != ["cmk", VERSION]:
+        problem = f"this agent speaks version {VERSION} of the protocol of cmk, not {_quoted(words[:2])}"
+        raise Denied(f"{problem}: use the cmk of this install directory")
+    try:
+        return Verb(" ".join(words[2:]))
+    except ValueError as error:
+        problem = f"{_quoted(words[2:])} is nothing that the agent answers"
+        raise Denied(f"{problem}: ask for {', '.join(Verb)}") from error
+
+
+def _value(line: str) -> tuple[str, str]:
+    found = _LINE.fullmatch(line)
+    if not found:
+        raise Denied(f"the line {_quoted([line])} of the request is not KEY=VALUE")
+    return found[1], found[2]
+
+
+def _quoted(words: list[str]) -> str:
+    return repr(" ".join(words)[:_QUOTED])
+
+
+def accepted(body: str) -> bytes:
+    """Return the answer that does what was asked."""
+    return _framed("ok", body)
+
+
+def denied(reason: Denied) -> bytes:
+    """Return the answer that says why not."""
+    return _framed("error", " ".join(str(reason).split()))
+
+
+def _framed(word: str, body: str) -> bytes:
+    content = body.encode("utf-8", "replace")
+    return b"%s %d\n%s" % (word.encode(), len(content), content)
+
+
+def environment(values: Mapping[str, str], warnings: tuple[str, ...] = ()) -> str:
+    """Return what an answer to `isolate` says."""
+    lines = [f"warning={' '.join(warning.split())}" for warning in warnings]
+    lines += [f"{name}={value}" for name, value in values.items()]
+    return "".join(f"{line}\n" for line in lines)

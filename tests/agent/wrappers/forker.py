@@ -1,0 +1,94 @@
+"""`python -I forker.py`: makes processes that ask as a shim does, each as a child of its own. Standard library only.
+
+Lines of JSON come in: {"ask": [SOCKET, REQUEST]} starts a process, which asks and then waits for its end; {"kill": PID}
+ends it, {"again": PID} lets it ask once more, and {"cycle": [SOCKET, REQUEST, TIMES]} starts and ends as many, one after the other. A line of JSON goes out for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+
+def ask(path: str, request: str) -> str:
+    """Return what is answered to a request."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(request.encode())
+        content = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(65536):
+                content += piece
+    return content.decode()
+
+
+def fork(path: str, request: str) -> int:
+    """Return the pid of a process that asks, tells what it was answered, and stays."""
+    child = os.fork()
+    if child:
+        return child
+    signal.signal(signal.SIGUSR1, lambda *_: ask_and_tell(path, request))
+    ask_and_tell(path, request)
+    while True:
+        time.sleep(3600)
+
+
+def ask_and_tell(path: str, request: str) -> None:
+    """Ask, and write what was answered."""
+    try:
+        answer = ask(path, request)
+    except OSError as error:
+        answer = f"no answer: {error}"
+    tell({"pid": os.getpid(), "answer": answer, "cpus": sorted(os.sched_getaffinity(0))})
+
+
+def tell(what: object) -> None:
+    """Write one line at once: children share the pipe."""
+    os.write(1, f"{json.dumps(what)}\n".encode())
+
+
+def end(child: int) -> None:
+    """End a process and forget it."""
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def cycle(path: str, request: str, times: int) -> None:
+    """Let processes ask and end, one after the other."""
+    answers = set()
+    for _ in range(times):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writing, ask(path, request).encode())
+            os._exit(0)
+        os.close(writing)
+        answers.add(os.read(reading, 65536).decode())
+        os.close(reading)
+        os.waitpid(child, 0)
+    tell({"answers": sorted(answers)})
+
+
+def main() -> None:
+    """Do what the lines say."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "ask" in order:
+            fork(*order["ask"])
+        elif "kill" in order:
+            end(order["kill"])
+            tell({"killed": order["kill"]})
+        elif "again" in order:
+            os.kill(order["again"], signal.SIGUSR1)
+        else:
+            cycle(*order["cycle"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What decides without touching the kernel: requests, claims, bounds."""

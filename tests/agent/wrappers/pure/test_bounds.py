@@ -1,0 +1,54 @@
+"""How much each container may ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.wrappers.bounds import AT_ONCE, BURST, OPEN, RATE, Bounds
+from agent.wrappers.errors import Denied
+
+
+def test_a_burst_waits_for_nothing_and_then_each_request_for_its_turn() -> None:
+    """After the burst turns come at the rate."""
+    bounds = Bounds(lambda: 0.0)
+    waits = [bounds.turn("a") for _ in range(int(BURST) + 10)]
+
+    assert set(waits[: int(BURST)]) == {0.0}
+    assert waits[-1] == pytest.approx(9 / RATE)
+
+
+def test_one_containers_flood_is_nothing_to_another() -> None:
+    """Each has turns and connections of its own."""
+    bounds = Bounds(lambda: 0.0)
+    for _ in range(AT_ONCE):
+        bounds.opened("a")
+        bounds.turn("a")
+    with pytest.raises(Denied, match="too many wrappers ask at once"):
+        bounds.opened("a")
+    bounds.opened("b")
+    assert bounds.turn("b") == 0.0
+    bounds.closed("a")
+    bounds.opened("a")
+
+
+def test_silence_fills_the_bucket() -> None:
+    """A container that was silent may burst again, and is forgotten meanwhile."""
+    now = [0.0]
+    bounds = Bounds(lambda: now[0])
+    for _ in range(2 * int(BURST)):
+        bounds.turn("a")
+    now[0] = 2 * BURST / RATE + 1
+    bounds.forget()
+
+    assert [bounds.turn("a") for _ in range(int(BURST))][-1] == 0.0
+
+
+def test_all_together_are_bounded_too() -> None:
+    """The agent's descriptors last, whoever asks."""
+    bounds = Bounds(lambda: 0.0)
+    for number in range(OPEN):
+        bounds.opened(str(number))
+    with pytest.raises(Denied):
+        bounds.opened("one more")
+    bounds.closed("7")
+    bounds.opened("one more")

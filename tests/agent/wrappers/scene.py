@@ -1,0 +1,280 @@
+"""A node in memory whose containers run real processes that ask over a real socket; affinities are remembered alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+from typing import Any, NamedTuple
+
+from agent.interfaces import PassedContainer
+from agent.kernel.affinity import Affinities
+from agent.kernel.cgroupfs import V2, Hierarchy
+from agent.kernel.procfs import PARENT, stat_fields
+from agent.node_state import NodeState
+from agent.wrappers.keeper import Edges, WrapperKeeper
+from agent.wrappers.peer import Peer, connected
+from agent.wrappers.protocol import SOCKET
+from agent.wrappers.store import FILE, Store
+from pinning.contract import PoolUse
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import Owner
+from pinning.pods.types import Pod
+from tests.agent.states import MACHINE, bound, state_of
+from tests.pods import CORES, container
+
+SCRIPT = Path(__file__).with_name("forker.py")
+SECONDS = 60.0  # until a test is taken for hung
+
+
+class Asked(NamedTuple):
+    """A process that asked, and what it was told."""
+
+    pid: int
+    word: str  # ok or error; empty: it got no whole answer
+    text: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it was told to put into the environment."""
+        return dict(line.split("=", 1) for line in self.text.splitlines())
+
+
+def isolate(pool: str, **values: str) -> str:
+    """Return a request."""
+    lines = "".join(f"{key}={value}\n" for key, value in {"pool": pool, **values}.items())
+    return f"cmk 1 isolate\n{lines}\n"
+
+
+class Forker:
+    """A container: the process whose children ask."""
+
+    def __init__(self, process: asyncio.subprocess.Process, path: str) -> None:
+        self._process = process
+        self._path = path
+        self.pid = process.pid
+
+    async def asks(self, request: str, times: int = 1) -> list[Asked]:
+        """Let so many processes ask at once, and return what each was told."""
+        for _ in range(times):
+            self.order({"ask": [self._path, request]})
+        return [await self.answer() for _ in range(times)]
+
+    def begin(self, request: str) -> None:
+        """Let one process ask, and do not wait for the answer."""
+        self.order({"ask": [self._path, request]})
+
+    async def ask(self, request: str) -> Asked:
+        """Let one process ask."""
+        return (await self.asks(request))[0]
+
+    async def answer(self) -> Asked:
+        """Return what the next process was told that asked."""
+        return _asked(await self.told())
+
+    async def ask_again(self, asked: Asked) -> Asked:
+        """Let a process that asked before ask once more."""
+        self.order({"again": asked.pid})
+        return await self.answer()
+
+    async def kill(self, asked: Asked) -> None:
+        """End a process."""
+        self.order({"kill": asked.pid})
+        await self.told()
+
+    async def cycle(self, request: str, times: int) -> list[str]:
+        """Let so many processes ask and end, one after the other; return the different answers."""
+        self.order({"cycle": [self._path, request, times]})
+        answers: list[str] = (await self.told())["answers"]
+        return answers
+
+    def order(self, what: object) -> None:
+        """Tell it what to do."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(what)}\n".encode())
+
+    async def told(self) -> dict[str, Any]:
+        """Return the next that it tells."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            return dict(json.loads(await self._process.stdout.readline()))
+
+
+def _asked(told: Mapping[str, Any]) -> Asked:
+    head, _, body = told["answer"].partition("\n")
+    word, _, length = head.partition(" ")
+    is_whole = length.isdecimal() and int(length) == len(body.encode())
+    return Asked(told["pid"], word if is_whole else "", body)
+
+
+class Masks:
+    """Where threads were put; those that were put nowhere run everywhere."""
+
+    def __init__(self) -> None:
+        self.put: dict[int, CPUSet] = {}
+        self.allowed = CPUSet(range(4096))  # what the kernel lets any thread use
+
+    def read(self, task: int) -> CPUSet:
+        """Return where a thread may run."""
+        return self.put.get(task, self.allowed)
+
+    def set(self, task: int, cpus: CPUSet) -> CPUSet:
+        """Put a thread somewhere."""
+        self.put[task] = cpus & self.allowed
+        return self.put[task]
+
+    @property
+    def as_affinities(self) -> Affinities:
+        """The same as the kernel's."""
+        return Affinities(self.read, self.set, lambda _: True)
+
+
+class Scene:
+    """Containers of a node, and the keeper of their wrappers over one agent or several."""
+
+    def __init__(self, folder: Path, *pods: Pod, config: NodeConfig = NodeConfig()) -> None:
+        self.folder = folder
+        self.pods = pods
+        self.config = config
+        self.machine = MACHINE
+        self.ledger: Ledger | None = None
+        self.masks = Masks()
+        self.is_right = True
+        self.passes = 0
+        self.uses: Mapping[Owner, frozenset[PoolUse]] = {}
+        self.gone: set[str] = set()  # containers that ended
+        self.shown: NodeState | None = None
+        self.cgroups: dict[int, str] = {}
+        self.observes = False
+        self.peer_failures: list[OSError] = []  # of the next connections
+        self.texts: dict[str, Callable[[NodeState], str]] = {
+            "describe": lambda state: f"{len(state.tasks)}\n"
+        }
+        self.store = Store(folder / FILE, "boot-1")
+        self.keeper = self._keeper()
+
+    def _keeper(self) -> WrapperKeeper:
+        def peer_of(connection: socket) -> Peer:
+            if self.peer_failures:
+                raise self.peer_failures.pop()
+            return connected(connection)
+
+        def cgroup_of(pid: int, _: int) -> str:  # that of the forker that made it
+            fields = stat_fields(pid)
+            return self.cgroups.get(int(fields[PARENT]), "/elsewhere") if fields else "/elsewhere"
+
+        edges = Edges(Hierarchy(V2, self.folder, self.folder), peer_of, cgroup_of, self.masks.as_affinities)
+        return WrapperKeeper(
+            self.folder / "install", edges, self.store, self.texts, is_strict=self.config.strict_threads
+        )
+
+    def state(self) -> NodeState:
+        """Return what a pass comes to."""
+        config = replace(self.config, observe=self.observes)
+        return state_of(*self.pods, config=config, machine=self.machine, ledger=self.ledger)
+
+    def run_pass(self) -> None:
+        """Do what a pass of the agent does with wrappers."""
+        self.passes += 1
+        self.uses = self.keeper.uses()
+        state = self.state()
+        self.ledger = state.ledger
+        found = [
+            PassedContainer(
+                f"{pod.uid}/{each.name}",
+                Owner(pod.uid, each.name),
+                f"{pod.namespace}/{pod.name}/{each.name}",
+                f"/pods/{pod.uid}/{each.name}",
+                is_right=self.is_right,
+            )
+            for pod in state.pods
+            for each in pod.containers
+            if f"{pod.uid}/{each.name}" not in self.gone
+        ]
+        self.keeper.passed(state, found)
+        self.show()
+
+    def show(self) -> None:
+        """Take over what is told of the node."""
+        if self.ledger is not None:
+            self.shown = self.keeper.shown(self.state())
+
+    @property
+    def tasks(self) -> dict[int, str]:
+        """The CPUs of each process that is told of."""
+        return {task.pid: str(task.cpus) for task in self.shown.tasks} if self.shown else {}
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[None]:
+        """Be an agent: passes are done when they are asked for."""
+        loop, place = asyncio.get_running_loop(), self.folder / "install" / SOCKET
+        before = place.stat().st_ino if place.exists() else 0
+        running = loop.create_task(self.keeper.run(lambda: _soon(loop, self.run_pass), self.show))
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not place.exists() or place.stat().st_ino == before:
+                    await asyncio.sleep(0.001)
+            yield
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    def restart(self) -> None:
+        """Let the next agent be another one, of the same state directory."""
+        self.shown = None
+        self.keeper = self._keeper()
+
+    @asynccontextmanager
+    async def container(self, pod: str = "p", name: str = "main") -> AsyncIterator[Forker]:
+        """Run a container; all its processes end with it."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", str(SCRIPT)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=2**22,
+        )
+        self.cgroups[process.pid] = f"/pods/{pod}/{name}"
+        try:
+            yield Forker(process, str(self.folder / "install" / SOCKET))
+        finally:
+            end_session(process.pid)
+            await process.wait()
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until something comes true."""
+        async with asyncio.timeout(SECONDS):
+            while not is_true():
+                await asyncio.sleep(0.001)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, run_pass: Callable[[], None]) -> None:
+    loop.call_soon(run_pass)
+
+
+def end_session(pid: int) -> None:
+    """End a process and all that it forked."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def cmk_pod(name: str = "p", cores: int = 2, **more: Any) -> Pod:
+    """Return a pod as CMK's webhook leaves it: cores for its container."""
+    return bound(
+        name, container("main", {CORES: str(cores), "cpu": "4"}, {CORES: str(cores), "cpu": "4"}), **more
+    )
+
+
+def plain_pod(name: str = "q") -> Pod:
+    """Return a pod without CPUs of its own."""
+    return bound(name, container("main"))

@@ -1,0 +1,87 @@
+"""What goes wrong around an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+from agent.node_state import NodeState
+from agent.wrappers.protocol import SOCKET
+from agent.wrappers.store import FILE, Kept
+from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
+
+
+def test_what_cannot_be_noted_is_not_given(tmp_path: Path) -> None:
+    """A claim that the next agent would not know of is refused, and its core is free."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        (tmp_path / f"{FILE.removesuffix('.json')}.new").mkdir()  # where the file is written first
+        async with scene.agent(), scene.container() as container:
+            asked = await container.ask(isolate("exclusive"))
+            assert asked.text == "the agent cannot note it in its state directory: Is a directory"
+            assert scene.tasks == {}
+
+    asyncio.run(talk())
+
+
+def test_a_bug_in_one_answer_ends_that_answer(tmp_path: Path) -> None:
+    """The process gets none, and others are answered."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        scene.texts["reconcile"] = _crash
+        async with scene.agent(), scene.container() as container:
+            assert (await container.ask("cmk 1 reconcile\n\n")).word == ""
+            assert (await container.ask("cmk 1 describe\n\n")).word == "ok"
+
+    asyncio.run(talk())
+
+
+def _crash(_: NodeState) -> str:
+    raise ZeroDivisionError
+
+
+def test_without_descriptors_one_connection_ends(tmp_path: Path) -> None:
+    """Its shim asks again, and is answered when there are some."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, plain_pod())
+        failures = [OSError(errno.EMFILE, "Too many open files")]
+        scene.peer_failures = failures
+        async with scene.agent(), scene.container("q") as container:
+            assert (await container.ask(isolate("infra"))).word == ""
+            assert failures == []
+            assert (await container.ask(isolate("infra"))).word == "ok"
+
+    asyncio.run(talk())
+
+
+def test_an_observing_agent_gives_nobody_cpus(tmp_path: Path) -> None:
+    """Another program allocates them there."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, plain_pod())
+        scene.observes = True
+        async with scene.agent(), scene.container("q") as container:
+            assert "corepin only observes this node" in (await container.ask(isolate("infra"))).text
+
+    asyncio.run(talk())
+
+
+def test_a_reset_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither the socket nor the file, and it may be done twice."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        async with scene.agent(), scene.container() as container:
+            await container.ask(isolate("exclusive"))
+        scene.keeper.reset()
+        scene.keeper.reset()
+        assert not (tmp_path / "install" / SOCKET).exists()
+        scene.restart()
+        assert scene.keeper.uses() == {}
+        assert scene.store.load() == Kept()
+
+    asyncio.run(talk())

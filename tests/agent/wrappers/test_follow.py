@@ -1,0 +1,72 @@
+"""Wrappers go where their container or their pool goes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.observed import Owner
+from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
+
+MAIN = Owner("p", "main")
+
+
+def own(scene: Scene, cpus: str) -> None:
+    """Give the container other CPUs, and do a pass."""
+    assert scene.ledger is not None
+    held = scene.ledger.of(MAIN)
+    assert held is not None
+    scene.ledger = scene.ledger.change(replace(held, cpus=CPUSet.parse(cpus), idle=EMPTY))
+    scene.run_pass()
+
+
+def test_other_cores_of_the_container_are_the_wrappers_too(tmp_path: Path) -> None:
+    """It is put on them, and told of there; asked again it is told so."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=1))
+        async with scene.agent(), scene.container() as container:
+            asked = await container.ask(isolate("exclusive"))
+            own(scene, "3,7")
+            assert scene.tasks == {asked.pid: "3,7"}
+            assert scene.masks.put == {asked.pid: CPUSet([3, 7])}
+            again = await container.ask_again(asked)
+            assert again.environment["CMK_CPUS_ASSIGNED"] == "3,7"
+
+    asyncio.run(talk())
+
+
+def test_who_moved_by_himself_stays(tmp_path: Path) -> None:
+    """A thread that chose some of its CPUs is not moved as long as these are its own."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, plain_pod())
+        async with scene.agent(), scene.container("q") as container:
+            mover, other = await container.asks(isolate("infra"), 2)
+            scene.masks.put[mover.pid] = CPUSet([7])
+            scene.pods = (cmk_pod(cores=1), plain_pod())
+            scene.run_pass()
+            assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet([0, 2, 3, 4, 6, 7])}
+            scene.pods = (plain_pod(),)
+            scene.ledger = None
+            scene.run_pass()
+            assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet(range(8))}
+
+    asyncio.run(talk())
+
+
+def test_who_finds_no_core_any_more_loses_his(tmp_path: Path) -> None:
+    """Where a container shrinks below what its wrappers have, the last one has nothing, and the others stay."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.agent(), scene.container() as container:
+            first = await container.ask(isolate("exclusive"))
+            await container.ask(isolate("exclusive"))
+            scene.pods = (cmk_pod(cores=1),)
+            own(scene, "1,5")
+            assert scene.tasks == {first.pid: "1,5"}
+
+    asyncio.run(talk())

@@ -1,0 +1,149 @@
+"""What containers do that lie, flood, hang or send rubbish: nothing of it concerns another one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.wrappers.bounds import AT_ONCE
+from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET
+from tests.agent.wrappers.scene import Forker, Scene, cmk_pod, isolate, plain_pod
+
+Talk = Callable[[Scene, Forker], Awaitable[None]]
+
+
+def played(folder: Path, talk: Talk) -> None:
+    """Let a test talk to an agent with a container, while this process is in another one."""
+
+    async def play() -> None:
+        scene = Scene(folder, cmk_pod(), plain_pod())
+        async with scene.agent(), scene.container() as container:
+            scene.run_pass()
+            await talk(scene, container)
+
+    asyncio.run(play())
+
+
+async def connect(scene: Scene) -> socket.socket:
+    """Connect from this process, and let the agent take it: few may wait in line."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(str(scene.folder / "install" / SOCKET))
+    connection.setblocking(False)
+    await asyncio.sleep(0)
+    return connection
+
+
+async def told(connection: socket.socket) -> bytes:
+    """Return everything that is said on a connection."""
+    loop, content = asyncio.get_running_loop(), b""
+    try:
+        while piece := await loop.sock_recv(connection, 65536):
+            content += piece
+    except ConnectionResetError:  # it was closed with something unread
+        pass
+    connection.close()
+    return content
+
+
+def test_rubbish_is_refused_and_hurts_nobody(tmp_path: Path) -> None:
+    """Any bytes end their own connection; the next request is answered as ever."""
+    chance = random.Random(13)  # noqa: S311 no secret
+    pieces = [
+        b"cmk 1 isolate\n",
+        b"pool=exclusive\n",
+        b"cores=",
+        b"\n",
+        b"\n\n",
+        b"\x00",
+        b"\xff\xfe",
+        b"=",
+        b"9" * 300,
+    ]
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        for _ in range(150):
+            content = b"".join(chance.choices(pieces, k=chance.randrange(8))) + chance.randbytes(
+                chance.randrange(40)
+            )
+            connection = await connect(scene)
+            await asyncio.get_running_loop().sock_sendall(connection, content)
+            connection.shutdown(socket.SHUT_WR)
+            answer = await told(connection)
+            assert answer == b"" or answer.startswith(b"error ")
+        assert (await container.ask(isolate("exclusive"))).word == "ok"
+
+    played(tmp_path, talk)
+
+
+@pytest.mark.parametrize("content", [b"x" * (REQUEST_LIMIT + 1), b"cmk 1 describe\n\ncmk 1 describe\n\n"])
+def test_a_request_that_goes_on_is_refused(tmp_path: Path, content: bytes) -> None:
+    """No more than a request is ever read."""
+
+    async def talk(scene: Scene, _: Forker) -> None:
+        connection = await connect(scene)
+        await asyncio.get_running_loop().sock_sendall(connection, content)
+        assert b"a request has at most" in await told(connection)
+
+    played(tmp_path, talk)
+
+
+def test_who_sends_nothing_is_dropped_and_fills_his_own_room_alone(tmp_path: Path) -> None:
+    """As many as one container may open wait in vain; one more is refused, and another container is answered."""
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        idle = [await connect(scene) for _ in range(AT_ONCE)]
+        assert b"too many wrappers ask at once" in await told(await connect(scene))
+        assert (await container.ask(isolate("exclusive"))).word == "ok"
+        assert [await told(connection) for connection in idle] == [b""] * AT_ONCE
+
+    played(tmp_path, talk)
+
+
+def test_a_flood_leaves_others_their_turns(tmp_path: Path) -> None:
+    """While one container asks as fast as it can, beyond its turns, another one is answered at once, time and again."""
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        async with scene.container("q") as flooder:
+            await flooder.cycle(isolate("infra"), 1)
+            for _ in range(8):
+                flooder.order({"cycle": [str(tmp_path / "install" / SOCKET), isolate("exclusive"), 400]})
+            for _ in range(10):
+                assert (await container.ask(isolate("infra"))).word == "ok"
+
+    played(tmp_path, talk)
+
+
+def test_a_socket_by_another_name_is_the_same_socket(tmp_path: Path) -> None:
+    """A container's own link to it changes nothing: who asks is told by the kernel."""
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path / "install" / SOCKET)
+        async with scene.container("q") as other:
+            other.order({"ask": [str(link), isolate("exclusive")]})
+            assert "this container has none" in (await other.answer()).text
+        assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"
+
+    played(tmp_path, talk)
+
+
+def test_who_goes_away_in_the_middle_frees_what_it_had(tmp_path: Path) -> None:
+    """A process that ends while its container is being widened holds nothing afterwards."""
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        scene.is_right = False
+        container.begin(isolate("exclusive", cores="2"))
+        await scene.until(lambda: bool(scene.tasks))
+        (pid,) = scene.tasks
+        container.order({"kill": pid})
+        await container.told()
+        await scene.until(lambda: not scene.tasks)
+        scene.is_right = True
+        assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"
+
+    played(tmp_path, talk)

@@ -1,0 +1,255 @@
+"""Real processes ask over a real socket, and get CPUs of a node in memory: 4 cores (0,4 to 3,7), the first reserved."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from pinning.contract import PoolUse, SharedPool
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.planning.observed import Owner
+from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
+
+MAIN = Owner("p", "main")
+BOTH = frozenset({PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)})
+
+
+def test_a_wrapper_gets_cores_of_its_container_and_is_told_them(tmp_path: Path) -> None:
+    """It is pinned when it is answered, and told its CPUs, their mask, and the pools that all share."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.agent(), scene.container() as container:
+            asked = await container.ask(isolate("exclusive", cores="1"))
+            assert asked.environment == {
+                "CMK_CPUS_ASSIGNED": "1,5",
+                "CMK_CPUS_ASSIGNED_MASK": "22",
+                "CMK_CPUS_SHARED": "0,4,3,7",
+                "CMK_CPUS_INFRA": "0,4,3,7",
+            }
+            assert scene.masks.put == {asked.pid: CPUSet([1, 5])}
+            assert scene.uses == {MAIN: BOTH}
+            assert scene.tasks == {asked.pid: "1,5"}
+
+    asyncio.run(talk())
+
+
+def test_cores_are_free_when_their_process_ends(tmp_path: Path) -> None:
+    """SIGKILL frees them as any end does; what ended is told."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.agent(), scene.container() as container:
+            first = await container.ask(isolate("exclusive", cores="2"))
+            full = await container.ask(isolate("exclusive"))
+            assert (full.word, full.text) == (
+                "error",
+                "Not enough free cpu lists in pool exclusive: 1 wanted, 0 of the 2 that this container has are"
+                f" free; process {first.pid} of the host has the others",
+            )
+            await container.kill(first)
+            await scene.until(lambda: not scene.tasks)
+            assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"
+            assert scene.shown is not None
+            assert [task.pid for task in scene.shown.reclaimed] == [first.pid]
+
+    asyncio.run(talk())
+
+
+def test_fifty_that_race_are_as_many_as_there_are_cores(tmp_path: Path) -> None:
+    """Each of those who win has another core; the others are told that the pool is full."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=3))
+        async with scene.agent(), scene.container() as container:
+            asked = await container.asks(isolate("exclusive"), 50)
+            won = [each.environment["CMK_CPUS_ASSIGNED"] for each in asked if each.word == "ok"]
+            assert sorted(won) == ["1,5", "2,6", "3,7"]
+            assert all("Not enough free cpu lists" in each.text for each in asked if each.word != "ok")
+            assert sorted(scene.tasks.values()) == sorted(won)
+
+    asyncio.run(talk())
+
+
+def test_a_thousand_starts_and_ends_leave_nothing(tmp_path: Path) -> None:
+    """Each gets the same core; no claim, descriptor or pass is left of them."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=1))
+        async with scene.agent(), scene.container() as container:
+            await container.cycle(isolate("exclusive"), 10)
+            before, passes = _descriptors(), scene.passes
+            answers = await container.cycle(isolate("exclusive"), 1000)
+            await scene.until(lambda: not scene.tasks)
+            assert [answer.splitlines()[1] for answer in answers] == ["CMK_CPUS_ASSIGNED=1,5"]
+            await scene.until(lambda: _descriptors() == before)
+            assert scene.passes == passes
+
+    asyncio.run(talk())
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_container_without_the_resource_is_told_its_name(tmp_path: Path) -> None:
+    """At once: nothing is waited for that does not come."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(), plain_pod())
+        async with scene.agent(), scene.container("q") as container, scene.container() as other:
+            asked = await container.ask(isolate("exclusive"))
+            assert asked.text == (
+                "Not enough free cpu lists in pool exclusive: 1 wanted, this container has none; put"
+                " cmk.intel.com/exclusive-cores into its resources, requests and limits alike"
+            )
+            asked = await other.ask(isolate("exclusive-non-isolcpus"))
+            assert "cmk.intel.com/exclusive-non-isolcpus-cores" in asked.text
+
+    asyncio.run(talk())
+
+
+def test_shared_needs_no_cores_and_reaches_those_set_aside(tmp_path: Path) -> None:
+    """All callers share them; with a socket that has none of them, it is the shared set there."""
+
+    async def talk() -> None:
+        pools = StaticPools(exclusive_cores=1, shared_cores=1, shared_mode="packed")
+        scene = Scene(tmp_path, cmk_pod(cores=1), plain_pod(), config=NodeConfig(pools=pools))
+        async with scene.agent(), scene.container("q") as container:
+            asked = await container.asks(isolate("shared", cores="7"), 3)
+            assert [each.environment["CMK_CPUS_ASSIGNED"] for each in asked] == ["2,6"] * 3
+            assert scene.uses == {Owner("q", "main"): frozenset({PoolUse(SharedPool.SHARED)})}
+            there = await container.ask(isolate("shared", socket="0"))
+            assert there.environment["CMK_CPUS_ASSIGNED"] == "0,4"
+            infra = await container.ask(isolate("infra"))
+            assert infra.environment["CMK_CPUS_ASSIGNED"] == "0,4,3,7"
+            assert infra.environment["CMK_CPUS_SHARED"] == "2,6"
+            nowhere = await container.ask(isolate("shared", socket="5"))
+            assert nowhere.text == "Requested socket 5 does not exist: this node has 0, 1"
+
+    asyncio.run(talk())
+
+
+def test_strict_threads_keep_a_container_on_its_own_cores(tmp_path: Path) -> None:
+    """Its wrappers take cores of them, reach no other pool, and are told so; who has none may share."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(), plain_pod(), config=NodeConfig(strict_threads=True))
+        async with scene.agent(), scene.container() as container, scene.container("q") as other:
+            assert (await container.ask(isolate("exclusive"))).word == "ok"
+            assert scene.uses == {}
+            for pool in ("shared", "infra"):
+                assert (
+                    f"Pool {pool} is not for a container with cores"
+                    in (await container.ask(isolate(pool))).text
+                )
+            assert (await other.ask(isolate("infra"))).word == "ok"
+
+    asyncio.run(talk())
+
+
+def test_without_affinity_nothing_is_pinned(tmp_path: Path) -> None:
+    """The cores are taken and told, and the command moves by itself."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        async with scene.agent(), scene.container() as container:
+            asked = await container.ask(isolate("exclusive", affinity="no"))
+            assert asked.environment["CMK_CPUS_ASSIGNED"] == "1,5"
+            assert scene.masks.put == {}
+
+    asyncio.run(talk())
+
+
+def test_a_kernel_that_does_not_pin_lets_nobody_have_the_core(tmp_path: Path) -> None:
+    """The process is refused with what was read back, and the core is free again."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        async with scene.agent(), scene.container() as container:
+            scene.masks.allowed = CPUSet([5])
+            asked = await container.ask(isolate("exclusive"))
+            assert asked.text == (
+                "the kernel lets the process run on 5 and not on 1,5: its container is on other CPUs"
+            )
+            assert scene.tasks == {}
+
+    asyncio.run(talk())
+
+
+def test_a_container_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    """A wrapper may ask before the container was listed, and before it has CPUs."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, plain_pod())
+        async with scene.agent(), scene.container() as container:
+            container.begin(isolate("exclusive"))
+            await scene.until(lambda: scene.passes > 1)
+            scene.pods, scene.is_right = (cmk_pod(), plain_pod()), False
+            scene.run_pass()
+            await scene.until(lambda: bool(scene.tasks))
+            scene.is_right = True
+            scene.run_pass()
+            assert (await container.answer()).word == "ok"
+
+    asyncio.run(talk())
+
+
+def test_other_verbs_are_answered_with_a_text(tmp_path: Path) -> None:
+    """They tell of the node as it is now."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        async with scene.agent(), scene.container() as container:
+            await container.ask(isolate("exclusive"))
+            assert (await container.ask("cmk 1 describe\n\n")).text == "1\n"
+
+    asyncio.run(talk())
+
+
+def test_a_process_of_no_container_gets_nothing(tmp_path: Path) -> None:
+    """It is told so after a pass that might have known it."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        async with scene.agent(), scene.container("unknown") as container:
+            asked = await container.ask(isolate("infra"))
+            assert (
+                asked.text
+                == "your process is in no container of a pod of this node, as far as its cgroup tells"
+            )
+            assert scene.passes > 0
+
+    asyncio.run(talk())
+
+
+def test_claims_end_with_their_container(tmp_path: Path) -> None:
+    """Whatever became of its processes: its cores are somebody else's."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        async with scene.agent(), scene.container() as container:
+            await container.ask(isolate("exclusive"))
+            scene.gone.add("p/main")
+            scene.run_pass()
+            assert scene.tasks == {}
+            assert scene.keeper.uses() == {}
+
+    asyncio.run(talk())
+
+
+def test_a_socket_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
+    """Who removes or replaces it keeps the others waiting for seconds at most."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod())
+        place = tmp_path / "install/cmk.sock"
+        async with scene.agent(), scene.container() as container:
+            place.unlink()
+            place.symlink_to("/dev/null")
+            await scene.until(place.is_socket)
+            assert not place.is_symlink()
+            assert (await container.ask(isolate("infra"))).word == "ok"
+
+    asyncio.run(talk())

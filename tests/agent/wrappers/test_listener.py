@@ -1,0 +1,80 @@
+"""The socket in the install directory."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from agent.errors import Refused
+from agent.wrappers.listener import listen
+
+NAME = "cmk.sock"
+
+
+def test_everybody_may_connect_and_nothing_else_is_left(tmp_path: Path) -> None:
+    """The directory is made, the socket has mode 0666 whatever the umask, and no other name stays."""
+    folder = tmp_path / ("deep/" * 60) / "opt/bin"
+    before = os.umask(0o077)
+    try:
+        listener = listen(folder, NAME)
+    finally:
+        os.umask(before)
+    try:
+        assert os.listdir(folder) == [NAME]  # noqa: PTH208 names alone
+        assert stat.filemode((folder / NAME).lstat().st_mode) == "srw-rw-rw-"
+        assert listener.is_in_place()
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling", "socket"])
+def test_what_stands_in_its_place_is_replaced_and_not_followed(tmp_path: Path, kind: str) -> None:
+    """A link's target is neither replaced nor made writable."""
+    target = tmp_path / "secret"
+    target.write_text("secret")
+    target.chmod(0o600)
+    place = tmp_path / "bin" / NAME
+    place.parent.mkdir()
+    if kind == "file":
+        place.write_text("x")
+    elif kind == "socket":
+        listen(place.parent, NAME).close()
+    else:
+        place.symlink_to(target if kind == "link" else tmp_path / "nowhere")
+    listener = listen(place.parent, NAME)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(place))
+        assert not place.is_symlink()
+        assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("secret", 0o600)
+        assert not (tmp_path / "nowhere").exists()
+    finally:
+        listener.close()
+
+
+def test_another_in_its_place_is_noticed(tmp_path: Path) -> None:
+    """Another socket is not this one, and neither is a link to it."""
+    first = listen(tmp_path, NAME)
+    second = listen(tmp_path, NAME)
+    try:
+        assert (first.is_in_place(), second.is_in_place()) == (False, True)
+        (tmp_path / NAME).rename(tmp_path / "moved")
+        (tmp_path / NAME).symlink_to("moved")
+        assert not second.is_in_place()
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """The refusal names it and its flag."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(
+        Refused, match=r"no socket in .*file/x: Not a directory; name another --cmk-install-dir"
+    ):
+        listen(tmp_path / "file" / "x", NAME)

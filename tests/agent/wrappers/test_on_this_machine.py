@@ -1,0 +1,114 @@
+"""The real command in containers of the runtime local, a real agent, and this machine's kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from demo.agent import allowed
+from tests.agent.kernel_missing import cgroups_missing
+from tests.agent.wrappers.cmk_agent import CMKAgent
+
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away"),
+]
+TELLING = "env | grep ^CMK_CPUS | sort; grep Cpus_allowed_list /proc/self/status; echo $$; exec sleep 1000"
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[CMKAgent]:
+    """Run an agent, or skip where there are no cgroups."""
+    why = cgroups_missing()
+    if why and os.environ.get("CI") == "true":
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+    agent = CMKAgent(folder)
+    with agent.running():
+        yield agent
+
+
+def test_the_command_runs_where_it_was_told(tmp_path: Path) -> None:
+    """Its environment and the kernel say the same, it is the process that asked, and exit codes are its own."""
+    with running(tmp_path) as agent:
+        last = len(os.sched_getaffinity(0)) - 1
+        agent.pod("wrapped", f"cmk isolate --pool=exclusive sh -- -c '{TELLING}'; echo left with $?")
+        lines = agent.until_written("wrapped", "Cpus_allowed_list")
+        told = dict(line.split("=", 1) for line in lines if "=" in line)
+        assert told["CMK_CPUS_ASSIGNED"] == str(last)
+        assert told["CMK_CPUS_ASSIGNED_MASK"] == f"{1 << last:X}"
+        assert told["CMK_CPUS_INFRA"] == ",".join(map(str, range(last)))
+        assert f"Cpus_allowed_list:\t{last}" in lines
+        ((pid, task),) = agent.tasks.items()
+        assert task == ("exclusive", str(last))
+        assert allowed(pid) == str(last)
+        os.kill(pid, 15)
+        agent.until_written("wrapped", "left with 143")
+        agent.until("its core is free", lambda: not agent.tasks)
+
+
+def test_a_core_is_lent_to_one_at_a_time(tmp_path: Path) -> None:
+    """A second command is refused with 1 and told why, and gets the core when the first one ended."""
+    with running(tmp_path) as agent:
+        isolate = "cmk isolate --pool=exclusive"
+        agent.pod(
+            "two",
+            f"{isolate} sleep 1000 & sleep 0.2; while ! {isolate} echo got it; do sleep 0.1; done; wait",
+        )
+        assert any(
+            "Not enough free cpu lists" in line for line in agent.until_written("two", "of the host has")
+        )
+        (pid,) = agent.tasks
+        os.kill(pid, 9)
+        agent.until_written("two", "got it")
+
+
+def test_an_agent_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    """The next one knows who has the core, and a command that asks meanwhile waits for it."""
+    why = cgroups_missing()
+    if why:
+        pytest.skip(why)
+    agent = CMKAgent(tmp_path)
+    (tmp_path / "pods").mkdir()
+    with subprocess.Popen(agent.command, stderr=subprocess.DEVNULL) as process:
+        agent.pod("wrapped", f"cmk isolate --pool=exclusive sh -- -c '{TELLING}'")
+        agent.until_written("wrapped", "Cpus_allowed_list")
+        agent.until("it is told of", lambda: bool(agent.tasks))
+        before = agent.tasks
+        process.kill()
+    agent.pod("late", "cmk isolate --pool=exclusive true; echo left with $?", cores=0)
+    with agent.running():
+        agent.until("it is told of again", lambda: agent.tasks == before)
+        lines = agent.until_written("late", "left with 1")
+        assert any("put cmk.intel.com/exclusive-cores into its resources" in line for line in lines)
+        (pid,) = before
+        os.kill(pid, 9)
+        agent.until("its core is free", lambda: not agent.tasks)
+
+
+def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path: Path) -> None:
+    """Its own shell stays on its core, a command of `infra` starts on the shared set, and one of `exclusive` moves there."""
+    with running(tmp_path) as agent:
+        last = len(os.sched_getaffinity(0)) - 1
+        shared = "0" if last == 1 else f"0-{last - 1}"
+        look = "grep Cpus_allowed_list /proc/self/status"
+        mover = f"{look}; taskset -cp $CMK_CPUS_INFRA $$ >/dev/null; {look}; exec sleep 1000"
+        agent.pod(
+            "mixed",
+            f"{look}; cmk isolate --pool=exclusive sh -- -c '{mover}' & "
+            f"sleep 0.5; cmk isolate --pool=infra sh -- -c '{look}; exec sleep 1000' & sleep 2; {look}; echo said; wait",
+        )
+        lines = [line.removeprefix("Cpus_allowed_list:\t") for line in agent.until_written("mixed", "said")]
+        assert lines == [str(last), str(last), shared, shared, str(last), "said"]
+        agent.until(
+            "both are told",
+            lambda: sorted(agent.tasks.values()) == [("exclusive", str(last)), ("infra", shared)],
+        )
+        exclusive = next(pid for pid, task in agent.tasks.items() if task[0] == "exclusive")
+        assert allowed(exclusive) == shared

@@ -1,0 +1,103 @@
+"""One agent ends, and the next one goes on with what its wrappers have."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from agent.kernel.procfs import started
+from agent.wrappers.registry import Process
+from agent.wrappers.store import FILE, Store
+from pinning.contract import PoolUse, SharedPool
+from pinning.planning.observed import Owner
+from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
+
+BOTH = frozenset({PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)})
+
+
+def test_who_has_cores_keeps_them(tmp_path: Path) -> None:
+    """Nobody else gets them, they are free when their process ends, and asking again gives the same."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.container() as container:
+            async with scene.agent():
+                first = await container.ask(isolate("exclusive"))
+            scene.restart()
+            assert scene.keeper.uses() == {
+                Owner("p", "main"): BOTH
+            }  # before the first pass: it narrows nobody
+            async with scene.agent():
+                assert (await container.ask(isolate("exclusive", cores="2"))).word == "error"
+                assert (await container.ask_again(first)).environment == first.environment
+                await container.kill(first)
+                await scene.until(lambda: not scene.tasks)
+                assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"
+
+    asyncio.run(talk())
+
+
+def test_who_was_being_answered_asks_again_and_gets_the_same(tmp_path: Path) -> None:
+    """An agent that ends in the middle gives no answer, and has noted the claim."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.container() as container:
+            scene.is_right = False
+            async with scene.agent():
+                container.begin(isolate("exclusive", cores="2"))
+                await scene.until(lambda: bool(scene.tasks))
+            unanswered = await container.answer()
+            assert unanswered.word == ""
+            scene.restart()
+            scene.is_right = True
+            async with scene.agent():
+                scene.run_pass()
+                assert scene.tasks == {unanswered.pid: "1-2,5-6"}
+                assert (await container.ask(isolate("exclusive"))).word == "error"
+                again = await container.ask_again(unanswered)
+                assert again.environment["CMK_CPUS_ASSIGNED"] == "1,5,2,6"
+
+    asyncio.run(talk())
+
+
+def test_who_ended_meanwhile_has_nothing(tmp_path: Path) -> None:
+    """Its cores are free from the beginning."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.container() as container:
+            async with scene.agent():
+                await container.kill(await container.ask(isolate("exclusive", cores="2")))
+                claimed = (tmp_path / FILE).read_text()
+            assert '"claims":[{' in claimed  # the file still tells of it: nobody has to write at an end
+            scene.restart()
+            async with scene.agent():
+                assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"
+
+    asyncio.run(talk())
+
+
+def test_a_process_that_has_the_number_now_has_nothing(tmp_path: Path) -> None:
+    """It started at another time: it holds nothing, and its end frees nothing."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        store = Store(tmp_path / FILE, "boot-1")
+        async with scene.container() as container:
+            async with scene.agent():
+                other = await container.ask(isolate("infra"))
+                owner = await container.ask(isolate("exclusive", cores="2"))
+            kept = store.load()
+            claims = tuple(claim for claim in kept.claims if claim.process.pid == owner.pid)
+            stale = replace(claims[0], process=Process(other.pid, started(other.pid) - 1))
+            store.save(kept._replace(claims=(stale, *claims)))
+            scene.restart()
+            async with scene.agent():
+                scene.run_pass()
+                assert scene.tasks == {owner.pid: "1-2,5-6"}
+                await container.kill(other)
+                assert (await container.ask(isolate("exclusive"))).word == "error"
+
+    asyncio.run(talk())
