@@ -10,6 +10,7 @@ from corepin.drawing.picture import Owner, Picture, draw, reading_order
 from corepin.drawing.policy_words import NUMA_WORDS, SMT_WORDS
 from pinning.contract import CPUPolicy
 from pinning.planning.memory import too_much_memory
+from pinning.planning.run_sets import asked
 from pinning.pods.claims import Origin
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import members
@@ -83,7 +84,8 @@ def _why(topology: Topology, assignment: Assignment) -> str:
     memory = f"; memory of NUMA node {assignment.mems} alone" if assignment.mems else ""
     apart = assignment.cpus & topology.isolated
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
-    return f"{assignment.policy}, {where}: {_rule(assignment)}{memory}{note}"
+    shared = "; beside these the shared set, for threads that it moves there" if asked(assignment) else ""
+    return f"{assignment.policy}, {where}: {_rule(assignment)}{memory}{shared}{note}"
 
 
 def _rule(assignment: Assignment) -> str:
@@ -94,8 +96,8 @@ def _rule(assignment: Assignment) -> str:
     if claim.origin is Origin.CMK:
         return f"{claim.count} of {claim.resource}, {SMT_WORDS[assignment.smt]}"
     is_vm = claim.origin is Origin.LAUNCHER
-    asked = "dedicated CPUs of a virtual machine" if is_vm else _counted(claim.count)
-    return f"{asked}, smt-policy {assignment.smt} ({SMT_WORDS[assignment.smt]}), {numa}"
+    wanted = "dedicated CPUs of a virtual machine" if is_vm else _counted(claim.count)
+    return f"{wanted}, smt-policy {assignment.smt} ({SMT_WORDS[assignment.smt]}), {numa}"
 
 
 def _counted(count: int) -> str:

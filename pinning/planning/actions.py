@@ -67,6 +67,11 @@ class _Writer(NamedTuple):
         """What others keep off, or share with it, once it is where it shall be."""
         return self.footprint | self.target.others
 
+    def leaves(self, charged: CPUSet) -> int:
+        """Return what others may come to once it is where it shall be: where its tasks had their home too."""
+        had_home = (charged & self.held) - self.footprint if self.target.home else EMPTY
+        return ((charged - self.stays_charged) | had_home).mask
+
 
 @dataclass(slots=True, eq=False)
 class _Write:
@@ -175,12 +180,11 @@ def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
     """Yield the writes of who holds CPUs: off those of others, then to its own, at last to more that is shared."""
     target, charged, current = writer.target, writer.charged, writer.current
     if not writer.must_wait:
-        left = (charged - writer.stays_charged).mask
+        left = writer.leaves(charged)
         yield _Write(Kind.GRANT, writer, target.cpus, left, (target.cpus - current).mask)
         return
     if target.cpus <= current and target.own <= writer.held:
-        left = (charged - writer.stays_charged).mask
-        yield _Write(Kind.SHRINK, writer, target.cpus, left, home=target.home)
+        yield _Write(Kind.SHRINK, writer, target.cpus, writer.leaves(charged), home=target.home)
         return
     stays = _kept(writer, unpinned)
     if stays and stays != current:
@@ -207,12 +211,11 @@ def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Writ
     """Yield the write to its own CPUs, and the one to pools: who has to leave those holds up nothing but this."""
     target, gains = writer.target, writer.target.others - current
     if writer.sandbox or not (gains and target.own):
-        left = (charged - writer.stays_charged).mask
         needs = (writer.footprint | gains).mask
-        yield _Write(Kind.GRANT, writer, target.cpus, left, needs, target.home)
+        yield _Write(Kind.GRANT, writer, target.cpus, writer.leaves(charged), needs, target.home)
         return
     granted = target.cpus - gains
-    left = (charged - (writer.footprint | granted)).mask
+    left = writer.leaves(charged) | (charged - (writer.footprint | granted)).mask
     if granted != current or not target.own <= writer.held:
         yield _Write(Kind.GRANT, writer, granted, left, writer.footprint.mask, target.home)
         left = 0

@@ -56,6 +56,15 @@ def test_a_pinned_container_is_told_with_its_proof() -> None:
     }
 
 
+def test_who_may_use_the_shared_set_is_told_which_that_is() -> None:
+    """It follows the shared set, and what was applied does not: that stays what the container owns."""
+    pod = bound("a", container("main", 1), annotations={**ISOLATE, "shared-cpus.corepin.io/pod": "true"})
+    main = written(state_of(pod))["containers"]["main"]
+    assert (main["cpus"], main["sharedCpus"]) == ("1", "0,2-4,6-7")
+    assert (main["confinedBy"], main["cpuLimit"]) == ("affinity", "unset")
+    assert (main["pinned"], main["applied"]["cpus"]) == (True, "1")
+
+
 def test_a_refused_container_is_told_as_not_pinned() -> None:
     """The reason and the remedy are told, and never CPUs that it does not hold."""
     main = written(state_of(bound("a", container("main", 99), annotations=EXCLUSIVE)))["containers"]["main"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pinning.contract import CPUPolicy, SMTPolicy
+from pinning.contract import CPUPolicy, PoolUse, SharedPool, SMTPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.actions import plan_actions
 from pinning.planning.ledger import Ledger
@@ -158,6 +160,60 @@ def _running(text: str) -> list[SeenContainer]:
 def test_writes_and_their_order(before: str, after: str, current: str, expected: list[str]) -> None:
     """Shrink, grant, widen; and nothing waits for what does not overlap."""
     assert written(before, after, current) == expected
+
+
+SHARING = frozenset({PoolUse(SharedPool.INFRA)})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "current", "home", "expected"),
+    [
+        pytest.param("a=1", "a=1", "a=1 n=0,2-7", "", ["widen a 0-7 home 1"], id="widened"),
+        pytest.param("a=1", "a=1", "a=0-7 n=0,2-7", "1", [], id="nothing to do"),
+        pytest.param(
+            "a=1", "a=1", "a=0-7 n=0,2-7", "", ["shrink a 0-7 home 1"], id="its tasks are not apart"
+        ),
+        pytest.param("a=1", "a=1", "a=c1 n=0,2-7", "", [], id="created: on its own CPUs alone"),
+        pytest.param(
+            "a=1",
+            "a=1 b=2",
+            "a=0-7 b=0,2-7 n=0,2-7",
+            "1",
+            ["shrink a 0-1,3-7 home 1", "shrink n 0,3-7", "grant b 2 < shrink a < shrink n"],
+            id="its shared part shrinks before a grant",
+        ),
+        pytest.param(
+            "a=1 b=2,6",
+            "a=1 b=2",
+            "a=0-1,3-5,7 b=2,6 n=0,3-5,7",
+            "1",
+            ["shrink b 2", "widen a 0-1,3-7 home 1 < shrink b", "widen n 0,3-7 < shrink b"],
+            id="it grows last",
+        ),
+        pytest.param(
+            "a=1",
+            "a=2",
+            "a=0-7 n=0,2-7",
+            "1",
+            ["shrink n 0,3-7", "grant a 0-7 home 2 < shrink n", "widen n 0-1,3-7 < shrink n < grant a"],
+            id="moved within its cpuset: others leave its new CPU first, and come to the old one afterwards",
+        ),
+    ],
+)
+def test_who_runs_on_more_than_it_owns(
+    before: str, after: str, current: str, home: str, expected: list[str]
+) -> None:
+    """The shared part of container `a` shrinks before grants and widens last; its own part is an owner's."""
+    seen = [replace(it, home=CPUSet.parse(home)) if it.id == "a" else it for it in _running(current)]
+    observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(seen))
+    run_sets = RunSets(_ledger(after), SETS, {Owner("a", "c"): SHARING})
+    actions = plan_actions(observed, _ledger(before), run_sets)
+    assert [
+        f"{action.kind} {action.container_id} {action.cpus}"
+        + (f" home {action.home}" if action.home else "")
+        + "".join(f" < {actions[at].kind} {actions[at].container_id}" for at in action.waits_for)
+        for action in actions
+    ] == expected
 
 
 def test_a_circle_is_broken_by_stepping_aside() -> None:

@@ -53,6 +53,15 @@ def test_a_checkpoint_of_before_memory_is_read() -> None:
     assert (read.mems, read.claim.numa_memory, read.claim.memory_limit) == (EMPTY, None, 0)
 
 
+def test_a_checkpoint_tells_who_may_use_the_shared_set() -> None:
+    """An agent that starts again knows it; of what an older one saved nobody may."""
+    (assignment,) = ledger_from_dict(saved())
+    mixed = Ledger().assign(replace(assignment, claim=replace(assignment.claim, shared_cpus=True)))
+
+    assert ledger_from_dict(ledger_to_dict(mixed)) == mixed
+    assert not assignment.claim.shared_cpus
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -193,6 +193,16 @@ def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
     assert table.trespass(owner, cpus("0-7")).isdisjoint(cpus("0,2-4,6-7"))
 
 
+def test_container_that_may_use_the_shared_set_starts_with_both() -> None:
+    """Its cpuset has what others have left of the shared set, and its first process is put on its own CPUs."""
+    node = one_pod(replace(EXCLUSIVE, shared="true"), cores=4)
+    table = settled(node)
+    assert table.start(A, claims=True) == Start(cpus("0-7"), cpus("1,5"))
+    assert table.start(A, claims=True, busy=cpus("2,6")) == Start(cpus("0-1,3-5,7"), cpus("1,5"))
+    assert (table.home(A), table.home(STRANGER)) == (cpus("1,5"), EMPTY)
+    assert table.corrected(A, "a-c0-2", "1,5") == cpus("0-7")
+
+
 def test_environment_is_that_of_cmk() -> None:
     """CPUs one by one, the mask in upper-case hex; CMK's infra pool is the shared set, and its shared pool too."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
