@@ -11,7 +11,7 @@ IMAGE ?= corepin:dev
 # What decides: every branch of it is tested.
 PURE := pinning/*,webhook/rules/*,corepin/drawing/*,dashboard/model/*,dashboard/view/*
 
-BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py))
+BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py)) bench.shim
 
 .PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics chart pictures proto
 
@@ -55,7 +55,7 @@ version: setup # write VERSION=1.2.3 wherever the version is named
 image: ## build the container image with docker, podman or buildah (IMAGE=corepin:dev)
 	@scripts/image '$(IMAGE)'
 
-bench: ## measure allocation, planning, threads of VMs, the webhook and NRI, each beside a baseline
+bench: ## measure allocation, planning, threads of VMs, cmk isolate, the webhook and NRI, each beside a baseline
 	@scripts/setup wrk
 	@for module in $(BENCHES); do echo "== $$module"; $(BIN)/python -m "$$module"; done
 

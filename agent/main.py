@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
 
+from agent import cmk_command
 from agent.checkpoint import StateDir, Unusable
 from agent.clock import Clock
 from agent.config import USER_AGENT
@@ -28,6 +29,8 @@ from agent.reconcile.reconciler import Settings
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
@@ -52,6 +55,8 @@ logger = logging.getLogger(__name__)
 async def run(config: AgentConfig) -> None:
     """Be the agent of this node until SIGTERM."""
     disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
+    if config.cmk_install_dir:
+        _install_command(config.cmk_install_dir)
     agent = await build(config)
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections need not walk it again and again
@@ -62,6 +67,20 @@ async def reset(config: AgentConfig) -> None:
     """Give every container all CPUs back, and remove everything the agent ever published."""
     agent = await build(config)
     await agent.reset()
+    if config.cmk_install_dir:
+        cmk_command.remove(config.cmk_install_dir)
+
+
+def _install_command(folder: Path) -> None:
+    """Put the command `cmk` where containers find it; where that fails the CPUs of the node are kept all the same."""
+    try:
+        is_new = cmk_command.install(folder)
+    except OSError as error:
+        facts = {"folder": str(folder), "reason": str(error)}
+        logger.error("cmk command not installed", extra={"facts": facts})  # noqa: TRY400 - the reason says it all
+        return
+    if is_new:
+        logger.info("cmk command installed", extra={"facts": {"folder": str(folder)}})
 
 
 async def build(config: AgentConfig) -> Agent:

@@ -36,7 +36,8 @@ class Running:
 class LocalAgent:
     """`corepin agent --runtime local` below one directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
+        self._options = options  # further flags
         self._pods = directory / "pods"
         self._state = directory / "state"
         self._log = directory / "agent.log"
@@ -60,6 +61,7 @@ class LocalAgent:
             ),
             *("--state-dir", str(self._state), "--socket", str(self._socket), "--metrics-listen", "off"),
             *("--kubelet-state", str(self._state / "no-kubelet")),
+            *self._options,
         )
 
     @contextmanager

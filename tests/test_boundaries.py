@@ -49,6 +49,7 @@ ROOMS = {
     "pinning.kubevirt": (*PODS, "pinning.brief"),
     "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
     "agent.clock": (),
+    "agent.cmk_command": ("agent.wrappers.protocol",),
     "agent.errors": (),
     "agent.checkpoint": ("agent.errors", "pinning"),
     "agent.grpc_calls": ("agent.errors",),

@@ -46,6 +46,10 @@ def test_what_the_agent_has_on_its_node_is_told() -> None:
         set(re.findall(r"^\| `(/[\w/.-]+)`(?:, with the component `nri`)? \|", described, re.MULTILINE))
         == paths
     )
+    cmk = Path("manifests/components/cmk/kustomization.yaml").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(/[\w/.-]+)`, with the component `cmk` \|", described, re.MULTILINE)) == set(
+        re.findall(r"hostPath: \{path: ([\w/]+)", cmk)
+    )
     capabilities = spec["containers"][0]["securityContext"]["capabilities"]["add"]
     assert re.findall(r"^\| capability `(\w+)` \|", described, re.MULTILINE) == capabilities
     (probe,) = documents("../components/vm-probe/agent.yaml")

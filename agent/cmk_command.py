@@ -1,0 +1,66 @@
+"""The command `cmk` in the install directory of the node, where containers find it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from agent.wrappers.protocol import SOCKET
+
+NAME: Final = "cmk"
+SOURCE: Final = Path(sys.prefix, "libexec", NAME)  # put there by the image's build, and by scripts/setup
+MODE: Final = 0o755
+_NEW: Final = f".{NAME}.new"
+
+
+def install(folder: Path, source: Path = SOURCE) -> bool:
+    """Put the command into a directory, unless this very version is there; raise OSError.
+
+    It is written beside its place and renamed, so that nobody executes a half of it. Containers may write to the
+    directory, so nothing that lies there is followed.
+    """
+    program = source.read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    if _is_there(folder / NAME, program):
+        return False
+    new = folder / _NEW
+    new.unlink(missing_ok=True)
+    try:
+        _write(new, program)
+        new.rename(folder / NAME)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def remove(folder: Path, source: Path = SOURCE) -> None:
+    """Take the command away, if it is ours, and the socket that it asks."""
+    with suppress(FileNotFoundError):
+        if _is_there(folder / NAME, source.read_bytes()):
+            (folder / NAME).unlink()
+        if stat.S_ISSOCK((folder / SOCKET).lstat().st_mode):
+            (folder / SOCKET).unlink()
+
+
+def _is_there(place: Path, program: bytes) -> bool:
+    try:
+        found = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(found, "rb") as file:
+        mode = os.fstat(found).st_mode
+        return stat.S_ISREG(mode) and mode & 0o7777 == MODE and file.read(len(program) + 1) == program
+
+
+def _write(new: Path, program: bytes) -> None:
+    opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(opened, "wb") as file:
+        file.write(program)
+        file.flush()
+        os.fchmod(opened, MODE)
+        os.fsync(opened)
