@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 TEXTS_KEPT: Final = 64  # machines of one kind have one text
-WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError)
+WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
+MOST_STATUS: Final = 64 * 2**10  # characters: an agent writes a few hundred for each container
+MOST_MESSAGE: Final = 1024  # characters, as events.k8s.io allows; older events have no limit
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 
 
@@ -244,8 +246,8 @@ class EventDecoder:
             uid=event.metadata.uid,
             pod=f"{involved.namespace}/{involved.name}",
             node=event.source.host,
-            reason=event.reason,
-            message=event.message,
+            reason=event.reason[:MOST_MESSAGE],
+            message=event.message[:MOST_MESSAGE],
             is_warning=event.type == "Warning",
             time=event.last_timestamp or event.metadata.creation_timestamp,
             count=event.count or 1,
@@ -292,7 +294,12 @@ def read_status(text: str | None) -> tuple[Status | None, str]:
     """Return what the annotation of a pod says, and what is wrong with it."""
     if text is None:
         return None, ""
+    if len(text) > MOST_STATUS:
+        return None, UNREADABLE
     try:
         return _status.decode(text), ""
-    except msgspec.DecodeError:
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+    ):  # brackets in brackets: whoever writes it must not end the page
         return None, UNREADABLE

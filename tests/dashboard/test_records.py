@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from corepin.drawing.picture import Use
-from dashboard.model.records import UNREADABLE, NodeDecoder, PodDecoder
+from dashboard.model.records import MOST_MESSAGE, MOST_STATUS, UNREADABLE, NodeDecoder, PodDecoder
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from tests.dashboard.clusters import a_node, a_pod, an_event
 from tests.dashboard.documents import TIME, container, event, grid, node, owner, pod, pools
@@ -48,6 +48,7 @@ def test_node_without_annotations_has_no_agent() -> None:
             json.dumps(pools(MACHINE) | {"owners": {"a/b/c": owner("0-99999999")}}),
             id="too many CPUs",
         ),
+        pytest.param("{}", '{"x": ' + "[" * 10_000, id="deep"),
     ],
 )
 def test_damaged_annotations_of_a_node_are_a_problem_and_no_failure(topology: str, sets: str) -> None:
@@ -82,7 +83,12 @@ def test_status_of_a_pod_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "null", "{", '{"containers": {"a": 5}}', '{"containers": {"a": {"cpus": 5}}}']
+    "text",
+    [
+        *("", "null", "{", '{"containers": {"a": 5}}', '{"containers": {"a": {"cpus": 5}}}'),
+        pytest.param('{"x": ' + "[" * 10_000 + "]" * 10_000 + "}", id="deep"),
+        pytest.param('{"x": "' + "x" * MOST_STATUS + '"}', id="long"),
+    ],
 )
 def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
     """The pod is there, and says that it cannot be read."""
@@ -99,6 +105,11 @@ def test_events_are_read(change: dict[str, Any], time: str, count: int) -> None:
     found = an_event(event("web", "Drift", "text", kind="Warning") | change)
     assert (found.pod, found.node, found.reason, found.message) == ("default/web", "node-1", "Drift", "text")
     assert (found.time, found.count, found.is_warning) == (time, count, True)
+
+
+def test_long_event_is_cut() -> None:
+    """The API server sets no limit to messages, and each viewer is sent a hundred of them."""
+    assert len(an_event(event("web", "Drift", "x" * 2**20)).message) == MOST_MESSAGE
 
 
 def test_what_is_no_object_is_refused() -> None:
