@@ -135,11 +135,11 @@ def _parse_item(item: str, text: str) -> int:
     used, group = int(found[3] or 1), int(found[4] or 1)
     if used < 1 or used > group:
         raise BadCPUList(f"{item!r} in CPU list {text[:80]!r}: USED must be 1 to GROUP")
-    run = (1 << used) - 1
-    mask = 0
-    for start in range(low, high + 1, group):
-        mask |= run << start
-    return mask & ((1 << high + 1) - 1)
+    mask = (1 << min(used, high + 1 - low)) - 1
+    while group <= high - low:  # twice as many runs each time: a text may be thousands of such items
+        mask |= mask << group
+        group *= 2
+    return mask << low & ((1 << high + 1) - 1)
 
 
 def union(sets: Iterable[CPUSet]) -> CPUSet:

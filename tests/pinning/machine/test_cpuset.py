@@ -22,6 +22,8 @@ numbers = st.frozensets(st.integers(0, 600), max_size=80)
         pytest.param("\n", [], id="as an empty kernel file reads"),
         pytest.param("0-31:2/8", [0, 1, 8, 9, 16, 17, 24, 25], id="groups"),
         pytest.param("0-6:2/4", [0, 1, 4, 5], id="a group cut by the end"),
+        pytest.param("3-20:2/5", [3, 4, 8, 9, 13, 14, 18, 19], id="groups from a number on"),
+        pytest.param("2-3:999999999/999999999", [2, 3], id="a group larger than the range"),
         pytest.param("1-1", [1], id="range of one"),
         pytest.param("0-2,1-3", [0, 1, 2, 3], id="overlap"),
     ],
