@@ -54,7 +54,7 @@ def agent_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     text = (pod["metadata"].get("annotations") or {}).get(STATUS_CPUS)
     try:
         status = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # anybody may have written it
         return {}
     is_ours = isinstance(status, dict) and isinstance(status.get("containers", {}), dict)
     return status if is_ours else {}

@@ -81,7 +81,7 @@ def _text(story: Story) -> str:
 
 def _moments(story: Story, width: int) -> Iterator[str]:
     for moment in story.moments:
-        head = f"{moment.time:<{_TIME}}  {moment.stage:<{_STAGE}}  "
+        head = f"{plain(moment.time):<{_TIME}}  {moment.stage:<{_STAGE}}  "
         yield from _hanging(head, moment.message, width)
 
 

@@ -11,7 +11,7 @@ import pytest
 from agent.report.events import event_document, events_between
 from agent.report.pod_status import pod_status
 from corepin.cli import kubectl, main
-from corepin.node.pod_story import Moment, story_of
+from corepin.node.pod_story import Moment, agent_status, story_of
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, STATUS_CPUS
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, state_of
@@ -108,6 +108,13 @@ def test_pod_without_a_node_waits_for_the_scheduler() -> None:
         "a node: 0/1 nodes are available",
     )
     assert story_of(pod | {"status": {}}, []).waits == ("a node: the scheduler has said nothing yet",)
+
+
+def test_annotation_that_nobody_can_read_says_nothing() -> None:
+    """Anybody may have written it: brackets in brackets are no reason to fail."""
+    deep, _ = shown(bound("web", annotations=ISOLATE))
+    deep["metadata"]["annotations"][STATUS_CPUS] = '{"x": ' + "[" * 100_000
+    assert agent_status(deep) == {}
 
 
 def test_silent_agent_is_named() -> None:
@@ -209,6 +216,7 @@ def test_command_prints_the_story(
     """However the pod is named, its story fits the screen, and control characters in it are spelled out."""
     pod, events = shown(bound("web", annotations=ISOLATE))
     events.append({"metadata": {}, "type": "Warning", "reason": "Odd", "message": "\x1b[31mred"})
+    events.append({"metadata": {}, "type": "Warning", "firstTimestamp": "\x1b[2J"})
     monkeypatch.setenv("COLUMNS", "70")
     with api_objects(tmp_path, served(pod, events)) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
@@ -219,6 +227,7 @@ def test_command_prints_the_story(
     assert max(map(len, text.splitlines())) <= 70
     assert f"{WHEN}  claim      main wants 2 CPUs" in text
     assert "\\x1b[31mred" in text
+    assert "\x1b" not in text
     assert text.endswith("\nIt waits for nothing.\n")
     told = json.loads(capsys.readouterr().out)
     assert (told["pod"], told["waits"]) == ("pod default/web, Running, on node node-1", [])
