@@ -39,7 +39,7 @@ def read(api: ApiServer, *what: str) -> Any:
 
 
 def test_from_cmk(api: ApiServer, here: Shell) -> None:
-    """Nothing of CMK is left, the workload calls its own program, and both it and the agent run on the node."""
+    """Nothing of CMK is left, the workload's command line is what it was, and both it and the agent run on the node."""
     walk(here, "From Intel CMK")
 
     left = api.kubectl(
@@ -47,7 +47,7 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
     )
     assert [name for name in left.stdout.split() if "cmk" in name] == []
     spec = read(api, "-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
-    assert spec["containers"][0]["command"] == ["/usr/bin/forwarder"]
+    assert spec["containers"][0]["command"] == ["/opt/bin/cmk"]
     agent = read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]
     node = read(api, "node", "node-1")
     assert (
