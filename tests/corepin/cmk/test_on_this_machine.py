@@ -1,0 +1,51 @@
+"""What CMK's commands say of a process under `cmk isolate`, of a real agent and on this machine's kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corepin.cli import main
+from tests.agent.kernel_missing import cgroups_missing
+from tests.agent.wrappers.cmk_agent import CMKAgent
+
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away"),
+]
+
+
+def tasks(described: Any) -> list[Any]:
+    """Return everybody who holds a core of the exclusive pool."""
+    lists = described["pools"]["exclusive"]["cpuLists"].values()
+    return [task for found in lists for task in found["tasks"]]
+
+
+def test_a_wrapped_process_is_told_by_all_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the agent and in a container: its pid on the host while it runs, and what it had once it is killed."""
+    if why := cgroups_missing():
+        pytest.skip(why)
+    agent = CMKAgent(tmp_path)
+
+    def shown(action: str) -> Any:
+        assert main(["cmk", action, "--socket", str(tmp_path / "agent.sock")]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    with agent.running():
+        agent.pod("wrapped", "cmk isolate --pool=exclusive sleep 1000")
+        agent.until("the command is wrapped", lambda: bool(agent.tasks))
+        (pid,) = agent.tasks
+        assert tasks(shown("describe")) == [pid]
+        assert tasks(shown("node-report")["description"]) == [pid]
+        agent.pod("asking", "cmk describe; echo done", cores=0)
+        assert tasks(json.loads("\n".join(agent.until_written("asking", "done")[:-1]))) == [pid]
+        os.kill(pid, 9)
+        agent.until("its core is free", lambda: not agent.tasks)
+        (ended,) = shown("reconcile")["reclaimedCpuLists"]
+        assert (ended["pid"], ended["pool"]) == (pid, "exclusive")
