@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from corepin.drawing.floorplan import cache_title, drawn_order
 from corepin.drawing.picture import Use, headline, owner_keys, sign_keys, uses
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dashboard.view.roles import Role
     from pinning.machine.topology import Core, Topology
 
+MOST_WAITING: Final = 200  # claims that are told; how many pods wait is said above them
+
 
 def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
     """Return the page of a node, None where there is no such node."""
@@ -42,7 +44,7 @@ def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
         sockets=drawn.sockets,
         owners=drawn.owners,
         signs=drawn.signs,
-        waiting=tuple(_waiting(cluster, name, wanted)),
+        waiting=tuple(islice(_waiting(cluster, name, wanted), MOST_WAITING)),
         history=happened(cluster, lambda where, _: where == name),
         since=cluster.since,
         namespaces=namespaces(cluster),

@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.model.cluster import Cluster
 from dashboard.view.filters import Filter
-from dashboard.view.node import node_page
+from dashboard.view.node import MOST_WAITING, node_page
 from dashboard.view.shapes import Cell, NodePage
 from pinning.machine.topology import Topology
 from tests.dashboard.clusters import cluster
@@ -166,6 +166,14 @@ def test_filter_dims_everything_else() -> None:
     assert [(it.pod, it.container, it.reason) for it in everything.waiting] == [
         ("big", "main", "NotEnoughCPUs")
     ]
+
+
+def test_claims_that_wait_are_told_up_to_a_number() -> None:
+    """A pod may say of thousands of its containers that they wait; the page of the node stays small."""
+    many = pod("big", {f"c{number}": refused("text") for number in range(MOST_WAITING + 1)})
+    page = shown(cluster(node("n", MACHINE), many, event("big", "Unpinnable", "text", on="n")))
+    assert len(page.waiting) == MOST_WAITING
+    assert page.notes == ("1 pod waiting for CPUs",)
 
 
 def test_node_without_an_agent_has_no_machine() -> None:
