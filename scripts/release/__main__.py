@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ PLACE: Final = (
     "https://releases.example/corepin"  # where files of a release would be found; nobody has published one
 )
 SUMS: Final = "SHA256SUMS"
+OURS: Final = ("corepin", "kubectl-corepin-", SUMS)  # how the names of its files begin
 
 
 def main() -> int:
@@ -52,8 +52,7 @@ def main() -> int:
 
 def build(source: Source, dist: Path, url: str) -> None:
     """Build every file of a release into a folder, in the place of those that are there."""
-    shutil.rmtree(dist, ignore_errors=True)
-    dist.mkdir(parents=True)
+    make_room(dist)
     build_python(source, dist)
     build_chart(source, dist)
     build_krew(source, dist, url)
@@ -62,6 +61,17 @@ def build(source: Source, dist: Path, url: str) -> None:
     text = bill(parts_of(image), source.version)
     (dist / f"corepin-{source.version}-image.cdx.json").write_text(text, encoding="utf-8")
     write_sums(dist)
+
+
+def make_room(dist: Path) -> None:
+    """Empty the folder of the release before; raise ReleaseFailed where it may hold what is somebody else's."""
+    dist.mkdir(parents=True, exist_ok=True)
+    there = sorted(dist.iterdir())
+    for path in there:
+        if not (path.is_file() and path.name.startswith(OURS)):
+            raise ReleaseFailed(f"{path} is no file of a release: take it away, or name another folder")
+    for path in there:
+        path.unlink()
 
 
 def build_python(source: Source, dist: Path) -> None:

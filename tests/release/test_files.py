@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.release.__main__ import SUMS, build_chart, build_python, write_sums
+from scripts.release.__main__ import SUMS, build_chart, build_python, make_room, write_sums
 from scripts.release.source import EPOCH, ReleaseFailed, Source, committed, run
 from scripts.release.version import named, version_of, write
 from tests.layout import PACKAGES
@@ -40,6 +40,22 @@ def dist(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_chart(source, folder)
     write_sums(folder)
     return folder
+
+
+def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
+    """`--into` may name a home by mistake: what is there stays, and is named."""
+    release, home = tmp_path / "dist", tmp_path / "home"
+    make_room(release)
+    (release / "corepin-0.1.0.tgz").touch()
+    (release / SUMS).touch()
+    make_room(release)
+    assert list(release.iterdir()) == []
+    home.mkdir()
+    for name in ("corepin.yaml", "thesis"):
+        (home / name).touch()
+    with pytest.raises(ReleaseFailed, match="thesis is no file of a release"):
+        make_room(home)
+    assert len(list(home.iterdir())) == 2
 
 
 def test_second_build_gives_the_same_bytes(source: Source, dist: Path, tmp_path: Path) -> None:
