@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.agent.containerd import VERSIONS, _missing, find_programs
-from tests.agent.wrappers.cmk_agent import built
 from tests.servers.build import cache_folder, find
 from tests.servers.catalog import KUBELET
 from tests.smt.guest import Report, boot
@@ -28,7 +27,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
     find_programs(VERSIONS[-1])
     if find(KUBELET, cache_folder()) is None:
         raise _missing("the kubelet is not built; run `python -m tests.servers`")
-    built()
     options = f"COREPIN_CACHE={cache_folder().parent}"
     return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"), kernel_options=options)
 

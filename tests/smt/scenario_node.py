@@ -18,7 +18,6 @@ from tests.smt.inside import OWNER, SECONDS, Node, ask, overlap, report, running
 from tests.smt.local_runtime import local_runtime
 from tests.smt.scenario_static import static_kubelet
 from tests.smt.scenario_vms import vms
-from tests.smt.scenario_wrappers import wrappers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +32,6 @@ def main() -> None:
     report("boot", uptime=Path("/proc/uptime").read_text(), kernel=os.uname().release)
     report_topology()
     local_runtime()
-    wrappers()
     with running_node(NEWEST) as node:
         report("runtime", uptime=Path("/proc/uptime").read_text())
         node.agent.start()
