@@ -86,7 +86,7 @@ def read_info(verbose: Mapping[str, str]) -> ContainerInfo:
     """Read the verbose part of a container's status; what it does not say stays unknown."""
     try:
         info = msgspec.json.decode(verbose.get("info", "{}"), type=_Info)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ContainerInfo()
     spec = info.spec or _Spec()
     linux = spec.linux or _Linux()

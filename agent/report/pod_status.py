@@ -166,7 +166,7 @@ def _read(text: str | None) -> Mapping[str, Any]:
     """Read an annotation that may be damaged, or somebody else's."""
     try:
         status = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return status if isinstance(status, dict) else {}
 

@@ -122,7 +122,8 @@ def test_window_that_is_known_later_is_told_later() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", [None, "", "no json", "[]", '{"containers": 7}', '{"containers": {"main": 7}}']
+    "before",
+    [None, "", "no json", "[]", '{"containers": 7}', '{"containers": {"main": 7}}', '{"x": ' + "[" * 10_000],
 )
 def test_a_damaged_annotation_is_replaced(before: str | None) -> None:
     """Whatever stood there before, the new words are those of the state."""
