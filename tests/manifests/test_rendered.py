@@ -291,15 +291,21 @@ def test_policies_name_what_the_rotation_writes() -> None:
     assert set(json.loads(notes.replace("'", '"'))) == {MANAGED, PUBLISHED, SHOWN, ROTATE}
 
 
-def test_cmk_injects_what_the_example_injects() -> None:
-    """The overlay ships the tested example, word for word."""
-    shipped = manifest("cmk", "ConfigMap", "corepin-webhook")["data"]["mutations.yaml"]
-    assert shipped == Path("examples/cmk/mutations-cluster-init.yaml").read_text(encoding="utf-8")
+def test_cmk_injects_what_the_examples_inject() -> None:
+    """The overlay injects what both of CMK's own files inject, the tested examples."""
+    text = manifest("cmk", "ConfigMap", "corepin-webhook")["data"]["mutations.yaml"]
+    shipped = load_mutations(text.encode())
+    files = [Path(f"examples/cmk/mutations-{name}.yaml") for name in ("cluster-init", "resources")]
+    first, second = (load_mutations(file.read_bytes()) for file in files)
+    assert shipped.host_paths == first.host_paths | second.host_paths
+    assert shipped.service_account == first.service_account
+    assert shipped.per_container["env"] == first.per_container["env"]
+    for mount in (*first.per_container["volumeMounts"], *second.per_container["volumeMounts"]):
+        assert mount in shipped.per_container["volumeMounts"]
     pod = manifest("cmk", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
     assert {"name": "COREPIN_TAINT", "value": "cmk"} in pod["containers"][0]["env"]
     (account,) = objects("cmk-namespace")
-    assert load_mutations(shipped.encode()).per_pod is not None
-    assert account["metadata"]["name"] in shipped
+    assert account["metadata"]["name"] == shipped.service_account
     assert account["automountServiceAccountToken"] is False
 
 
