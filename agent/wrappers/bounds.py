@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 AT_ONCE: Final = 256  # connections of one container: more cores than it may have
-OPEN: Final = 4096  # connections of all: more containers than a node has, and as many as wait to be accepted
+OPEN: Final = (
+    4096  # connections of all; beyond, each container may have its share of these, so that all have room
+)
 RATE: Final = 100.0  # requests a second of one container; an answer takes the agent half a millisecond
 BURST: Final = 512.0  # requests that wait for nothing after it was silent
 
@@ -26,9 +28,10 @@ class Bounds:
         self._due: dict[str, float] = {}  # when the bucket of a container is full again
 
     def opened(self, container: str) -> None:
-        """Count a connection; raise Denied for one too many."""
-        if self._open.get(container, 0) >= AT_ONCE or self._total >= OPEN:
-            raise Denied(f"too many wrappers ask at once from this container: {AT_ONCE} at a time may")
+        """Count a connection; raise Denied for one too many. What many containers fill together is shared out."""
+        most = AT_ONCE if self._total < OPEN else OPEN // (len(self._open) + 1)
+        if self._open.get(container, 0) >= most:
+            raise Denied(f"too many wrappers ask at once from this container: {most} at a time may")
         self._open[container] += 1
         self._total += 1
 

@@ -44,11 +44,16 @@ def test_silence_fills_the_bucket() -> None:
 
 
 def test_all_together_are_bounded_too() -> None:
-    """The agent's descriptors last, whoever asks."""
+    """The agent's descriptors last, whoever asks: who has a full share gets no more, and a newcomer still does."""
     bounds = Bounds(lambda: 0.0)
-    for number in range(OPEN):
-        bounds.opened(str(number))
-    with pytest.raises(Denied):
-        bounds.opened("one more")
+    floods = [str(number) for number in range(OPEN // AT_ONCE)]
+    for flood in floods * AT_ONCE:
+        bounds.opened(flood)
     bounds.closed("7")
+    bounds.opened("7")
+    bounds.closed("7")
+    bounds.opened("newcomer")
+    for flood in floods:
+        with pytest.raises(Denied, match="too many wrappers ask at once"):
+            bounds.opened(flood)
     bounds.opened("one more")
