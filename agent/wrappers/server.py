@@ -137,8 +137,17 @@ class Server:
             answer = denied(error)
         except TimeoutError:
             answer = denied(TOO_LATE)
-        async with asyncio.timeout(SEND_SECONDS):
-            await asyncio.get_running_loop().sock_sendall(connection, answer)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEND_SECONDS):
+                await asyncio.get_running_loop().sock_sendall(connection, answer)
+        await _left(connection)
+
+
+async def _left(connection: socket.socket) -> None:
+    """Wait until whoever asked closes: what it has not read is memory of the agent, so it counts until then."""
+    connection.shutdown(socket.SHUT_WR)
+    while await asyncio.get_running_loop().sock_recv(connection, REQUEST_LIMIT):
+        await asyncio.sleep(SEND_SECONDS)  # it sends on, which nobody asked for
 
 
 async def _received(connection: socket.socket) -> bytes:

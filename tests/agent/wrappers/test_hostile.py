@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,29 @@ def test_who_sends_nothing_is_dropped_and_fills_his_own_room_alone(tmp_path: Pat
         assert b"too many wrappers ask at once" in await told(await connect(scene))
         assert (await container.ask(isolate("exclusive"))).word == "ok"
         assert [await told(connection) for connection in idle] == [b""] * AT_ONCE
+
+    played(tmp_path, talk)
+
+
+def test_who_does_not_read_its_answer_fills_its_own_room_alone(tmp_path: Path) -> None:
+    """An answer that nobody reads is memory of the agent: its connection counts until it is closed."""
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        unread = [await connect(scene) for _ in range(AT_ONCE)]
+        for connection in unread:
+            connection.send(b"cmk 1 describe\n\n")
+        loop = asyncio.get_running_loop()
+        assert await loop.sock_recv(unread[-1], 3) == b"ok "
+        assert b"too many wrappers ask at once" in await told(await connect(scene))
+        assert (await container.ask(isolate("exclusive"))).word == "ok"
+        for connection in unread:
+            connection.close()
+        answer = b""
+        while not answer.startswith(b"ok "):  # the agent has still to see that they are closed
+            another = await connect(scene)
+            with suppress(OSError):
+                another.send(b"cmk 1 describe\n\n")
+            answer = await told(another)
 
     played(tmp_path, talk)
 
