@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -26,6 +27,9 @@ Thing = TypeVar("Thing")
 TEXTS_KEPT: Final = 64  # machines of one kind have one text
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
 MOST_STATUS: Final = 64 * 2**10  # characters: an agent writes a few hundred for each container
+MOST_ASKS: Final = 100  # annotations of a pod that ask for CPUs
+MOST_WORD: Final = 64  # characters of each; the longest word that means anything has 11
+MOST_VCPUS: Final = 1024
 MOST_MESSAGE: Final = 1024  # characters, as events.k8s.io allows; older events have no limit
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 
@@ -50,7 +54,7 @@ class Machine(msgspec.Struct, frozen=True, rename="camel"):
     """Where the threads of a virtual machine run."""
 
     kind: str = ""
-    vcpus: tuple[str, ...] = ()
+    vcpus: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_VCPUS)] = ()
     one_to_one: bool = False
     reason: str = ""
     emulator: str = ""
@@ -223,7 +227,8 @@ class PodDecoder:
         """Return a pod; raise msgspec.DecodeError for what is no object."""
         meta = _object.decode(document).metadata
         annotations = meta.annotations or {}
-        asks = {name: text for name, text in annotations.items() if _asks(name)}
+        asked = {name: text[:MOST_WORD] for name, text in annotations.items() if _asks(name)}
+        asks = dict(islice(asked.items(), MOST_ASKS))
         text = annotations.get(STATUS_CPUS)
         if text is None and not asks:
             return None
@@ -236,7 +241,10 @@ def _pod(meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
 
 
 class EventDecoder:
-    """Reads events of the agents."""
+    """Reads events of the agents; one of somebody else that comes from the future would hide all others for ever."""
+
+    def __init__(self, clock: Callable[[], str]) -> None:
+        self._clock = clock
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Event:
         """Return an event; raise msgspec.DecodeError for what is no object."""
@@ -249,7 +257,7 @@ class EventDecoder:
             reason=event.reason[:MOST_MESSAGE],
             message=event.message[:MOST_MESSAGE],
             is_warning=event.type == "Warning",
-            time=event.last_timestamp or event.metadata.creation_timestamp,
+            time=min(event.last_timestamp or event.metadata.creation_timestamp, self._clock()),
             count=event.count or 1,
         )
 

@@ -52,7 +52,7 @@ function route() {
     page = new View(root);
     shownPath = path;
     delete document.body.dataset.shown;
-    document.title = path === "/" ? "corepin" : `${decodeURIComponent(path.slice(1))} | corepin`;
+    document.title = path === "/" ? "corepin" : `${path.slice(1)} | corepin`;
   }
   const asked = new URLSearchParams(location.search);
   for (const field of FIELDS) if (form.elements[field].value !== (asked.get(field) ?? "")) form.elements[field].value = asked.get(field) ?? "";

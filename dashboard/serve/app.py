@@ -99,7 +99,7 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
     streams: set[object] = set()
 
     def answer(request: Request, view: View) -> Response:
-        if "text/event-stream" in request.headers.get("accept", ""):
+        if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             if len(streams) >= MOST_STREAMS:
                 return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
             return StreamingResponse(stream(watching, view, streams), media_type=MEDIA_TYPE)

@@ -45,7 +45,7 @@ class Watching:
         )
         # Whole: what happened stands outside of an event's metadata. The agents' only.
         self._events: ListWatch[Event] = ListWatch(
-            api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(), page=PAGE
+            api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock), page=PAGE
         )
         self._clock = clock
         self._changed = asyncio.Event()

@@ -7,7 +7,7 @@ from typing import Any
 
 from dashboard.model.cluster import Cluster
 from dashboard.model.records import Event, EventDecoder, Node, NodeDecoder, Pod, PodDecoder
-from tests.dashboard.documents import Document
+from tests.dashboard.documents import NOW, Document
 
 
 def a_node(document: Document) -> Node:
@@ -24,7 +24,7 @@ def a_pod(document: Document) -> Pod:
 
 def an_event(document: Document) -> Event:
     """Return an event as it is read."""
-    return EventDecoder().decode(json.dumps(document).encode())
+    return EventDecoder(lambda: NOW).decode(json.dumps(document).encode())
 
 
 def cluster(*documents: Document, **more: Any) -> Cluster:

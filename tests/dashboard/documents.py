@@ -13,6 +13,7 @@ from pinning.machine.topology import CPUFacts, Topology, assemble
 from tests.machines import lscpu_text
 
 TIME = "2026-11-22T10:00:00Z"
+NOW = "2026-11-22T12:00:00Z"
 Document = dict[str, Any]
 
 

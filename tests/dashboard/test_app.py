@@ -159,6 +159,11 @@ def test_viewers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
+def test_who_asks_for_the_head_alone_is_no_viewer() -> None:
+    """A stream without a body would never end."""
+    assert ask("/api/nodes", "HEAD", accept="text/event-stream").headers["content-type"] == "application/json"
+
+
 def test_answers_are_small_json() -> None:
     """What is written is what is read again."""
     assert json.loads(ask("/api/nodes/n1").content)["name"] == "n1"

@@ -9,10 +9,18 @@ import msgspec
 import pytest
 
 from corepin.drawing.picture import Use
-from dashboard.model.records import MOST_MESSAGE, MOST_STATUS, UNREADABLE, NodeDecoder, PodDecoder
+from dashboard.model.records import (
+    MOST_ASKS,
+    MOST_MESSAGE,
+    MOST_STATUS,
+    MOST_WORD,
+    UNREADABLE,
+    NodeDecoder,
+    PodDecoder,
+)
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from tests.dashboard.clusters import a_node, a_pod, an_event
-from tests.dashboard.documents import TIME, container, event, grid, node, owner, pod, pools
+from tests.dashboard.documents import NOW, TIME, container, event, grid, node, owner, pod, pools
 
 MACHINE = grid(2, 1, 1, 4)  # CPUs 0-7, siblings 8-15
 
@@ -87,6 +95,7 @@ def test_status_of_a_pod_is_read() -> None:
     [
         *("", "null", "{", '{"containers": {"a": 5}}', '{"containers": {"a": {"cpus": 5}}}'),
         pytest.param('{"x": ' + "[" * 10_000 + "]" * 10_000 + "}", id="deep"),
+        pytest.param('{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 2000) + "]}}", id="vcpus"),
         pytest.param('{"x": "' + "x" * MOST_STATUS + '"}', id="long"),
     ],
 )
@@ -98,7 +107,10 @@ def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "time", "count"),
-    [({}, TIME, 1), ({"lastTimestamp": None, "count": 7}, "", 7), ({"count": None}, TIME, 1)],
+    [
+        *(({}, TIME, 1), ({"lastTimestamp": None, "count": 7}, "", 7), ({"count": None}, TIME, 1)),
+        pytest.param({"lastTimestamp": "9999-01-01T00:00:00Z"}, NOW, 1, id="from the future"),
+    ],
 )
 def test_events_are_read(change: dict[str, Any], time: str, count: int) -> None:
     """About which pod, by the agent of which node, when last and how often."""
@@ -110,6 +122,13 @@ def test_events_are_read(change: dict[str, Any], time: str, count: int) -> None:
 def test_long_event_is_cut() -> None:
     """The API server sets no limit to messages, and each viewer is sent a hundred of them."""
     assert len(an_event(event("web", "Drift", "x" * 2**20)).message) == MOST_MESSAGE
+
+
+def test_words_that_mean_nothing_are_cut() -> None:
+    """Annotations have 256 kB, and each viewer of a pod is sent what it asks for."""
+    names = [f"cpu-manager.corepin.io/container.c{number}" for number in range(200)]
+    asks = a_pod(pod("web", annotations=dict.fromkeys(names, "x" * 1000))).asks
+    assert (len(asks), set(map(len, asks.values()))) == (MOST_ASKS, {MOST_WORD})
 
 
 def test_what_is_no_object_is_refused() -> None:
