@@ -27,7 +27,7 @@ from pinning.errors import Cause
 from pinning.lazy import lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -93,15 +93,15 @@ class PolicyAnnotations:
     shared: Scoped[SharedCPUs] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of policies, by family
     containers: frozenset[str] | None = frozenset()
 
     @property
     def causes(self) -> Iterator[Cause]:
         """What cannot be read, family by family."""
         for family in _IN_ORDER:
-            for key, value in self.annotations.items():
-                if _family_of(key) == family and is_policy_key(key):
-                    yield from self._flaws(key, value)
+            for key in self.keys.get(family, ()):
+                yield from self._flaws(key, self.annotations[key])
 
     @property
     def warnings(self) -> Iterator[Cause]:
@@ -206,32 +206,51 @@ def read_policy_annotations(
 
     `containers` is None where the pod does not exist yet, as in a virtual machine's template.
     """
-    if not any(map(is_policy_key, annotations)):
+    keys = _by_family(annotations)
+    if not keys:
         return NO_POLICY_ANNOTATIONS
-    cpu = _family(CPU_MANAGER, CPUPolicy, annotations, containers)
+
+    def scoped(family: str, words: type[Word]) -> Scoped[Word]:
+        named = _named(family, words, annotations, keys.get(family, ()), containers)
+        return Scoped(_annotation(f"{family}/{POD_SCOPE}", words, annotations), named)
+
+    cpu = scoped(CPU_MANAGER, CPUPolicy)
     return PolicyAnnotations(
         cpu=Scoped(cpu.pod or _annotation(CRANE_CPU_MANAGER, CPUPolicy, annotations), cpu.containers),
-        smt=_family(SMT_POLICY, SMTPolicy, annotations, containers),
-        numa=_family(NUMA_POLICY, NUMAPolicy, annotations, containers),
-        shared=_family(SHARED_CPUS, SharedCPUs, annotations, containers),
+        smt=scoped(SMT_POLICY, SMTPolicy),
+        numa=scoped(NUMA_POLICY, NUMAPolicy),
+        shared=scoped(SHARED_CPUS, SharedCPUs),
         memory=_annotation(NUMA_MEMORY_POD, NUMAMemory, annotations),
         annotations=annotations,
+        keys=keys,
         containers=containers,
     )
 
 
-def _family(
-    family: str, words: type[Word], annotations: Mapping[str, str], containers: frozenset[str] | None
-) -> Scoped[Word]:
-    """Return the sound policy annotations of a family."""
+def _by_family(annotations: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """Return the keys that users steer corepin with: a pod may have thousands, and each is looked at once."""
+    found: dict[str, list[str]] = {}
+    for key in filter(is_policy_key, annotations):
+        found.setdefault(_family_of(key), []).append(key)
+    return found
+
+
+def _named(
+    family: str,
+    words: type[Word],
+    annotations: Mapping[str, str],
+    keys: Sequence[str],
+    containers: frozenset[str] | None,
+) -> Mapping[str, PolicyAnnotation[Word]]:
+    """Return the sound policy annotations of a family that name a container."""
     named: dict[str, PolicyAnnotation[Word]] = {}
-    for key in annotations:
+    for key in keys:
         container = _container_of(key, family)
         if container is not None and (containers is None or container in containers):
             annotation = _annotation(key, words, annotations)
             if annotation:
                 named[container] = annotation
-    return Scoped(_annotation(f"{family}/{POD_SCOPE}", words, annotations), named)
+    return named
 
 
 def _container_of(key: str, family: str) -> str | None:
