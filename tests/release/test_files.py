@@ -46,7 +46,7 @@ def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
     """`--into` may name a home by mistake: what is there stays, and is named."""
     release, home = tmp_path / "dist", tmp_path / "home"
     make_room(release)
-    (release / "corepin-0.1.0.tgz").touch()
+    (release / "corepin-1.2.3.tgz").touch()
     (release / SUMS).touch()
     make_room(release)
     assert list(release.iterdir()) == []
