@@ -93,7 +93,7 @@ class KernelSplit:
             found = [task for task in self._tasks(cgroup) if task not in tried]
             moved = [task for task in found if self._put(task, turn, usable)]
             turn.begins = False
-            tried.update(moved)
+            tried.update(found)  # who is right starts nobody who is not
             if not moved:
                 return
 

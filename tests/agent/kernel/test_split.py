@@ -122,6 +122,22 @@ def test_tasks_that_come_meanwhile_are_found(kernel: Kernel) -> None:
     assert kernel.masks() == ["2-3"] * 4
 
 
+def test_who_is_right_is_looked_at_once() -> None:
+    """However many tasks come meanwhile, those that are where they shall be cost nothing more."""
+    kernel = Kernel(EVERY)
+    kernel.start(*["1,5"] * 50, "")
+    looks: list[int] = []
+
+    def look(task: int) -> CPUSet:
+        looks.append(task)
+        return kernel.mask(task)
+
+    split = KernelSplit(kernel.tasks, kernel, Affinities(look, kernel.put, lambda _: True))
+    kernel.forks = [51] * 20
+    split.pin(CGROUP, NO_PARTS, parts_of(EVERY, CPUSet([1, 5])))
+    assert looks.count(1) == 1
+
+
 def test_helpers_follow_the_shared_part(kernel: Kernel) -> None:
     """A helper that has all of the shared part has all of the next one; one whose CPU goes gets the rest of it."""
     kernel.start("")
