@@ -32,6 +32,7 @@ class LiveClaims:
         self._pidfds: dict[Process, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # None: nobody watches yet
         self._changed: Callable[[], None] = lambda: None
+        self._is_told = True  # nothing changed since `_changed` was called last
 
     def restore(self, claims: Iterable[Claim]) -> None:
         """Go on with the claims of the agent before this one whose processes still run."""
@@ -63,14 +64,24 @@ class LiveClaims:
         self._hold(peer)
         if registry is not self.registry:
             self.registry = registry
-            self._changed()
+            self._tell()
         return registry.claims[peer.process]
 
     def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
         """Give a process other cores, because its container owns other ones now; raise Denied."""
         self.registry = self.registry.take(claim.process, claim.holder, claim.want, own)
-        self._changed()
+        self._tell()
         return self.registry.claims[claim.process]
+
+    def _tell(self) -> None:
+        """Tell once of all that changes in one turn of the loop: a thousand processes may end at once."""
+        if self._loop and self._is_told:
+            self._is_told = False
+            self._loop.call_soon(self._told)
+
+    def _told(self) -> None:
+        self._is_told = True
+        self._changed()
 
     def _hold(self, peer: Peer) -> None:
         if peer.process in self._pidfds:
@@ -93,7 +104,7 @@ class LiveClaims:
         if claim:
             self.registry = self.registry.release(process)
             self.ended.append(claim)
-            self._changed()
+            self._tell()
 
     def keep(self, containers: Collection[str]) -> None:
         """Take back what is in other containers than these: they ended, whatever became of their processes."""
