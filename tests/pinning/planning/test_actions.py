@@ -198,6 +198,19 @@ SHARING = frozenset({PoolUse(SharedPool.INFRA)})
             ["shrink n 0,3-7", "grant a 0-7 home 2 < shrink n", "widen n 0-1,3-7 < shrink n < grant a"],
             id="moved within its cpuset: others leave its new CPU first, and come to the old one afterwards",
         ),
+        pytest.param(
+            "a=1",
+            "a=2",
+            "a=1 n=0,2-7",
+            "1",
+            [
+                "shrink n 0,3-7",
+                "grant a 1-2 home 2 < shrink n",
+                "widen a 0-7 home 2 < grant a",
+                "widen n 0-1,3-7 < shrink n < grant a",
+            ],
+            id="moved before it was widened: granted its new CPU first, and then widened",
+        ),
     ],
 )
 def test_who_runs_on_more_than_it_owns(
