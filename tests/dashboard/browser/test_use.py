@@ -14,10 +14,10 @@ from tests.dashboard.documents import container, event, grid, node, owner, pod, 
 pytestmark = pytest.mark.server
 
 MACHINE = grid(2, 1, 1, 4)  # cores 0-7, siblings 8-15
-OWNERS = {"shop/web/main": owner("1,9", smt="require"), "vms/db/main": owner("2", smt="isolate", idle="10")}
+OWNERS = {"shop/front/main": owner("1,9", smt="require"), "vms/db/main": owner("2", smt="isolate", idle="10")}
 HOME = node("used", MACHINE, pools(MACHINE, OWNERS))
 PODS = (
-    pod("web", {"main": container("1,9", "require")}, "shop"),
+    pod("front", {"main": container("1,9", "require")}, "shop"),
     pod("db", {"main": container("2", "isolate", "10", drift=True)}, "vms"),
     pod("big", {"main": refused()}, "shop"),
     event("big", "Unpinnable", "NotEnoughCPUs: text", on="used", kind="Warning", namespace="shop"),
@@ -65,7 +65,7 @@ def test_everything_is_reached_by_keyboard(used: Seen) -> None:
     tab_to(page, "used")
     page.keyboard.press("Enter")
     used.wait_for_page("/nodes/used")
-    used.wait_for_cell(1, "shop/web/main")
+    used.wait_for_cell(1, "shop/front/main")
     tab_to(page, "0")
     reached = []
     for key in ("ArrowRight", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft", "End", "Home", "ArrowLeft"):
@@ -73,20 +73,20 @@ def test_everything_is_reached_by_keyboard(used: Seen) -> None:
         reached.append(focused(page))
     assert reached == ["1", "9", "10", "2", "1", "15", "0", "0"]
     page.keyboard.press("ArrowRight")
-    assert used.facts()["Pod"] == "shop/web"
+    assert used.facts()["Pod"] == "shop/front"
     page.keyboard.press("Enter")
     expect(used.cell(1)).to_have_attribute("aria-pressed", "true")
     tab_to(page, "Why it has these CPUs")
-    assert used.facts()["Pod"] == "shop/web"
+    assert used.facts()["Pod"] == "shop/front"
     page.keyboard.press("Enter")
-    used.wait_for_page("/pods/shop/web")
+    used.wait_for_page("/pods/shop/front")
     expect(page.locator("main")).to_contain_text("cores of its own")
 
 
 def test_details_are_let_go_by_escape(used: Seen) -> None:
     """And by a second click."""
     used.open("/nodes/used")
-    used.wait_for_cell(1, "shop/web/main")
+    used.wait_for_cell(1, "shop/front/main")
     used.cell(1).click()
     expect(used.cell(1)).to_have_attribute("aria-pressed", "true")
     used.page.keyboard.press("Escape")
@@ -97,7 +97,7 @@ def test_whole_words_are_read_aloud(used: Seen) -> None:
     """Every cell has a name, and its owner's row of the legend as its description; nothing depends on a colour."""
     used.open("/nodes/used")
     used.wait_for_cell(10, "vms/db/main")
-    assert used.cell(9).get_attribute("aria-label") == "CPU 9 (thread 1 of core 1): shop/web/main, exclusive"
+    assert used.cell(9).get_attribute("aria-label") == "CPU 9 (thread 1 of core 1): shop/front/main, exclusive"
     assert used.page.locator(".cpu:not([aria-label])").count() == 0
     described = used.cell(10).get_attribute("aria-describedby")
     expect(used.page.locator(f"#{described}")).to_contain_text("tasks of it may run outside of its CPUs")
@@ -105,9 +105,9 @@ def test_whole_words_are_read_aloud(used: Seen) -> None:
     assert used.page.get_by_role("navigation").count() == 1
     assert used.page.get_by_role("main").count() == 1
     assert used.page.get_by_role("status").text_content() == "live"
-    for path in ("/nodes/used", "/pods/shop/web"):
+    for path in ("/nodes/used", "/pods/shop/front"):
         used.open(path)
-        used.wait_for_cell(1, "shop/web/main")
+        used.wait_for_cell(1, "shop/front/main")
         assert used.page.evaluate(REFERENCES) == []
 
 
@@ -115,7 +115,7 @@ def test_filter_is_a_link(used: Seen) -> None:
     """What is typed stands in the address; the address brings the same page again, with others dimmed."""
     page = used.page
     used.open("/nodes/used")
-    used.wait_for_cell(1, "shop/web/main")
+    used.wait_for_cell(1, "shop/front/main")
     page.get_by_label("Namespace").fill("shop")
     page.wait_for_url("**/nodes/used?namespace=shop")
     expect(used.cell(2)).to_have_class("cpu use-exclusive hue-1 dim alarm")
@@ -123,7 +123,7 @@ def test_filter_is_a_link(used: Seen) -> None:
     expect(page.get_by_label("Policy")).to_have_value("isolate")
     expect(page.get_by_label("Namespace")).to_have_value("")
     expect(used.cell(1)).to_have_class("cpu use-exclusive hue-0 dim")
-    used.open("/?namespace=shop&pod=web")
+    used.open("/?namespace=shop&pod=front")
     expect(page.locator("tr[data-node]")).to_have_count(1)
     page.get_by_role("button", name="Clear").click()
     page.wait_for_url(used.dashboard.url)
@@ -133,13 +133,13 @@ def test_filter_is_a_link(used: Seen) -> None:
 def test_back_leads_back(used: Seen) -> None:
     """The pages of the browser's history are those that were shown."""
     used.open("/pods")
-    used.page.get_by_role("link", name="shop/web/main").click()
-    used.wait_for_page("/pods/shop/web")
-    assert used.page.title() == "pods/shop/web | corepin"
+    used.page.get_by_role("link", name="shop/front/main").click()
+    used.wait_for_page("/pods/shop/front")
+    assert used.page.title() == "pods/shop/front | corepin"
     used.page.go_back()
     used.wait_for_page("/pods")
     used.page.go_forward()
-    used.wait_for_page("/pods/shop/web")
+    used.wait_for_page("/pods/shop/front")
 
 
 def test_pod_that_waits_says_why(used: Seen) -> None:
@@ -181,7 +181,7 @@ def test_theme_is_kept(used: Seen) -> None:
 def test_paper_has_what_matters(used: Seen) -> None:
     """Machine and legend in light colours; no navigation, no filter, no details of a pointer."""
     used.open("/nodes/used")
-    used.wait_for_cell(1, "shop/web/main")
+    used.wait_for_cell(1, "shop/front/main")
     used.page.emulate_media(media="print", color_scheme="dark")
     expect(used.page.locator(".machine")).to_be_visible()
     expect(used.page.locator(".legend")).to_be_visible()
