@@ -97,7 +97,9 @@ def test_whole_words_are_read_aloud(used: Seen) -> None:
     """Every cell has a name, and its owner's row of the legend as its description; nothing depends on a colour."""
     used.open("/nodes/used")
     used.wait_for_cell(10, "vms/db/main")
-    assert used.cell(9).get_attribute("aria-label") == "CPU 9 (thread 1 of core 1): shop/front/main, exclusive"
+    assert (
+        used.cell(9).get_attribute("aria-label") == "CPU 9 (thread 1 of core 1): shop/front/main, exclusive"
+    )
     assert used.page.locator(".cpu:not([aria-label])").count() == 0
     described = used.cell(10).get_attribute("aria-describedby")
     expect(used.page.locator(f"#{described}")).to_contain_text("tasks of it may run outside of its CPUs")
