@@ -85,8 +85,9 @@ def _mounted(name: str) -> dict[str, Any]:
 
 
 def _program_folders() -> list[str]:
-    """Return the folders that Python and the checkout are in, none of them within another."""
-    folders = {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
+    """Return the folders that Python, its packages and the checkout are in, none of them within another."""
+    packages = {path for path in map(Path, sys.path) if path.is_absolute() and path.is_dir()}
+    folders = packages | {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
     return sorted(
         str(folder)
         for folder in folders
