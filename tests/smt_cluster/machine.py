@@ -5,7 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
+from typing import Final
 
+from pinning.machine.cpuset import CPUSet
+
+CORES: Final = [CPUSet((first, first + 1)) for first in range(0, 8, 2)]
 SERVICE_ADDRESS = "10.0.0.1"  # of the Service `kubernetes`: the API server itself listens there
 NODE_ADDRESS = "10.1.0.1"
 NODE = "guest"

@@ -11,10 +11,11 @@ import yaml
 from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from tests.smt.guest import Report
+from tests.smt_cluster.machine import CORES
 
-CORES = [CPUSet((first, first + 1)) for first in range(0, 8, 2)]
 RESERVED, ALL = CORES[0], union(CORES)
-STEPS = ["start", "install", "policies", "live_change", "sidecar", "cmk", "offline_and_back", "deletion"]
+STEPS = ["start", "install", "policies", "live_change", "sidecar", "cmk", "virtual_machine"]
+STEPS += ["offline_and_back", "deletion"]
 Look = dict[str, Any]
 
 

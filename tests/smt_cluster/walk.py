@@ -26,6 +26,7 @@ from tests.smt_cluster import installed, machine
 from tests.smt_cluster.cluster import MAIN, Cluster, pod
 from tests.smt_cluster.machine import NODE
 from tests.smt_cluster.start import API, KUBELET_FILES, start_cluster
+from tests.smt_cluster.vms import virtual_machine
 
 SMT = f"{SMT_POLICY}/pod"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
@@ -57,7 +58,7 @@ def start(stack: ExitStack) -> Cluster:
 
 def walk(cluster: Cluster) -> None:
     """Take every step."""
-    for step in (install, policies, live_change, sidecar, cmk, offline_and_back, deletion):
+    for step in (install, policies, live_change, sidecar, cmk, virtual_machine, offline_and_back, deletion):
         step(cluster)
         _passed(step.__name__)
 

@@ -1,0 +1,19 @@
+"""A virtual machine in a real cluster on a machine whose cores have two threads."""
+
+from __future__ import annotations
+
+from pinning.machine.cpuset import CPUSet
+from tests.smt.guest import Report
+from tests.smt_cluster.machine import CORES
+from tests.vm.seen import Seen
+
+
+def test_installed_agent_pins_a_machine(walk: Report) -> None:
+    """With the rights of the manifests it puts guest siblings on siblings, keeps all else beside them, and says so."""
+    fact = walk.one("vm")
+    seen = Seen.of(fact["seen"])
+
+    assert CPUSet(seen.one_each() or ()) in CORES[1:]
+    assert seen.all() == CPUSet(seen.one_each() or ())
+    assert fact["told"]["vcpus"] == list(seen.vcpus)
+    assert fact["told"]["oneToOne"] is True

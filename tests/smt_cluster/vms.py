@@ -1,0 +1,49 @@
+"""Inside the guest: a virtual machine as KubeVirt starts it, pinned by the installed agent with the rights it has."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.contract import STATUS_CPUS
+from tests.agent.containerd import IMAGE
+from tests.smt.inside import report
+from tests.smt_cluster.cluster import PODS
+from tests.vm.guests import Guest
+from tests.vm.machines import Machine, SocketsFolder
+from tests.vm.pods import EXCLUSIVE, SOCKETS, launcher_command, launcher_pod, mount_host
+from tests.vm.seen import see
+from tests.vm.threads import PROC, qemus
+
+if TYPE_CHECKING:
+    from tests.smt_cluster.cluster import Cluster
+
+NAME: Final = "virt-launcher-vm"
+GUEST: Final = Guest(2, threads=2, iothreads=("iothread1",))
+
+
+def virtual_machine(cluster: Cluster) -> None:
+    """Create the pod, wait until its status says where each vCPU runs, report what the kernel says, and delete it."""
+    sockets = SocketsFolder.new()
+    document = launcher_pod(NAME, GUEST, launcher_command(GUEST, NAME, SOCKETS), EXCLUSIVE)
+    del document["metadata"]["uid"]
+    mount_host(document, IMAGE, str(sockets.path))
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(document))
+    cluster.until("each vCPU has a CPU", lambda: _told(cluster).get("oneToOne"))
+    machine = Machine(NAME, sockets.path, _find_qemu, sockets)
+    report("vm", seen=see(machine.truth()).to_dict(), told=_told(cluster))
+    cluster.kubectl("get", "pod", NAME, "-o", "yaml")
+    cluster.kubectl("delete", f"pod/{NAME}")
+    machine.clean()
+    cluster.settle()
+
+
+def _told(cluster: Cluster) -> dict[str, Any]:
+    """Return what the pod's status says of its machine."""
+    annotations = cluster.get(f"{PODS}/{NAME}")["metadata"].get("annotations") or {}
+    found: dict[str, Any] = json.loads(annotations.get(STATUS_CPUS, "{}")).get("vm") or {}
+    return found
+
+
+def _find_qemu() -> int | None:
+    return next(iter(qemus(int(path.name) for path in PROC.glob("[0-9]*"))), None)
