@@ -41,7 +41,7 @@ class Observer:
     ) -> None:
         self.missing_pods = MissingPodLookup(interfaces.pods, request_pass)
         self.records: dict[str, ContainerRecord] = {}
-        self.sandboxes = Sandboxes(vms)
+        self.sandboxes = Sandboxes(vms, clock)
         self.rewritten: list[ContainerRecord] = []  # by somebody else, as seen this time
         self._interfaces = interfaces
         self._clock = clock

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
 
 AT_ONCE: Final = 8  # machines before others get their turn
+LOST_SECONDS: Final = 30.0  # that others wait for a machine that is not found: it may run anywhere, or have ended
 NOT_FOUND: Final = (
     "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
 )
@@ -40,6 +41,7 @@ class SandboxRecord(Retried):
 
     seen: RuntimeSandbox
     threads: VMCPUs | None = None  # where they may run; None: not found
+    lost_since: float | None = None  # on the monotonic clock
 
     @property
     def name(self) -> str:
@@ -55,9 +57,14 @@ class SandboxRecord(Retried):
         """Take over what the runtime says."""
         self.seen = machine
 
-    def read(self, threads: VMCPUs | None) -> None:
+    def read(self, threads: VMCPUs | None, now: float) -> None:
         """Take over what was read of its threads."""
         self.threads = threads
+        self.lost_since = None if threads else now if self.lost_since is None else self.lost_since
+
+    def is_missed(self, now: float) -> bool:
+        """Say whether it is not found, and not for long: it may run anywhere, and nobody's word says where."""
+        return self.lost_since is not None and now - self.lost_since < LOST_SECONDS
 
 
 @dataclass(slots=True)
@@ -65,6 +72,7 @@ class Sandboxes:
     """Every virtual machine of the node, by its id."""
 
     vms: VMKeeper
+    clock: Clock
     records: dict[str, SandboxRecord] = field(default_factory=dict)
 
     def listed(self, machines: Iterable[RuntimeSandbox]) -> None:
@@ -78,7 +86,7 @@ class Sandboxes:
     async def read(self) -> None:
         """Read from the kernel where every machine may run."""
         for number, (key, record) in enumerate(self.records.items(), 1):
-            record.read(self.vms.allowed(key))
+            record.read(self.vms.allowed(key), self.clock.monotonic())
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -93,12 +101,14 @@ class Sandboxes:
         for container in containers:
             if container.seen.state is not State.EXITED:
                 sent.setdefault(container.seen.sandbox, []).append(container.sent)
-        return tuple(_seen(record, sent.get(key, [])) for key, record in self.records.items())
+        now = self.clock.monotonic()
+        return tuple(_seen(record, sent.get(key, []), now) for key, record in self.records.items())
 
     def confine(self, sandbox_id: str, target: SandboxSet) -> VMCPUs | None:
         """Move the threads of a machine, and return where they may run then."""
         record = self.records[sandbox_id]
-        record.read(self.vms.confine(sandbox_id, target.own, target.others))
+        found = self.vms.confine(sandbox_id, target.own, target.others)
+        record.read(found, self.clock.monotonic())
         return record.threads
 
     def waiting(self, now: float) -> frozenset[str]:
@@ -121,16 +131,18 @@ class Sandboxes:
 
     @property
     def failures(self) -> Iterator[str]:
-        """The names of the machines that are not where they shall be."""
-        return (record.name for record in self.records.values() if record.failure)
+        """The names of the machines that are not where they shall be, or are not found."""
+        return (record.name for record in self.records.values() if record.failure or record.threads is None)
 
 
-def _seen(record: SandboxRecord, sent: list[CPUSet]) -> SeenSandbox:
-    """Return a machine; where nothing can be read of its threads, what the runtime took for all has to do."""
+def _seen(record: SandboxRecord, sent: list[CPUSet], now: float) -> SeenSandbox:
+    """Return a machine; of one that stays lost, what the runtime took for all of it has to do."""
     threads = record.threads
     taken = tuple(sent) if record.takes_cpusets else ()
     if threads:
         return SeenSandbox(record.seen.id, record.seen.pod_uid, threads.cpus, threads.vcpus, taken)
+    if record.is_missed(now):
+        return SeenSandbox(record.seen.id, record.seen.pod_uid, EMPTY, sent=taken)
     same = taken[0] if len(set(taken)) == 1 else EMPTY
     return SeenSandbox(record.seen.id, record.seen.pod_uid, same, sent=taken, is_movable=bool(taken))
 
@@ -156,11 +168,11 @@ class SandboxMover:
         if record.takes_cpusets:
             are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in live)))
             found = self._sandboxes.confine(sandbox_id, target)
-        if found is None and record.takes_cpusets:
-            return are_told  # the runtime's word is all there is
-        if found is None:  # it was there a moment ago: if it ended, the next listing says so
+        if found is None and record.is_missed(self._clock.monotonic()):
             record.failed(NOT_FOUND, self._clock.monotonic())
             return False
+        if found is None:
+            return are_told  # the runtime's word is all there is
         self._note(record, live, found, target, are_told=are_told)
         return found.cpus <= target.cpus
 

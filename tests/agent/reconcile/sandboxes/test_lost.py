@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from agent.reconcile.sandboxes import LOST_SECONDS
 from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
 from pinning.machine.cpuset import CPUSet
 from tests.agent.fakes import FakeNode
@@ -48,6 +49,45 @@ def test_nobody_gets_the_cpus_of_a_machine_that_was_there_a_moment_ago(node: Fak
     state = node.run()
     assert container(state, "a").is_pinned
     assert state.failures == ()
+
+
+@pytest.mark.parametrize("has_quota", [False, True])
+def test_machine_that_was_never_found_is_waited_for_and_not_forever(node: FakeNode, has_quota: bool) -> None:
+    """It may run anywhere, whatever the runtime took for it; who needs its CPUs waits for a bounded time, and it is told."""
+    node.add("k", PLAIN)
+    node.kata.boot("k", has_quota=has_quota)
+    node.start("k")
+    node.kata.lost = frozenset({"s-k"})
+    node.add("a", TWO)
+    number = node.start("a")
+    node.cpusets[node.cgroup(number)] = CPUSet.parse("0")
+    for _ in range(3):
+        node.time.now += LOST_SECONDS / 4
+        state = node.run()
+        assert (node.cpus(number), state.failures) == ("0", ("test/pod-k",))
+    node.time.now += LOST_SECONDS
+    state = node.run()
+
+    assert container(state, "a").is_pinned
+    assert state.failures == ("test/pod-k",)
+
+
+def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
+    """The time begins when it was seen last."""
+    node.add("k", PLAIN)
+    node.kata.boot("k")
+    node.start("k")
+    node.run()
+    node.time.now += 2 * LOST_SECONDS
+    node.kata.lost = frozenset({"s-k"})
+    node.add("a", TWO)
+    number = node.start("a")
+    node.run()
+    assert node.cpus(number) == "0-7"
+
+    node.kata.lost = frozenset()
+    node.time.now += LATER
+    assert container(node.run(), "a").is_pinned
 
 
 def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: FakeNode) -> None:

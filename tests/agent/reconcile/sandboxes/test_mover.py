@@ -12,7 +12,7 @@ import pytest
 from agent.errors import Refused, Unavailable
 from agent.node_state import NodeState, VMState
 from agent.node_state import Path as By
-from agent.reconcile.sandboxes import NOT_FOUND
+from agent.reconcile.sandboxes import LOST_SECONDS, NOT_FOUND
 from agent.reconcile.vms import AFFINITY_ALONE
 from agent.report.pod_status import pod_status
 from pinning.contract import VMThreadsPolicy
@@ -342,11 +342,13 @@ def test_machine_that_is_not_found_is_never_called_pinned(node: FakeNode) -> Non
 
 
 def test_machine_that_nobody_can_move_is_in_nobodys_way(node: FakeNode) -> None:
-    """Neither its threads nor the runtime can be told: others get their CPUs all the same."""
+    """Neither its threads nor the runtime can be told: others get their CPUs once they have waited long enough for it."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=False)
     node.start("k")
     node.kata.lost = frozenset({"s-k"})
+    node.run()
+    node.time.now += LOST_SECONDS
     node.add("a", TWO)
     node.start("a")
 
