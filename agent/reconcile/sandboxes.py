@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
 
 AT_ONCE: Final = 8  # machines before others get their turn
-LOST_SECONDS: Final = 30.0  # that others wait for a machine that is not found: it may run anywhere, or have ended
+LOST_SECONDS: Final = 30.0  # that others wait for a machine that is not found: it may run anywhere
 NOT_FOUND: Final = (
     "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
 )
@@ -101,6 +101,7 @@ class Sandboxes:
         for container in containers:
             if container.seen.state is not State.EXITED:
                 sent.setdefault(container.seen.sandbox, []).append(container.sent)
+        self.vms.told = frozenset(key for key, cpusets in sent.items() if any(cpusets))
         now = self.clock.monotonic()
         return tuple(_seen(record, sent.get(key, []), now) for key, record in self.records.items())
 
@@ -138,7 +139,7 @@ class Sandboxes:
 def _seen(record: SandboxRecord, sent: list[CPUSet], now: float) -> SeenSandbox:
     """Return a machine; of one that stays lost, what the runtime took for all of it has to do."""
     threads = record.threads
-    taken = tuple(sent) if record.takes_cpusets else ()
+    taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
     if threads:
         return SeenSandbox(record.seen.id, record.seen.pod_uid, threads.cpus, threads.vcpus, taken)
     if record.is_missed(now):
@@ -165,8 +166,8 @@ class SandboxMover:
         record = self._sandboxes.records[sandbox_id]
         live = [container for container in containers if container.seen.state is not State.EXITED]
         found, are_told = self._sandboxes.confine(sandbox_id, target), True
-        if record.takes_cpusets:
-            are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in live)))
+        if told := _told(record, live, found, target):
+            are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in told)))
             found = self._sandboxes.confine(sandbox_id, target)
         if found is None and record.is_missed(self._clock.monotonic()):
             record.failed(NOT_FOUND, self._clock.monotonic())
@@ -196,6 +197,15 @@ class SandboxMover:
             record.succeeded()
         else:
             record.failed("the runtime did not take the CPUs of every container", self._clock.monotonic())
+
+
+def _told(
+    record: SandboxRecord, live: list[ContainerRecord], found: VMCPUs | None, target: SandboxSet
+) -> list[ContainerRecord]:
+    """Return the containers that the runtime is told of: by what it took once, also before this agent, it goes on."""
+    if record.takes_cpusets or (found and not found.cpus <= target.cpus):
+        return live
+    return [container for container in live if container.sent]
 
 
 def _difference(found: VMCPUs, target: SandboxSet) -> str:

@@ -41,6 +41,10 @@ AFFINITY_ALONE: Final = (
     "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and by their cpusets Kata"
     " would choose how many vCPUs it has"
 )
+STILL_TOLD: Final = (
+    "Kata took cpusets for its containers, and goes on being told them, though none has a CPU limit: by these it may"
+    " choose how many vCPUs the machine has"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +92,7 @@ class VMKeeper:
         self._request_pass = request_pass
         self._records: dict[str, VMRecord] = {}
         self.sandboxes: Mapping[str, RuntimeSandbox] = {}  # of the node, by id
+        self.told: frozenset[str] = frozenset()  # those for whose containers the runtime took cpusets
         self._topology: Topology | None = None
         self._changed = asyncio.Event()  # machines came, or other targets
         self._is_held = False
@@ -246,9 +251,9 @@ class VMKeeper:
             record.was_read(None)
             return None
         record.count = count
-        is_alone = self._is_alone(record, pinned.seen)
+        note = self._note(record, pinned.seen)
         kind, when = self._vms.kind(record.place), self._clock.text()
-        state = _state(record, pinned, kind, when, is_alone=is_alone)
+        state = _state(record, pinned, kind, when, note)
         if record.was_read(state):
             _log(record, state)
         return pinned.seen
@@ -264,11 +269,14 @@ class VMKeeper:
             record.is_due = True
         return pinned
 
-    def _is_alone(self, record: VMRecord, seen: VMSeen) -> bool:
-        """Say whether the runtime is told no cpusets of a sandbox that holds CPUs."""
+    def _note(self, record: VMRecord, seen: VMSeen) -> str:
+        """Return what its user has to know of a sandbox whose vCPUs may become more or fewer by its cpusets."""
         sandbox = self.sandboxes.get(record.place.key)
-        is_told = sandbox is None or sandbox.has_quota or seen.is_fixed
-        return not is_told and bool(record.target.cpus)
+        if sandbox is None or sandbox.has_quota or seen.is_fixed:
+            return ""
+        if sandbox.id in self.told:
+            return STILL_TOLD
+        return AFFINITY_ALONE if record.target.cpus else ""
 
     def _masks(self, record: VMRecord, seen: VMSeen) -> VMMasks | None:
         target = record.target
@@ -285,11 +293,11 @@ def _cpus_of(seen: VMSeen) -> VMCPUs:
     return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed)
 
 
-def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, *, is_alone: bool) -> VMState:
+def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, note: str) -> VMState:
     """Return what was read back of a machine."""
     seen, masks = pinned.seen, None if record.is_waiting else record.masks
     is_one_to_one = masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus
-    notes = (masks.note if masks else "", AFFINITY_ALONE if is_alone else "", *seen.notes)
+    notes = (masks.note if masks else "", note, *seen.notes)
     return VMState(
         kind=kind,
         cpus=record.target.cpus,

@@ -78,7 +78,8 @@ class KataMachine:
 
     def tell(self, container_id: str, cpus: CPUSet) -> None:
         """Take the cpuset of a container."""
-        assert self.has_quota or self.is_fixed, "by this Kata would have chosen another number of vCPUs"
+        is_safe = self.has_quota or self.is_fixed or container_id in self.told
+        assert is_safe, "by this Kata would have chosen another number of vCPUs"
         self.told[container_id] = cpus
         self._update()
 
