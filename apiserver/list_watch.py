@@ -20,7 +20,7 @@ from apiserver.pages import PAGE, decode, pages
 from apiserver.watch import events
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from apiserver.client import Api
     from apiserver.pages import Decoder
@@ -56,7 +56,7 @@ _object = msgspec.json.Decoder(_Object)
 
 
 class ListWatch(Generic[Item]):
-    """The objects of one path that match a field selector ("" for all of them), by uid."""
+    """The objects of one path that match a field selector ("" for all of them), by uid, as far as `kept` keeps them."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class ListWatch(Generic[Item]):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         page: int = PAGE,
         accept: Accept = WHOLE,
+        kept: Callable[[], MutableMapping[str, Item]] = dict,
     ) -> None:
         self._api = api
         self._path = path
@@ -75,8 +76,9 @@ class ListWatch(Generic[Item]):
         self._sleep = sleep
         self._page = page
         self._accept = accept
+        self._kept = kept
         self._version = ""
-        self._items: dict[str, Item] = {}
+        self._items = kept()
         self.complete = False
         self.failures = 0
         self.trouble = ""  # why what is known may be old: the last failure, until something arrives again
@@ -108,7 +110,7 @@ class ListWatch(Generic[Item]):
                 await self._sleep(wait)
 
     async def _relist(self) -> None:
-        found: dict[str, Item] = {}
+        found = self._kept()
         async for page in pages(self._api, self._path, self._selector, self._accept.listed, self._page):
             for raw in page.items or ():
                 found[decode(_object, raw).metadata.uid] = decode(self._decoder, raw)

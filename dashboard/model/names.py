@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dashboard.model.records import MOST_MESSAGE, MOST_WORD
 from pinning.errors import PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dashboard.model.records import Pod
+    from dashboard.model.records import Pod, Refused
 
 
 def pod_of(owner: str) -> str:
@@ -28,10 +29,15 @@ def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
     if pod.status is None:
         return
     if refused := pod.status.refusal:
-        yield "", refused.reason, refused.message
+        yield "", *_cut(refused)
     for name, container in pod.status.containers.items():
         if refused := container.refusal:
-            yield name, refused.reason, refused.message
+            yield name, *_cut(refused)
+
+
+def _cut(refused: Refused) -> tuple[str, str]:
+    """Return reason and message as far as they are shown in lists: of hundreds a browser is sent all."""
+    return refused.reason[:MOST_WORD], refused.message[:MOST_MESSAGE]
 
 
 def cpus_in(text: str) -> CPUSet:

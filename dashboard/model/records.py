@@ -30,6 +30,7 @@ MOST_STATUS: Final = 64 * 2**10  # characters: an agent writes a few hundred for
 MOST_ASKS: Final = 100  # annotations of a pod that ask for CPUs
 MOST_WORD: Final = 64  # characters of each; the longest word that means anything has 11
 MOST_VCPUS: Final = 1024
+MOST_NAME: Final = 253  # characters, as of every object; an event may name what is none
 MOST_MESSAGE: Final = 1024  # characters, as events.k8s.io allows; older events have no limit
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 
@@ -252,8 +253,8 @@ class EventDecoder:
         involved = event.involved_object
         return Event(
             uid=event.metadata.uid,
-            pod=f"{involved.namespace}/{involved.name}",
-            node=event.source.host,
+            pod=f"{involved.namespace[:MOST_NAME]}/{involved.name[:MOST_NAME]}",
+            node=event.source.host[:MOST_NAME],
             reason=event.reason[:MOST_MESSAGE],
             message=event.message[:MOST_MESSAGE],
             is_warning=event.type == "Warning",

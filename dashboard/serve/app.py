@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 
-from dashboard.serve.stream import MEDIA_TYPE, encode, stream
+from dashboard.serve.stream import Viewing, encode, stream
 from dashboard.view.filters import Filter
 from dashboard.view.happened import history
 from dashboard.view.node import node_page
@@ -40,7 +40,7 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-MOST_STREAMS: Final = 100
+MOST_VIEWERS: Final = 100
 MOST_TEXT: Final = 253  # of a filter: the longest name there is
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 HEADERS: Final = (
@@ -96,13 +96,13 @@ def host_of(header: str) -> str:
 def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
     """Return the application; `hosts` are names besides those of this machine by which it may be asked."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
-    streams: set[object] = set()
+    viewers: set[object] = set()
 
     def answer(request: Request, view: View) -> Response:
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
-            if len(streams) >= MOST_STREAMS:
+            if len(viewers) >= MOST_VIEWERS:
                 return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
-            return StreamingResponse(stream(watching, view, streams), media_type=MEDIA_TYPE)
+            return Viewing(stream(watching, view), viewers)
         content = view(watching.cluster)
         return Response(encode(content), 404 if content is None else 200, media_type="application/json")
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from apiserver.client import Reach
 
+SLOW_SECONDS: Final = 60  # for which who is sent something may take nothing of it: then the kernel closes
+MOST_CONNECTIONS: Final = 500  # five times the viewers; each may hold one answer
 GRACE_SECONDS: Final = 2  # for answers that are under way when it ends
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -69,6 +71,7 @@ def bind(options: Options) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW_SECONDS * 1000)
     try:
         listener.bind((options.host, options.port))
     except OSError as error:
@@ -94,6 +97,8 @@ async def _serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        http="h11",  # which ends a request whose head grows beyond 64 kB
+        limit_concurrency=MOST_CONNECTIONS,
         ws="none",
         lifespan="off",
         timeout_graceful_shutdown=GRACE_SECONDS,

@@ -6,9 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from starlette.responses import StreamingResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+
+    from starlette.types import Receive, Scope, Send
 
     from dashboard.model.cluster import Cluster
     from dashboard.serve.watching import Watching
@@ -25,27 +28,36 @@ def encode(view: msgspec.Struct | None) -> bytes:
     return _encode(view)
 
 
-async def stream(
-    watching: Watching, view: Callable[[Cluster], msgspec.Struct | None], streams: set[object]
-) -> AsyncGenerator[str]:
-    """Yield events until the viewer goes or the server ends."""
-    mine = object()
-    streams.add(mine)
-    try:
-        with watching.news() as news:
-            sent: msgspec.Struct | None = None
-            text = "event: view\ndata: null\n\n"
-            while not watching.is_over:
-                news.clear()
-                content = view(watching.cluster)
-                if message := _message(sent, content):
-                    yield message
-                    sent = content
-                elif text:
-                    yield text
-                text = await _wait(news)
-    finally:
-        streams.discard(mine)
+class Viewing(StreamingResponse):
+    """A stream that stands in `viewers` from its first moment to its last: they are counted."""
+
+    def __init__(self, events: AsyncGenerator[str], viewers: set[object]) -> None:
+        super().__init__(events, media_type=MEDIA_TYPE)
+        self._viewers = viewers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the viewer goes or the server ends."""
+        self._viewers.add(self)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._viewers.discard(self)
+
+
+async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | None]) -> AsyncGenerator[str]:
+    """Yield events until the server ends; who reads slowly misses what was between, and nothing waits for them."""
+    with watching.news() as news:
+        sent: msgspec.Struct | None = None
+        text = "event: view\ndata: null\n\n"
+        while not watching.is_over:
+            news.clear()
+            content = view(watching.cluster)
+            if message := _message(sent, content):
+                yield message
+                sent = content
+            elif text:
+                yield text
+            text = await _wait(news)
 
 
 async def _wait(news: asyncio.Event) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from apiserver.list_watch import METADATA_ONLY, ListWatch
 from dashboard.model.cluster import Cluster
 from dashboard.model.history import KEPT, node_changes, pod_changes
-from dashboard.model.records import EventDecoder, NodeDecoder, PodDecoder
+from dashboard.model.kept_events import KeptEvents
+from dashboard.model.records import MOST_MESSAGE, EventDecoder, NodeDecoder, PodDecoder
 from pinning.contract import PRODUCT
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Watching:
         )
         # Whole: what happened stands outside of an event's metadata. The agents' only.
         self._events: ListWatch[Event] = ListWatch(
-            api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock), page=PAGE
+            api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock), page=PAGE, kept=KeptEvents
         )
         self._clock = clock
         self._changed = asyncio.Event()
@@ -123,6 +124,6 @@ class Watching:
         seen = chain(
             node_changes(time, old.nodes, new.nodes),
             pod_changes(time, old.pods, new.pods, new.node_of),
-            old.changes,
         )
-        return tuple(islice(seen, KEPT))
+        told = (change._replace(text=change.text[:MOST_MESSAGE]) for change in seen)
+        return tuple(islice(chain(told, old.changes), KEPT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from corepin.drawing.policy_words import NUMA_WORDS, PATH_WORDS, SMT_WORDS
+from dashboard.model.records import MOST_MESSAGE
 from dashboard.view.shapes import Fact
 from pinning.contract import CPUPolicy, NUMAPolicy, SMTPolicy
 
@@ -77,7 +78,7 @@ def proof(container: Container | None) -> str:
     if container.applied is None or not (container.pinned or troubles):
         troubles.append("not proven yet, not seen on its CPUs")
     if troubles:
-        return "; ".join(troubles)
+        return "; ".join(troubles)[:MOST_MESSAGE]
     return (
         f"the kernel keeps it on {container.applied.cpus}; {_how(container.applied)}"
         if container.applied

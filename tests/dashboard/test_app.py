@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +16,7 @@ from apiserver.access import Access
 from apiserver.client import Api
 from dashboard.serve import app
 from dashboard.serve.app import HEADERS, create_app, host_of
+from dashboard.serve.process import SLOW_SECONDS, Options, bind
 from dashboard.serve.watching import Watching
 from tests.dashboard.clusters import cluster
 from tests.dashboard.documents import container, grid, node, owner, pod, pools
@@ -154,7 +159,7 @@ def test_names_of_hosts_are_read() -> None:
 
 def test_viewers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes too many is told to come again."""
-    monkeypatch.setattr(app, "MOST_STREAMS", 0)
+    monkeypatch.setattr(app, "MOST_VIEWERS", 0)
     answer = ask("/api/nodes", accept="text/event-stream")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
@@ -167,3 +172,49 @@ def test_who_asks_for_the_head_alone_is_no_viewer() -> None:
 def test_answers_are_small_json() -> None:
     """What is written is what is read again."""
     assert json.loads(ask("/api/nodes/n1").content)["name"] == "n1"
+
+
+def test_viewers_who_come_at_once_are_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst gets no further than the limit, and who goes makes room."""
+    monkeypatch.setattr(app, "MOST_VIEWERS", 3)
+    known = watching()
+    serve = create_app(known)
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/api/nodes",
+        "raw_path": b"/api/nodes",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"accept", b"text/event-stream")],
+    }
+
+    async def burst() -> Counter[int]:
+        answers: list[int] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answers.append(message["status"])
+                if len(answers) == 10:
+                    known.end()
+
+        async def receive() -> MutableMapping[str, Any]:
+            return await asyncio.Future()
+
+        await asyncio.gather(*(serve(dict(scope), receive, send) for _ in range(10)))
+        known.is_over = False
+        return Counter(answers)
+
+    assert asyncio.run(burst()) == {200: 3, 503: 7}
+    assert asyncio.run(burst()) == {200: 3, 503: 7}
+
+
+def test_who_takes_nothing_of_an_answer_is_closed() -> None:
+    """By the kernel, which counts for each connection how long nothing was taken."""
+    with bind(Options("127.0.0.1", 0)) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SLOW_SECONDS * 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
 import msgspec
 import pytest
@@ -35,8 +34,7 @@ class Viewer:
     def __init__(self, view: View, *documents: Document) -> None:
         self.watching = Watching(Api(Access("https://api.test"), "tests"))
         self.watching.cluster = cluster(*documents)
-        self.streams: set[object] = set()
-        self.events: AsyncGenerator[str] = stream(self.watching, view, self.streams)
+        self.events: AsyncGenerator[str] = stream(self.watching, view)
 
     def become(self, *documents: Document) -> None:
         """Let the model be another one."""
@@ -107,19 +105,30 @@ def test_what_changes_elsewhere_is_not_told(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
-def test_streams_end_with_the_server_and_with_the_viewer() -> None:
-    """Neither keeps the other waiting, and none is counted any more."""
+def test_streams_end_with_the_server() -> None:
+    """They would keep it waiting."""
 
     async def main() -> None:
         viewer = Viewer(the_node, TWO)
         await viewer.next()
-        assert len(viewer.streams) == 1
         viewer.watching.end()
         assert [event async for event in viewer.events] == []
-        assert viewer.streams == set()
-        other = Viewer(the_node, TWO)
-        async with aclosing(stream(other.watching, the_node, other.streams)) as events:
-            await anext(events)
-        assert other.streams == set()
+
+    asyncio.run(main())
+
+
+def test_who_reads_slowly_is_sent_the_newest_alone() -> None:
+    """However much changes before a viewer takes more, one message waits for it."""
+
+    async def main() -> None:
+        viewer = Viewer(all_nodes, ONE)
+        await viewer.next()
+        for number in range(1000):
+            viewer.become(*(node(f"n{number}-{other}") for other in range(2)))
+        _, news = await viewer.next()
+        assert isinstance(news, dict)
+        assert [row["name"] for row in news["rows"]] == ["n999-0", "n999-1"]
+        viewer.watching.end()
+        assert [event async for event in viewer.events] == []
 
     asyncio.run(main())

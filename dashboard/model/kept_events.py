@@ -1,0 +1,67 @@
+"""Which of the agents' events are kept: anybody may write such events, as many as the API server takes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, UserDict, defaultdict
+from typing import TYPE_CHECKING, Final
+
+from dashboard.model.records import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    Item = tuple[str, Event]
+
+PER_NODE: Final = 500  # some events of each pod that a kubelet runs
+IN_ALL: Final = 5000
+SLACK: Final = 500  # so many new ones are looked through together
+
+
+class KeptEvents(UserDict[str, Event]):
+    """The newest events by uid, at most IN_ALL + SLACK."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._added = 0
+
+    def __setitem__(self, uid: str, event: Event) -> None:
+        """Take an event; once SLACK came, let the older ones go."""
+        self._added += uid not in self.data
+        self.data[uid] = event
+        if self._added > SLACK:
+            self.data, self._added = newest(self.data), 0
+
+
+def newest(events: Mapping[str, Event]) -> dict[str, Event]:
+    """Return the newest PER_NODE of each node, and of those the newest IN_ALL; each namespace has its share.
+
+    Who writes into a namespace writes what it likes, of other nodes too: it hides none of another namespace's events.
+    """
+    nodes: defaultdict[str, list[Item]] = defaultdict(list)
+    for item in _by_age(events.items()):
+        nodes[item[1].node].append(item)
+    kept = _by_age(item for node in nodes.values() for item in _in_turns(node, _namespace)[:PER_NODE])
+    return dict(_in_turns(_in_turns(kept, _place), _namespace)[:IN_ALL])
+
+
+def _in_turns(items: Iterable[Item], group: Callable[[Item], Hashable]) -> list[Item]:
+    """Return the first item of every group, then each one's second, and so on."""
+    turns: Counter[Hashable] = Counter()
+    ranked = []
+    for item in items:
+        ranked.append((turns[group(item)], item))
+        turns[group(item)] += 1
+    return [item for _, item in sorted(ranked, key=lambda it: it[0])]
+
+
+def _by_age(items: Iterable[Item]) -> list[Item]:
+    """Return the newest first."""
+    return sorted(items, key=lambda it: (it[1].time, it[0]), reverse=True)
+
+
+def _namespace(item: Item) -> str:
+    return item[1].pod.partition("/")[0]
+
+
+def _place(item: Item) -> tuple[str, str]:
+    return _namespace(item), item[1].node
