@@ -16,7 +16,8 @@ FIELD = "spec.domain.cpu.threads"
 def vmi(threads: Any = 2, *, dedicated: bool = True, **annotations: str) -> VirtObject:
     """Return a VirtualMachineInstance; keys of annotations stand for those of its policies."""
     keys = {"smt": "smt-policy.corepin.io/pod", "mine": "smt-policy.corepin.io/container.compute"}
-    keys |= {"cpu": "cpu-manager.corepin.io/pod"}
+    keys |= {"cpu": "cpu-manager.corepin.io/pod", "shared": "shared-cpus.corepin.io/pod"}
+    keys |= {"ours": "shared-cpus.corepin.io/container.compute"}
     cpu = {"cores": 2, "threads": threads, "dedicatedCpuPlacement": dedicated}
     return {
         "metadata": {"annotations": {keys[key]: value for key, value in annotations.items()}},
@@ -47,6 +48,23 @@ def fields(document: VirtObject) -> list[str]:
 def test_isolated_guests_have_no_siblings(document: VirtObject, expected: list[str]) -> None:
     """Where each vCPU has a core of its own, no core of the guest has two threads."""
     assert fields(document) == expected
+
+
+@pytest.mark.parametrize("scope", ["pod", "container.compute"])
+def test_machines_do_not_use_the_shared_set(scope: str) -> None:
+    """Nobody in a guest can move a thread there: the machine's own annotation is refused, of a template too."""
+    inner = vmi(shared="true") if scope == "pod" else vmi(ours="true")
+    (cause,) = review_vm(Kind.VMI, inner, Settings()).causes
+    key = f"shared-cpus.corepin.io/{scope}"
+    assert cause.field == f"metadata.annotations[{key}]"
+    assert cause.message.endswith("none of them can be moved by the guest; remove shared-cpus.corepin.io")
+    machine: VirtObject = {
+        "metadata": {},
+        "spec": {"template": {"metadata": inner["metadata"], "spec": inner["spec"]}},
+    }
+    (cause,) = review_vm(Kind.VM, machine, Settings()).causes
+    assert cause.field == f"spec.template.metadata.annotations[{key}]"
+    assert not fields(vmi(shared="false", ours="false"))
 
 
 def test_templates_and_updates() -> None:
