@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from corepin.drawing.policy_words import PATH_WORDS
 from corepin.node.pod_waits import waits_of
-from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, PRODUCT, STATUS_CPUS
+from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
 from pinning.pods.claims import Claim, Origin, read_pod
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _TO_SECONDS: Final = len("2026-11-20T10:00:00")
 # In this order things of the same second are told: so they follow from one another.
 _STAGES: Final = ("claim", "admission", "node", "start", "decision", "refusal", "event", "proof")
+_GUARD: Final = (
+    "a runtime that has corepin's guard starts none of its containers before the agent has set its CPUs"
+)
 _OF_REASONS: Final = {"Pinned": "decision", "PolicyChanged": "decision", "Unpinnable": "refusal"}
 
 
@@ -101,8 +104,8 @@ def _admission(pod: Mapping[str, Any]) -> Iterator[Moment]:
     annotations = pod["metadata"].get("annotations") or {}
     if CMK_INJECTED in annotations:
         yield Moment(time, "admission", "the webhook added CMK's mounts, variable and toleration")
-    if GUARDED in annotations:
-        yield Moment(time, "admission", "the webhook marked it for the guard of its node")
+    if annotations.get(GUARDED) == GUARDED_VALUE:
+        yield Moment(time, "admission", f"it is marked {GUARDED}: {_GUARD}")
     if any(it["name"] == GATE_CONTAINER for it in pod["spec"].get("initContainers") or ()):
         yield Moment(time, "admission", f"the webhook added the init container {GATE_CONTAINER}")
 

@@ -158,7 +158,10 @@ def test_what_the_webhook_added_is_told() -> None:
     pod["spec"]["initContainers"] = [{"name": GATE_CONTAINER}]
 
     added = [moment.message for moment in story_of(pod, []).moments if moment.stage == "admission"]
-    assert [message.split()[-1] for message in added] == ["toleration", "node", GATE_CONTAINER]
+    assert [message.split()[-1] for message in added] == ["toleration", "CPUs", GATE_CONTAINER]
+    assert "a runtime that has corepin's guard" in added[1]
+    pod["metadata"]["annotations"][GUARDED] = "false"
+    assert not any("guard" in moment.message for moment in story_of(pod, []).moments)
 
 
 @pytest.mark.parametrize(
