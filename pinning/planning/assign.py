@@ -20,6 +20,7 @@ from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
 
 if TYPE_CHECKING:
+    from pinning.machine.cpuset import CPUSet
     from pinning.planning.draft import Draft
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import SeenPod
@@ -116,15 +117,14 @@ class Assigner:
 
     def _shrunk(self, ask: Ask, held: Assignment) -> Assignment:
         try:
-            return self._resized(held)
+            return self._resized(held, self.draft.free_for(held))
         except NotEnoughCPUs as problem:  # the machine is not what it was when the CPUs were given
             self._refuse_policy(ask, held, str(problem))
             return held
 
-    def _resized(self, held: Assignment) -> Assignment:
+    def _resized(self, held: Assignment, free: CPUSet) -> Assignment:
         """Return an assignment with as many CPUs as its claim asks for; raise NotEnoughCPUs."""
-        policies, free = EffectivePolicies.of_assignment(held), self.draft.free_for(held)
-        chosen = self.draft.allocator.resized(held, policies, free)
+        chosen = self.draft.allocator.resized(held, EffectivePolicies.of_assignment(held), free)
         return replace(held, cpus=chosen.cpus, idle=chosen.idle)
 
     def _change_policy(self, ask: Ask) -> None:
@@ -142,14 +142,16 @@ class Assigner:
 
     def _move(self, ask: Ask, held: Assignment) -> None:
         policies = ask.policies
+
+        def moved(free: CPUSet) -> Assignment:
+            chosen = self.draft.allocator.moved(held, policies, free)
+            return replace(held, smt=policies.smt, numa=policies.numa, cpus=chosen.cpus, idle=chosen.idle)
+
         try:
-            chosen = self.draft.allocator.moved(held, policies, self.draft.free_for(held))
+            if not self.draft.take(moved, self.draft.free_for(held)):
+                self._refuse_policy(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
             self._refuse_policy(ask, held, str(problem))
-            return
-        moved = replace(held, smt=policies.smt, numa=policies.numa, cpus=chosen.cpus, idle=chosen.idle)
-        if not self.draft.adopt(moved):
-            self._refuse_policy(ask, held, NO_CPU_SHARED)
 
     def _fill(self, ask: Ask) -> None:
         """Give CPUs to a container that has none, or fewer than it asks for."""
@@ -160,15 +162,21 @@ class Assigner:
             self._grow(ask, held)
 
     def _start(self, ask: Ask) -> None:
-        pod, claim, policies = ask.pod, ask.claim, ask.policies
-        start_index = pod.start_order.index(claim.container)
-        free = self.draft.sets.allocatable - self.draft.ledger.held_against(pod.uid, start_index, claim.role)
+        start_index = ask.pod.start_order.index(ask.claim.container)
+        free = self.draft.sets.allocatable - self.draft.ledger.held_against(
+            ask.pod.uid, start_index, ask.claim.role
+        )
         try:
-            chosen = self.draft.allocator.fresh(claim, policies, free, reusable=free & self.draft.ledger.held)
+            if not self.draft.take(lambda among: self._fresh(ask, start_index, among), free):
+                self._refuse_start(ask, Reason.SHARED_EMPTY, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
             self._refuse_start(ask, Reason.NOT_ENOUGH, str(problem))
-            return
-        new = Assignment(
+
+    def _fresh(self, ask: Ask, start_index: int, free: CPUSet) -> Assignment:
+        """Return what a container gets that has nothing; raise NotEnoughCPUs."""
+        pod, claim, policies = ask.pod, ask.claim, ask.policies
+        chosen = self.draft.allocator.fresh(claim, policies, free, reusable=free & self.draft.ledger.held)
+        return Assignment(
             owner=ask.owner,
             namespace=pod.namespace,
             pod=pod.name,
@@ -180,17 +188,13 @@ class Assigner:
             cpus=chosen.cpus,
             idle=chosen.idle,
         )
-        if not self.draft.adopt(new):
-            self._refuse_start(ask, Reason.SHARED_EMPTY, NO_CPU_SHARED)
 
     def _grow(self, ask: Ask, held: Assignment) -> None:
         try:
-            grown = self._resized(held)
+            if not self.draft.take(lambda free: self._resized(held, free), self.draft.free_for(held)):
+                self._refuse_growth(ask, held, NO_CPU_SHARED)
         except NotEnoughCPUs as problem:
             self._refuse_growth(ask, held, str(problem))
-            return
-        if not self.draft.adopt(grown):
-            self._refuse_growth(ask, held, NO_CPU_SHARED)
 
     def _refuse(self, ask: Ask, reason: Reason, message: str) -> None:
         """Note why a claim is not fulfilled; of several reasons the first one stands."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pinning.contract import LAUNCHER_CONTAINER
+from pinning.errors import NotEnoughCPUs
+from pinning.machine.cpuset import CPUSet
 from pinning.planning.allocator import Allocator
 
 if TYPE_CHECKING:
-    from pinning.machine.cpuset import CPUSet
+    from collections.abc import Callable
+
     from pinning.planning.ledger import Assignment, Ledger
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.node_sets import NodeSets
@@ -39,6 +42,22 @@ class Draft:
             return False
         self.ledger = after
         return True
+
+    def take(self, choose: Callable[[CPUSet], Assignment], free: CPUSet) -> bool:
+        """Enter what is chosen from free CPUs; where that is all of the shared set, choose again without one of it.
+
+        Whoever would rather have CPUs of the shared set can take others: isolated ones, while none is reserved
+        for the shared set. `choose` raises NotEnoughCPUs, and so does this for the first choice.
+        """
+        if self.adopt(choose(free)):
+            return True
+        shared = self.sets.shared(self.ledger)
+        if not shared:
+            return False
+        try:
+            return self.adopt(choose(free - CPUSet([max(shared)])))
+        except NotEnoughCPUs:
+            return False
 
     def is_running_vm(self, owner: Owner) -> bool:
         """Say whether libvirt has pinned vCPUs of a running machine inside this container's CPUs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,9 +79,11 @@ def _replace_lost(before: Assignment, draft: Draft) -> None:
         return
     lost = before.cpus - draft.sets.universe  # it tells where the nearest are
     had = Placement(lost | (left.cpus if left else EMPTY), left.idle if left else EMPTY)
-    policies, free = EffectivePolicies.of_assignment(before), draft.free_for(before)
-    try:
+    policies = EffectivePolicies.of_assignment(before)
+
+    def replaced(free: CPUSet) -> Assignment:
         chosen = draft.allocator.resized(before, policies, free, had)
-    except NotEnoughCPUs:
-        return
-    draft.adopt(replace(before, cpus=chosen.cpus, idle=chosen.idle))
+        return replace(before, cpus=chosen.cpus, idle=chosen.idle)
+
+    with suppress(NotEnoughCPUs):
+        draft.take(replaced, draft.free_for(before))

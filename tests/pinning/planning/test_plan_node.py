@@ -237,6 +237,29 @@ def test_isolated_cores(wish: Wish, expected: str) -> None:
     assert str(node.sets.common) == "0-4,6-12,14-15"
 
 
+@pytest.mark.parametrize("first", [0, 1, 4])
+@pytest.mark.parametrize("more", range(1, 14))
+def test_isolated_cpus_do_where_the_shared_set_has_no_reserved_one(first: int, more: int) -> None:
+    """With the reserved core in isolcpus a plain claim leaves the shared set its last CPU while others are free."""
+    node = world(isolated="0,5,8,13")
+    wishes = {"a": Wish(str(first), policy="exclusive"), "b": Wish(str(more), policy="exclusive")}
+    for name, wish in wishes.items():
+        if wish.cpu != "0":
+            node.add(name, [wish])
+            node.start(name, "c0")
+    planned = node.run_all()
+    fits = first + more < len(node.sets.allocatable)
+    assert reasons(planned) == ({} if fits else {"test/pod-b/c0": str(planned.refusals[0].reason)})
+    assert node.sets.shared(node.ledger)
+
+
+def test_a_claim_that_grows_leaves_the_shared_set_its_last_cpu_too() -> None:
+    """It takes isolated CPUs, as a new one would."""
+    node = one_pod(Wish("2", policy="exclusive"), isolated="0,5,8,13")
+    assert not edit(node, "a", Wish("12", policy="exclusive")).refusals
+    assert node.holds("a") == "1-6,9-14"
+
+
 @pytest.mark.parametrize(
     ("numa", "sort", "expected"),
     [
