@@ -20,7 +20,7 @@ from pinning.machine.cpuset import union
 from pinning.planning.vm_masks import PATIENCE_SECONDS, Launcher, launcher_masks, sandbox_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
     from agent.clock import Clock
     from agent.interfaces import RuntimeSandbox
@@ -251,7 +251,8 @@ class VMKeeper:
             record.was_read(None)
             return None
         record.count = count
-        note = self._note(record, pinned.seen)
+        sandbox = self.sandboxes.get(record.place.key)
+        note = _note(sandbox, pinned.seen, record.target, self.told) if sandbox else ""
         kind, when = self._vms.kind(record.place), self._clock.text()
         state = _state(record, pinned, kind, when, note)
         if record.was_read(state):
@@ -269,15 +270,6 @@ class VMKeeper:
             record.is_due = True
         return pinned
 
-    def _note(self, record: VMRecord, seen: VMSeen) -> str:
-        """Return what its user has to know of a sandbox whose vCPUs may become more or fewer by its cpusets."""
-        sandbox = self.sandboxes.get(record.place.key)
-        if sandbox is None or sandbox.has_quota or seen.is_fixed:
-            return ""
-        if sandbox.id in self.told:
-            return STILL_TOLD
-        return AFFINITY_ALONE if record.target.cpus else ""
-
     def _masks(self, record: VMRecord, seen: VMSeen) -> VMMasks | None:
         target = record.target
         if record.place.is_sandbox:
@@ -291,6 +283,15 @@ class VMKeeper:
 
 def _cpus_of(seen: VMSeen) -> VMCPUs:
     return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed)
+
+
+def _note(sandbox: RuntimeSandbox, seen: VMSeen, target: VMTarget, told: Container[str]) -> str:
+    """Return what its user has to know of a sandbox whose vCPUs may become more or fewer by its cpusets."""
+    if sandbox.has_quota or seen.is_fixed:
+        return ""
+    if sandbox.id in told:
+        return STILL_TOLD
+    return AFFINITY_ALONE if target.cpus else ""
 
 
 def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, note: str) -> VMState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.node_state import NodeState
+from agent.node_state import NodeState, VMState
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
 
@@ -24,3 +24,10 @@ def container(state: NodeState, uid: str, name: str = "c0"):  # type: ignore[no-
     """Return one container of the state."""
     pod = next(pod for pod in state.pods if pod.uid == uid)
     return next(container for container in pod.containers if container.name == name)
+
+
+def machine_state(state: NodeState) -> VMState:
+    """Return what is said of the machine of the pod a."""
+    vm = next(pod for pod in state.pods if pod.uid == "a").vm
+    assert vm is not None
+    return vm

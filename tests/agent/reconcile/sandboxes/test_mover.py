@@ -10,27 +10,18 @@ from typing import Any
 import pytest
 
 from agent.errors import Refused, Unavailable
-from agent.node_state import NodeState, VMState
+from agent.node_state import NodeState
 from agent.node_state import Path as By
 from agent.reconcile.sandboxes import LOST_SECONDS, NOT_FOUND
-from agent.reconcile.vms import AFFINITY_ALONE, STILL_TOLD
 from agent.report.pod_status import pod_status
 from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.sandboxes.kata import KataMachine
-from tests.agent.reconcile.scenes import PLAIN, TWO, container
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, machine_state
 from tests.pinning.world import Wish
 
 LATER = 60.0
-
-
-def machine_state(state: NodeState) -> VMState:
-    """Return what is said of the machine of the pod a."""
-    vm = next(pod for pod in state.pods if pod.uid == "a").vm
-    assert vm is not None
-    return vm
 
 
 def test_machine_with_two_holders_runs_on_what_both_hold(node: FakeNode) -> None:
@@ -198,63 +189,6 @@ def test_thread_that_comes_or_wanders_is_put_back(node: FakeNode) -> None:
     node.runner.run(node.agent.reconciler.vms.sweep())
 
     assert str(machine.cpus()) == "1,5"
-
-
-def test_without_quota_the_masks_alone_keep_it(node: FakeNode) -> None:
-    """By the cpusets of such containers Kata would choose the number of vCPUs: it is told none, and its user reads why."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a", has_quota=False)
-    node.start("a")
-    state = node.run()
-
-    assert node.runtime.calls == []
-    assert str(machine.cpus()) == "1,5"
-    assert container(state, "a").is_pinned
-    assert machine_state(state).note == AFFINITY_ALONE
-
-
-def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
-    """Run a machine whose only container with a quota has ended; return it, and the container that is left."""
-    node.add("a", TWO, PLAIN)
-    machine = node.kata.boot("a")
-    ended, left = node.start("a", "c0"), node.start("a", "c1")
-    node.run()
-    assert set(map(str, machine.told.values())) == {"1,5"}
-    node.stop(ended)
-    node.remove(ended)
-    machine.has_quota = False
-    assert str(machine.cpus()) == "1,5"  # of what its containers were told this is left
-    return machine, left
-
-
-def test_runtime_that_took_cpusets_goes_on_being_told(node: FakeNode) -> None:
-    """A container with a quota has ended: by what Kata took for the others it keeps the machine where it was."""
-    machine, left = without_its_limit(node)
-    state = node.run(passes=2)
-
-    assert str(machine.told[left]) == str(machine.cpus()) == "0,2-4,6-7"
-    assert machine_state(state).note == STILL_TOLD
-    assert state.failures == ()
-
-
-def test_runtime_that_took_cpusets_from_an_earlier_agent_is_told(node: FakeNode) -> None:
-    """What it took is not known then: threads that cannot leave say that it took something."""
-    machine, left = without_its_limit(node)
-    node.agent = node.new_agent()
-    state = node.run(passes=2)
-
-    assert str(machine.told[left]) == str(machine.cpus()) == "0,2-4,6-7"
-    assert state.failures == ()
-
-
-def test_fixed_machine_is_told_without_a_quota(node: FakeNode) -> None:
-    """A machine whose vCPUs cannot become more takes cpusets as any other."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a", has_quota=False, is_fixed=True)
-    node.start("a")
-    node.run()
-
-    assert str(machine.cpuset) == "1,5"
 
 
 def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
