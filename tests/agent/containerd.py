@@ -24,6 +24,7 @@ from unittest import SkipTest
 import grpc
 from cri_api.v1 import api_pb2
 
+from tests import debian
 from tests.agent.cri.containerd_config import config_text
 from tests.agent.image_archive import add_link, write_archive
 from tests.servers.build import cache_folder, find
@@ -59,16 +60,10 @@ def install_packages(packages: Mapping[str, str] = PACKAGES) -> None:
     wanted = [package for package, program in packages.items() if shutil.which(program) is None]
     if not wanted:
         return
-    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *wanted]):
-        try:
-            done = subprocess.run(
-                ["apt-get", *arguments], env=quiet, capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError as error:
-            raise _missing(f"{', '.join(wanted)} not installed, and no apt-get") from error
-        if done.returncode != 0:
-            raise _missing(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-500:]}")
+    try:
+        debian.install(wanted)
+    except debian.NotInstalled as error:
+        raise _missing(str(error)) from error
 
 
 def _missing(why: str) -> RuntimeMissing:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from unittest import SkipTest
+
+from tests import debian
 
 PROGRAMS = {  # Debian package: its program
     "qemu-system-x86": "qemu-system-x86_64",
@@ -38,7 +39,10 @@ def install() -> Path:
     if newest_kernel() is None:
         wanted.append(KERNEL_PACKAGE)
     if wanted:
-        _apt_install(wanted)
+        try:
+            debian.install(wanted)
+        except debian.NotInstalled as error:
+            raise _missing(str(error)) from error
     kernel = newest_kernel()
     if kernel is None:
         raise _missing(f"no {BOOT}/vmlinuz-* that has its modules below {MODULES}")
@@ -56,19 +60,6 @@ def newest_kernel() -> Path | None:
         path for path in BOOT.glob("vmlinuz-*") if (MODULES / path.name.removeprefix("vmlinuz-")).is_dir()
     ]
     return max(kernels, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _apt_install(packages: list[str]) -> None:
-    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
-        try:
-            done = subprocess.run(
-                ["apt-get", *arguments], env=quiet, capture_output=True, text=True, check=False
-            )
-        except FileNotFoundError as error:
-            raise _missing(f"{', '.join(packages)} not installed, and no apt-get") from error
-        if done.returncode != 0:
-            raise _missing(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-500:]}")
 
 
 def _missing(why: str) -> EmulatorMissing:

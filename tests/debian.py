@@ -1,0 +1,35 @@
+"""Install Debian packages, one at a time of all processes that test: apt-get refuses while another one works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.servers.build import cache_folder, locked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class NotInstalled(Exception):
+    """The packages cannot be installed; the message says why."""
+
+
+def install(packages: Sequence[str]) -> None:
+    """Install packages with what they need, and nothing beyond."""
+    with locked(cache_folder().with_name("debian"), sys.stderr):
+        for arguments in (("update", "-qq"), ("install", "-y", "-qq", "--no-install-recommends", *packages)):
+            _apt_get(arguments, packages)
+
+
+def _apt_get(arguments: Sequence[str], packages: Sequence[str]) -> None:
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", *arguments]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise NotInstalled(f"{', '.join(packages)} not installed, and no apt-get") from error
+    if done.returncode != 0:
+        raise NotInstalled(f"apt-get {arguments[0]} failed: {done.stderr.strip()[-500:]}")
