@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.errors import AgentError
 from pinning.errors import PinningError
+from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
@@ -179,9 +180,9 @@ def read(content: bytes, machine_id: str) -> Saved:
 
 def _body(content: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(content)
+        body = parse_json(content)
         version, checksum = body.pop("version"), body.pop("checksum")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, AttributeError, TypeError) as problem:
         raise Unusable(f"the checkpoint is damaged: {problem!r}") from problem
     if version != VERSION:
         raise Unusable(f"the checkpoint has version {version!r}, this agent writes version {VERSION}")

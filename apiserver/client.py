@@ -199,7 +199,7 @@ class _Status(msgspec.Struct):
 def _error(code: int, body: bytes, headers: Mapping[str, str]) -> APIError:
     try:
         message = msgspec.json.decode(body, type=_Status).message
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         message = body[:200].decode(errors="replace")
     text = f"{code}: {message or 'no message'}"
     if code == httpx.codes.NOT_FOUND:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Decoded_co = TypeVar("Decoded_co", covariant=True)
 Decoded = TypeVar("Decoded")
 PAGE: Final = 20  # objects: some 200 kB of usual pods
+DEEPEST: Final = 100  # what is read lies far less deep
 HEAVY: Final = 8 * 2**20  # bytes: a longer page is asked for again, with half as many objects
 
 
@@ -42,6 +44,9 @@ class Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
+_OPENING: Final = frozenset({b"[", b"{"})
+_CLOSING: Final = frozenset({b"]", b"}"})
 _page = msgspec.json.Decoder(Page)
 
 
@@ -66,9 +71,30 @@ async def pages(
             return
 
 
+def shallow(document: bytes) -> bytes:
+    """Return a JSON text with null for what is nested more than DEEPEST deep."""
+    depth, kept, parts = 0, 0, []
+    for token in _TOKEN.finditer(document):
+        if token[0] in _OPENING:
+            depth += 1
+            if depth == DEEPEST + 1:
+                parts.append(document[kept : token.start()] + b"null")
+        elif token[0] in _CLOSING:
+            if depth == DEEPEST + 1:
+                kept = token.end()
+            depth -= 1
+    return b"".join((*parts, document[kept:] if depth <= DEEPEST else b""))
+
+
 def decode(decoder: Decoder[Decoded], document: bytes | bytearray | msgspec.Raw) -> Decoded:
-    """Return what the API server sent; raise Busy for what is damaged, as asking again may help."""
+    """Return what the API server sent; raise Busy for what is damaged, as asking again may help.
+
+    Users write `managedFields` as they like, in thousands of brackets too: that ends no watch and hides no object.
+    """
     try:
-        return decoder.decode(document)
+        try:
+            return decoder.decode(document)
+        except RecursionError:
+            return decoder.decode(shallow(bytes(document)))
     except msgspec.DecodeError as error:
         raise Busy(f"the API server sent what cannot be read: {error}") from error

@@ -2,6 +2,7 @@
 
 PinningError
   +- BadQuantity      a text is not a Kubernetes quantity
+  +- BadJSON          a text is no JSON, or nested too deeply to be read
   +- BadCPUList       a text is not a kernel CPU list
   +- BadContract      a user's or operator's document breaks the contract
   +- BadGuest         a virtual machine's shape or its policies contradict themselves
@@ -25,6 +26,10 @@ class PinningError(Exception):
 
 class BadQuantity(PinningError):
     """A text is not a Kubernetes quantity."""
+
+
+class BadJSON(PinningError, ValueError):
+    """A text is no JSON, or nested too deeply to be read."""
 
 
 class BadCPUList(PinningError):

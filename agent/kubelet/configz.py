@@ -70,7 +70,7 @@ def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
         config = msgspec.json.decode(document, type=_Document).kubeletconfig
         memory_policy = policy_of(config.memory_manager_policy)
         return KubeletConfig(policy_of(config.cpu_manager_policy), _reserved(config, topology), memory_policy)
-    except (msgspec.DecodeError, BadCPUList, BadQuantity) as error:
+    except (msgspec.DecodeError, RecursionError, BadCPUList, BadQuantity) as error:
         raise Refused(f"the kubelet's configz cannot be understood: {error}") from error
 
 

@@ -6,9 +6,10 @@ own (`cpu_manager_state` and `memory_manager_state` in its root directory); noth
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ def read_memory_policy(state: Path) -> KubeletPolicy:
 
 def _named(state: Path) -> KubeletPolicy:
     try:
-        saved = json.loads(state.read_text(encoding="utf-8"))
+        saved = parse_json(state.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return KubeletPolicy.UNKNOWN
     name = saved.get("policyName") if isinstance(saved, dict) else None

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Final
 
+from pinning.json_text import parse_json
 from pinning.pods.phase import FINAL_PHASES
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ logger = logging.getLogger(__name__)
 def read_finished(path: Path) -> dict[str, str]:
     """Return the final phases by uid; none from a file that is damaged, as the log says then."""
     try:
-        phases = json.loads(path.read_bytes())
+        phases = parse_json(path.read_bytes())
         return {uid: phase for uid, phase in phases.items() if phase in FINAL_PHASES}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         facts = {"file": str(path), "reason": repr(error)}
         logger.warning("finished pods are not known and run again", extra={"facts": facts})
         return {}

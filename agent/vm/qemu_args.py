@@ -6,12 +6,13 @@ written twice. What is in a file (-readconfig) is not seen.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 from pinning.vm_threads import GuestShape
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def _read_json(text: str) -> Mapping[str, Any]:
     if len(text) > _MOST_JSON:
         return {}
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except BadJSON:
         return {}
     return found if isinstance(found, dict) else {}
 

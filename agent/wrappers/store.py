@@ -9,6 +9,7 @@ from agent.wrappers.registry import Claim, Holder, Process
 from agent.wrappers.wants import Pool, Want
 from pinning.contract import PoolUse, SharedPool
 from pinning.errors import PinningError
+from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 
@@ -86,12 +87,12 @@ def _claim(claim: Claim) -> dict[str, Any]:
 def read(text: str, boot_id: str) -> Kept:
     """Return what `write` wrote in this boot; nothing for everything else."""
     try:
-        body = json.loads(text)
+        body = parse_json(text)
         if (body["version"], body["bootID"]) != (VERSION, boot_id):
             return Kept()
         claims = tuple(map(_read_claim, body["claims"]))
         uses = {container: _read_uses(each) for container, each in body["uses"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PinningError):
+    except (ValueError, KeyError, TypeError, AttributeError, PinningError):
         return Kept()
     return Kept(claims, uses)
 

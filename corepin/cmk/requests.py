@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
 from corepin.node.kube_api import USER_AGENT, kube_settings
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,6 @@ def send(api: Any, method: str, path: str, body: Any = None, content_type: str =
 
 def _decoded(text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text)
+    except BadJSON:
         return None

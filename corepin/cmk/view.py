@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from corepin.errors import CommandFailed
@@ -10,6 +9,7 @@ from corepin.node.agent_socket import add_socket_flag, read_state
 from pinning.cmk.pools import CMKNode, Task, cmk_pools
 from pinning.contract import CMK_CONFIG_MAP_PREFIX, CMK_GROUP_VERSION, CMK_RECONCILE_REPORT
 from pinning.errors import PinningError
+from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import ledger_from_dict
@@ -109,7 +109,7 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
         ((_, pools),) = read_yaml(written["data"]["config"])
         lists = ((report.get("spec") or {}).get("report") or {}).get("reclaimedCpuLists") or ()
         reclaimed = tuple(Task(it["pid"], "", it["pool"], CPUSet.parse(it["cpus"])) for it in lists)
-        return View(node, _numbered(pools), Topology.from_dict(json.loads(topology)), reclaimed)
+        return View(node, _numbered(pools), Topology.from_dict(parse_json(topology)), reclaimed)
     except (*DAMAGED, BadYAML) as error:
         problem = (
             f"node {node}: what its agent wrote is of another version of corepin, or damaged ({error!r})"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag
 from pinning.contract import AGENT_SOCKET
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     import argparse
@@ -34,8 +35,8 @@ def read_state(path: str) -> dict[str, Any]:
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
     try:
-        state = json.loads(content or b"null")
-    except ValueError as error:
+        state = parse_json(content or b"null")
+    except BadJSON as error:
         state = None
         if content.strip():
             raise CommandFailed(f"{path}: what answers there is not a corepin agent") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     import argparse
@@ -53,7 +54,10 @@ def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
     if answer.status != OK:
         problem = NotFound if answer.status == NOT_FOUND else CommandFailed
         raise problem(f"{what}: the API server answered {answer.status} ({answer.reason})")
-    return json.loads(answer.data)
+    try:
+        return parse_json(answer.data)
+    except BadJSON as error:
+        raise CommandFailed(f"{what}: the API server's answer cannot be read: {error}") from error
 
 
 def current_namespace(context: str | None = None) -> str:

@@ -16,6 +16,8 @@ from corepin.flags import add_output_flag
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
 from corepin.node.kube_node import read_node
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     import argparse
@@ -94,8 +96,8 @@ def _cluster_view(args: argparse.Namespace) -> NodeView:
 def _cluster_json(args: argparse.Namespace) -> str:
     node = read_node(args.node, args.context)
     try:
-        machine = {"topology": json.loads(node.topology), "pools": json.loads(node.pools)}
-    except ValueError as error:
+        machine = {"topology": parse_json(node.topology), "pools": parse_json(node.pools)}
+    except BadJSON as error:
         raise CommandFailed(f"node {node.name}: its annotations are damaged: {error}") from error
     return _line({"node": node.name, **machine})
 

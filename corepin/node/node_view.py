@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from corepin.drawing.picture import reading_order
 from corepin.drawing.reported import picture_of
 from corepin.errors import CommandFailed
 from pinning.errors import PinningError
+from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.topology import Topology
 
@@ -43,7 +43,7 @@ def view_of_state(state: Mapping[str, Any]) -> NodeView:
 def view_of_annotations(node: str, topology: str, pools: str) -> NodeView:
     """Return the view of a node's two annotations; raise CommandFailed for anything else."""
     try:
-        return _of_annotations(node, json.loads(topology), json.loads(pools))
+        return _of_annotations(node, parse_json(topology), parse_json(pools))
     except (KeyError, TypeError, ValueError, AttributeError, PinningError) as error:
         problem = f"node {node}: its annotations are of another version of corepin, or damaged ({error!r})"
         raise CommandFailed(f"{problem}: use the same version") from error

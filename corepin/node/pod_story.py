@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from corepin.drawing.policy_words import PATH_WORDS
 from corepin.node.pod_waits import waits_of
 from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, GUARDED_VALUE, PRODUCT, STATUS_CPUS
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 from pinning.pods.claims import Claim, Origin, read_pod
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def agent_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the agent says of a pod; nothing where it said nothing, or somebody else did."""
     text = (pod["metadata"].get("annotations") or {}).get(STATUS_CPUS)
     try:
-        status = json.loads(text or "{}")
-    except (ValueError, RecursionError):  # anybody may have written it
+        status = parse_json(text or "{}")
+    except BadJSON:  # anybody may have written it
         return {}
     is_ours = isinstance(status, dict) and isinstance(status.get("containers", {}), dict)
     return status if is_ours else {}

@@ -5,7 +5,6 @@ It runs in pods of users before everything else in them, so it imports the stand
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag
 from pinning.contract import GATE_FILE, GATE_FOLDER
+from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     import argparse
@@ -79,7 +79,7 @@ def read_refusals(text: str) -> tuple[str, ...] | None:
     The agent says at once what became of all claims of a pod, so where it refuses none, every one is assigned.
     """
     try:
-        status = json.loads(text)
+        status = parse_json(text)
         if status["version"] != VERSION:
             return None
         refused = {name: it["refusal"] for name, it in status["containers"].items() if "refusal" in it}

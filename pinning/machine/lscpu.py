@@ -6,10 +6,11 @@ the dash stands without quotes, which is not JSON (https://github.com/util-linux
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
 from pinning.machine.cpuset import MAX_CPU, CPUSet
 from pinning.machine.topology import BadTopology, CPUFacts, assemble
 
@@ -49,9 +50,9 @@ def read_lscpu(text: str) -> Topology:
 
 def _rows(text: str) -> list[Row]:
     try:
-        document = json.loads(_BARE_DASH.sub(r"\1null", text))
-    except (ValueError, RecursionError) as error:
-        raise BadTopology(f"lscpu: not JSON ({error}): write the file with `{COMMAND}`") from error
+        document = parse_json(_BARE_DASH.sub(r"\1null", text))
+    except BadJSON as error:
+        raise BadTopology(f"lscpu: {error}: write the file with `{COMMAND}`") from error
     rows = document.get("cpus") if isinstance(document, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadTopology(f"lscpu: no list of rows under 'cpus': write the file with `{COMMAND}`")

@@ -5,7 +5,6 @@ A pod is read once, when the API sends it; planning over 250 containers must not
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import GATE_CONTAINER, STATUS_CPUS
 from pinning.errors import PinningError
+from pinning.json_text import parse_json
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
 from pinning.pods.identity import name_of, runtime_uid
@@ -86,7 +86,7 @@ class SeenPod:
     def status(self) -> Mapping[str, CPUSet]:
         """Which CPUs its containers hold by what an agent has written on it: a hint, which may be damaged."""
         with suppress(ValueError, AttributeError, TypeError, PinningError):
-            containers = json.loads(self.said)["containers"].items()
+            containers = parse_json(self.said)["containers"].items()
             return {name: CPUSet.parse(held["cpus"]) for name, held in containers if "policy" in held}
         return {}
 

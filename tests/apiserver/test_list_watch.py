@@ -13,8 +13,9 @@ import pytest
 
 from apiserver.access import Access
 from apiserver.client import Api
+from apiserver.errors import Busy
 from apiserver.list_watch import ListWatch
-from apiserver.pages import HEAVY
+from apiserver.pages import HEAVY, decode, shallow
 from tests.apiserver.scripted import URL, Server, document, event, listed, streamed
 
 Watched = ListWatch[dict[str, Any]]
@@ -249,3 +250,51 @@ def test_no_request_gives_up_waiting_for_a_connection() -> None:
     times = [request.extensions["timeout"] for request in server.asked]
     assert [timeout.pop("pool") for timeout in times] == [None, None]
     assert all(None not in timeout.values() for timeout in times)
+
+
+def deep(uid: str, version: str) -> dict[str, Any]:
+    """Return an object with a place for managed fields, which users may write 10,000 levels deep."""
+    found = document(uid, version, note="kept")
+    found["metadata"] |= {"managedFields": DEEP, "last": 'a "]} text'}
+    return found
+
+
+DEEP = "deep"
+MANAGED = b'[{"f:a\\"]}":' * 5000 + b"[[],{}]" + b"}]" * 5000
+
+
+def test_deep_objects_end_no_watch_and_hide_no_other() -> None:
+    """Listed and changed they are read like others, less what lies too deep to be of interest."""
+    raw = f'"{DEEP}"'.encode()
+    first = listed(deep("a", "8"), document("b", "9")).content.replace(raw, MANAGED)
+    then = event("MODIFIED", deep("a", "11")).replace(raw, MANAGED) + event("ADDED", document("c", "12"))
+    server = Server(httpx.Response(200, content=first), streamed(then, stays=True))
+    source, waits = asyncio.run(follow(server, lambda seen: uids(seen) == {"a", "b", "c"}))
+    assert (waits, source.failures) == ([], 0)
+    found = source.items["a"]["metadata"]
+    assert (found["resourceVersion"], found["annotations"], found["last"]) == (
+        "11",
+        {"note": "kept"},
+        'a "]} text',
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("[" * 100 + "]" * 100, "[" * 100 + "]" * 100, id="not too deep"),
+        pytest.param('[1,"]"]', '[1,"]"]', id="bracket in a text"),
+        pytest.param("[" * 103 + "]" * 103 + "x", "[" * 100 + "null" + "]" * 100 + "x", id="deep"),
+        pytest.param("[" * 99 + "[[1],[[2]],3]" + "]" * 99, "[" * 100 + "null,null,3" + "]" * 100, id="rows"),
+        pytest.param("[" * 5000, "[" * 100 + "null", id="cut off"),
+    ],
+)
+def test_what_is_too_deep_is_null(text: str, expected: str) -> None:
+    """And all that stands around it stays as it is."""
+    assert shallow(text.encode()) == expected.encode()
+
+
+def test_half_a_deep_object_is_damaged() -> None:
+    """It is asked for again, as every answer that is cut off."""
+    with pytest.raises(Busy, match="cannot be read"):
+        decode(_document, b'{"a":' * 5000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from tests.apiserver.following import Follower, add, aside, follow, remove, remo
 from tests.servers.control_plane import ControlPlane, start_control_plane
 
 pytestmark = pytest.mark.server
+JSON_BODY = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,26 @@ def test_every_change_arrives_by_one_watch(servers: ControlPlane) -> None:
         [pod] = follower.source.items.values()
         assert pod["metadata"]["annotations"]["example.com/note"] == "none"
         assert (follower.api.requests, follower.source.failures) == (2, 0)
+
+    follow(servers, act)
+
+
+def test_pod_with_managed_fields_in_thousands_of_brackets_hides_no_other(servers: ControlPlane) -> None:
+    """Any user may create one, and the API server keeps it as it is."""
+    entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
+    metadata = {"name": "deep", "managedFields": [{**entry, "fieldsV1": "FIELDS"}]}
+    spec = {"nodeName": "node-1", "containers": [{"name": "main", "image": "x"}]}
+    text = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    body = text.replace('"FIELDS"', '{"f:a":' * 5000 + "{}" + "}" * 5000)
+
+    async def act(follower: Follower) -> None:
+        await aside(add, servers, "a")
+        with servers.server.client() as admin:
+            kept = admin.post("/api/v1/namespaces/default/pods", content=body, headers=JSON_BODY).text
+        assert kept.count("f:a") == 5000
+        await aside(add, servers, "b")
+        await follower.until("a", "b", "deep")
+        assert follower.source.failures == 0
 
     follow(servers, act)
 

@@ -84,6 +84,7 @@ def test_amounts_are_taken_from_cores_that_run() -> None:
     [
         pytest.param(b"{", id="no JSON"),
         pytest.param(b"[]", id="no object"),
+        pytest.param(b'{"kubeletconfig":' * 10_000, id="deep"),
         pytest.param(b"{}", id="another document"),
         pytest.param(document(reservedSystemCPUs="5-3"), id="no CPU list"),
         pytest.param(document(kubeReserved={"cpu": "much"}), id="no quantity"),

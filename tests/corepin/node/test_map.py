@@ -170,6 +170,7 @@ def test_plan_uses_the_published_node(
     [
         pytest.param(b"\n", "has just started", id="no state yet"),
         pytest.param(b"hello\n", "is not a corepin agent", id="somebody else"),
+        pytest.param(b"[" * 10_000, "is not a corepin agent", id="deep"),
         pytest.param(b"{}\n", "another version of corepin", id="another version"),
     ],
 )
@@ -195,6 +196,7 @@ def test_without_agent_the_remedy_is_told(tmp_path: Path, capsys: pytest.Capture
         pytest.param(PUBLISHED, "n2", "node n2: the API server answered 404", id="no such node"),
         pytest.param({}, "n1", "no annotation status.corepin.io/topology", id="no agent there"),
         pytest.param(PUBLISHED | {STATUS_POOLS: "{"}, "n1", "damaged", id="damaged"),
+        pytest.param(PUBLISHED | {STATUS_POOLS: "[" * 10_000}, "n1", "nested too deeply", id="deep"),
     ],
 )
 @pytest.mark.parametrize("output", ["text", "json"])

@@ -245,7 +245,7 @@ def test_isolated_cpus_and_warnings_are_told(tmp_path: Path, capsys: pytest.Capt
         pytest.param((pod("name: x"),), ("--topology", "/dev/null"), "lscpu", id="empty topology"),
         pytest.param((pod("name: x"),), ("--topology", "/dev/zero"), "larger than 32 MB", id="endless"),
         pytest.param(
-            (pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (maximum recursion", id="deep"
+            (pod("name: x"),), ("--topology", "DEEP"), "lscpu: not JSON (nested too deeply", id="deep"
         ),
         pytest.param((pod("name: x"),), ("--topology", "."), "online is missing: mount sysfs", id="no sysfs"),
         pytest.param(

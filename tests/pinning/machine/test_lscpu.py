@@ -129,7 +129,7 @@ def test_lscpu_with_bare_dashes() -> None:
             "column L1D:L2: '0:9{57} is not",
             id="long id",
         ),
-        pytest.param("[" * 200_000, r"lscpu: not JSON \(maximum recursion", id="deep"),
+        pytest.param("[" * 200_000, r"lscpu: not JSON \(nested too deeply", id="deep"),
         pytest.param(
             lscpu({"cpu": 0, "core": 0, "online": "ja"}),
             "ONLINE: 'ja' is not yes.* words of its user's language.* run `LC_ALL=C lscpu --all",
