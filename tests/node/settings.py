@@ -6,7 +6,9 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tests.node.node import pod
 from tests.node.restarting import restart_kubelet
+from tests.node.waiting import until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,13 @@ def kubelet_settings(node: Node, **settings: object) -> Iterator[None]:
     finally:
         node.clear()
         _change(node, before)
+
+
+def until_observing(node: Node) -> None:
+    """Wait until the agent knows that the kubelet gives CPUs out: a pod makes it look, else it does so twice a minute."""
+    node.apply(pod("first"))
+    until_equal("the agent observes", lambda: node.agent.metric("corepin_agent_observes"), 1.0)
+    node.clear()
 
 
 def _change(node: Node, config: str) -> None:

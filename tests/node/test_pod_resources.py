@@ -16,7 +16,7 @@ from agent.observed_cpus import KubeletAssignments
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.node.node import Container, pod
 from tests.node.restarting import restart_kubelet
-from tests.node.settings import kubelet_settings
+from tests.node.settings import kubelet_settings, until_observing
 from tests.node.waiting import until, until_equal
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def static(node: Node) -> Iterator[tuple[Container, Container]]:
     """Return a container with a CPU of the kubelet's, and one without, beside an agent that observes."""
     reserved = until("the agent knows its sets", lambda: node.agent.state()["sets"]["reserved"])
     with kubelet_settings(node, cpuManagerPolicy="static", reservedSystemCPUs=reserved):
-        until_equal("the agent observes", lambda: node.agent.metric("corepin_agent_observes"), 1.0)
+        until_observing(node)
         with nothing_written(node):
             own, other = node.run(guaranteed("own"), pod("other"))
             until_equal("the kubelet's choice", lambda: (len(own.cpus), own.cpus & other.cpus), (1, EMPTY))

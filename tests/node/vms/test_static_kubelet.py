@@ -15,7 +15,7 @@ from cri_api.v1 import api_pb2
 from pinning.machine.cpuset import CPUSet
 from tests.agent.containerd import IMAGE, install_packages
 from tests.node.node import pod
-from tests.node.settings import kubelet_settings
+from tests.node.settings import kubelet_settings, until_observing
 from tests.node.waiting import until
 from tests.vm.guests import PACKAGES, Guest
 from tests.vm.kata.install import HANDLER
@@ -44,7 +44,7 @@ def static_session(node_session: Node) -> Iterator[Node]:
     node_session.kubectl("apply", "-f", "-", input=json.dumps({**RUNTIME_CLASS, "handler": HANDLER}))
     reserved = until("the agent knows its node", node_session.agent.state)["sets"]["reserved"]
     with kubelet_settings(node_session, cpuManagerPolicy="static", reservedSystemCPUs=reserved):
-        until("observing", lambda: node_session.agent.metric("corepin_agent_observes"))
+        until_observing(node_session)
         yield node_session
 
 
