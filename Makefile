@@ -35,7 +35,7 @@ test: check ## every check and every test; builds Kubernetes and the image the f
 unit: setup ## the tests that need no server, no container runtime and no emulated machine
 	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -n 2 -m 'not server and not runtime and not node and not smt'
 
-e2e-smt: setup ## a whole cluster on an emulated machine with two threads per core: 13 minutes, and more when busy
+e2e-smt: setup ## whole clusters on emulated machines with two threads per core: 25 minutes, and more when busy
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster
 
 soak: setup ## containers started over NRI beside two busy loops, and their runtime restarted: 10 minutes

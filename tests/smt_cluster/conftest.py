@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.agent.containerd import install_packages
+from tests.agent.wrappers.cmk_agent import built
 from tests.cluster.start import PACKAGES
 from tests.servers.build import ASSETS, cache_folder
 from tests.smt.guest import GuestMachine, Report, boot
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
 FOUR_CORES = GuestMachine(
     "8,sockets=1,cores=4,threads=2", "6G", seconds=5400
 )  # 13 minutes with one CPU to itself
-_REPORT = pytest.StashKey[Report]()
+# Four cores of CMK's exclusive pool, one shared, one outside of isolcpus, one reserved. Eleven minutes, and one to start.
+SEVEN_CORES = GuestMachine("14,sockets=1,cores=7,threads=2", "6G", seconds=5400)
+WALKS = {"walk", "cmk_walk"}
+_REPORTS = pytest.StashKey[list[Report]]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that needs the walk; its servers are built beforehand."""
     for item in items:
-        if "walk" in getattr(item, "fixturenames", ()) and item.path.parent.name == "smt_cluster":
+        if WALKS & set(getattr(item, "fixturenames", ())) and item.path.parent.name == "smt_cluster":
             for marker in ("smt_cluster", "server", "runtime"):
                 item.add_marker(marker)
 
@@ -33,20 +37,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what the walk through a cluster on a machine of four cores with two threads each reported."""
+    return _boot(request.config, "tests.smt_cluster.walk", tmp_path_factory, FOUR_CORES)
+
+
+@pytest.fixture(scope="session")
+def cmk_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what the walk with CMK's commands and pods on a machine of seven cores reported."""
+    built()  # the agent installs it
+    return _boot(request.config, "tests.smt_cluster.cmk_walk", tmp_path_factory, SEVEN_CORES)
+
+
+def _boot(
+    config: pytest.Config, scenario: str, folders: pytest.TempPathFactory, machine: GuestMachine
+) -> Report:
     install_packages(PACKAGES)
     environment = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, "")}
     options = " ".join(f"{name}={value}" for name, value in environment.items() if value)
-    folder = tmp_path_factory.mktemp("smt-cluster-")
-    report = boot("tests.smt_cluster.walk", folder, machine=FOUR_CORES, kernel_options=options)
-    request.config.stash[_REPORT] = report
+    report = boot(scenario, folders.mktemp("smt-cluster-"), machine=machine, kernel_options=options)
+    config.stash.setdefault(_REPORTS, []).append(report)
     return report
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Show every command of the walk with its answer, and when each part was over."""
-    report = config.stash.get(_REPORT, None)
-    if report is None:
-        return
+    """Show every command of the walks with its answer, and when each part was over."""
+    for report in config.stash.get(_REPORTS, []):
+        _show(terminalreporter, report)
+
+
+def _show(terminalreporter: TerminalReporter, report: Report) -> None:
     terminalreporter.section("what people typed and read in the emulated machine")
     for call in report.facts.get("kubectl", []):
         terminalreporter.write_line(f"$ {call['command']}\n{call['said']}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests.agent.containerd import Containerd
 
 IMAGE = "docker.io/library/corepin:0.1.0"  # as the manifests name it, in full
+CMK_IMAGE = "docker.io/library/cmk:v1.5.2"
 COMMAND = Path(sys.executable).with_name("corepin")
 WORKLOADS = {  # kind, namespace and container of each
     "corepin-certs": ("Deployment", "corepin-system", "certs"),
@@ -43,16 +46,36 @@ def load_image(containerd: Containerd) -> None:
     containerd.load(archive)
 
 
-def write_overlay(folder: Path) -> Path:
+def load_cmk_image(containerd: Containerd) -> None:
+    """Give containerd an image under the name that CMK's pods ask for: bash with its libraries, and busybox."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as files:
+        for file in ("/bin/bash", *_libraries("/bin/bash")):
+            files.add(os.path.realpath(file), file.lstrip("/"))
+        files.add(str(shutil.which("busybox")), "bin/busybox")
+        for name in ("echo", "sleep", "sh", "cat"):
+            add_link(files, f"bin/{name}", "busybox")
+    archive = containerd.directory / "cmk.tar"
+    write_archive(archive, CMK_IMAGE, layer.getvalue(), {"User": "65532:65532", "Env": ["PATH=/bin"]})
+    containerd.load(archive)
+
+
+def _libraries(program: str) -> list[str]:
+    """Return the libraries of a program, and what loads them, by the paths where they are looked for."""
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return [word for line in listed.splitlines() for word in line.split() if word.startswith("/")]
+
+
+def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened") -> Path:
     """Write the overlay: one replica of the webhook, patience, and where the programs are."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     patches = [{"patch": json.dumps(_mounted(name))} for name in WORKLOADS]
     patches += [_patient_registration("Mutating", 1), _patient_registration("Validating", 3)]
     patches.append({"patch": json.dumps(_open_namespace())})
     overlay = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [os.path.relpath(CHECKOUT / "manifests/hardened", folder)],
+        "resources": [os.path.relpath(manifests, folder)],
         "patches": patches,
     }
     (folder / "kustomization.yaml").write_text(json.dumps(overlay, indent=2))

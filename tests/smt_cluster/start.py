@@ -13,7 +13,7 @@ from tests.cluster.start import _program, _write_network
 from tests.node.kubelet import start_kubelet
 from tests.servers import catalog
 from tests.servers.control_plane import start_control_plane, start_controllers, start_scheduler
-from tests.smt_cluster.installed import load_image
+from tests.smt_cluster.installed import load_cmk_image, load_image
 from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def _start_node(stack: ExitStack, server: ApiServer) -> None:
     _write_network(RUNTIME / "cni", PLACE)
     containerd = stack.enter_context(start_containerd(VERSIONS[1], RUNTIME))
     load_image(containerd)
+    load_cmk_image(containerd)
     KUBELET.symlink_to(KUBELET_FILES / "root")
     stack.enter_context(
         start_kubelet(

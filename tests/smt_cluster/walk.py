@@ -8,7 +8,7 @@ import subprocess
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx
 
@@ -28,12 +28,15 @@ from tests.smt_cluster.machine import NODE
 from tests.smt_cluster.start import API, KUBELET_FILES, start_cluster
 from tests.smt_cluster.vms import virtual_machine
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SMT = f"{SMT_POLICY}/pod"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 MESHED = "mesh"  # the label of namespaces whose pods get a sidecar
 
 
-def main() -> NoReturn:
+def main(walk: Callable[[Cluster], None]) -> NoReturn:
     """Report everything, and end at once: the machine is switched off next, so nothing is stopped one by one."""
     containers._SECONDS = daemon.START_SECONDS = view.SECONDS
     status = 1
@@ -50,7 +53,7 @@ def start(stack: ExitStack) -> Cluster:
     """Start everything that a cluster has before corepin is installed."""
     machine.prepare()
     api = stack.enter_context(start_cluster())
-    _passed("start")
+    passed("start")
     client = stack.enter_context(api.client())
     client.timeout = httpx.Timeout(view.ANSWER_SECONDS)
     return Cluster(api, client)
@@ -60,16 +63,27 @@ def walk(cluster: Cluster) -> None:
     """Take every step."""
     for step in (install, policies, live_change, sidecar, cmk, virtual_machine, offline_and_back, deletion):
         step(cluster)
-        _passed(step.__name__)
+        passed(step.__name__)
 
 
-def _passed(step: str) -> None:
+def passed(step: str) -> None:
+    """Tell the host that a step is over, and when."""
     report("passed", step=step, uptime=float(Path("/proc/uptime").read_text().split()[0]))
 
 
 def install(cluster: Cluster) -> None:
     """Apply the manifests and wait as the operator guide says."""
-    overlay = installed.write_overlay(Path("/run/overlay"))
+    roll_out(cluster, installed.write_overlay(Path("/run/overlay")))
+    cluster.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
+    cluster.create(pod("bystander"), None)
+    cluster.settle()
+    cluster.kubectl("get", "nodes", "-L", "cmk.intel.com/cmk-node")
+    cluster.kubectl("describe", "node", NODE)
+    cluster.look("installed")
+
+
+def roll_out(cluster: Cluster, overlay: Path) -> None:
+    """Apply an overlay and wait until every part works."""
     cluster.kubectl("apply", "--server-side", "-k", str(overlay))
     for name, (kind, namespace, _) in installed.WORKLOADS.items():
         cluster.kubectl(
@@ -78,12 +92,6 @@ def install(cluster: Cluster) -> None:
         )
     cluster.until("the CA is published", lambda: all(_bundles(cluster)))
     report("bundles", configurations=_bundles(cluster))
-    cluster.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
-    cluster.create(pod("bystander"), None)
-    cluster.settle()
-    cluster.kubectl("get", "nodes", "-L", "cmk.intel.com/cmk-node")
-    cluster.kubectl("describe", "node", NODE)
-    cluster.look("installed")
 
 
 def _bundles(cluster: Cluster) -> list[str]:
@@ -114,15 +122,17 @@ def policies(cluster: Cluster) -> None:
 
 def _draw(cluster: Cluster) -> None:
     """Show the node as `corepin map` does from the outside."""
-    command = [str(installed.COMMAND), "map", "--node", NODE]
+    corepin(cluster, "map", "--node", NODE)
+
+
+def corepin(cluster: Cluster, *words: str) -> str:
+    """Run the command as people do beside the cluster, and return what it prints; what it tells besides is reported too."""
+    command = [str(installed.COMMAND), *words]
     env = daemon.plain_environment() | {"KUBECONFIG": str(cluster.api.kubeconfig())}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    report(
-        "kubectl",
-        command=f"corepin map --node {NODE}",
-        said=done.stdout + done.stderr,
-        status=done.returncode,
-    )
+    typed = " ".join(("corepin", *words))
+    report("kubectl", command=typed, said=done.stdout + done.stderr, status=done.returncode)
+    return done.stdout
 
 
 def live_change(cluster: Cluster) -> None:
@@ -237,4 +247,4 @@ def _logs() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(walk)

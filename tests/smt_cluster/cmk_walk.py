@@ -1,0 +1,221 @@
+"""Inside the guest: Intel CMK's commands and pods, as its users know them, on corepin's overlay `cmk`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pinning.contract import CMK_INJECTED
+from tests.smt.guest import CHECKOUT
+from tests.smt.inside import report
+from tests.smt_cluster import installed
+from tests.smt_cluster.machine import NODE
+from tests.smt_cluster.start import KUBELET_FILES
+from tests.smt_cluster.walk import corepin, main, passed, roll_out
+
+if TYPE_CHECKING:
+    from tests.smt_cluster.cluster import Cluster
+
+NAMESPACE, AGENT_NAMESPACE = "cmk-namespace", "corepin-agent"
+USERS_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PODS = Path(__file__).with_name("cmk_pods.yaml")
+PODS_WITHOUT_WEBHOOK = Path(__file__).with_name("cmk_pods_without_webhook.yaml")
+FLAGS = (f"--host-list={NODE}", "--num-exclusive-cores=4", "--num-shared-cores=1", "--excl-non-isolcpus=12")
+FINAL = {"Succeeded", "Failed"}
+
+
+def walk(cluster: Cluster) -> None:
+    """Take every step."""
+    for step in (install, look, examples, hold, kill, without_webhook, uninstall):
+        step(cluster)
+        passed(step.__name__)
+
+
+def install(cluster: Cluster) -> None:
+    """Apply what `cluster-init` prints, with patience, and label the node as it says."""
+    folder = Path("/run/overlay")
+    (folder / "printed").mkdir(parents=True)
+    (folder / "printed/cmk.yaml").write_text(corepin(cluster, "cmk", "cluster-init", *FLAGS))
+    printed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["cmk.yaml"],
+    }
+    (folder / "printed/kustomization.yaml").write_text(json.dumps(printed))
+    cluster.kubectl("label", "node", NODE, "corepin.io/agent=true")
+    roll_out(cluster, installed.write_overlay(folder, folder / "printed"))
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(namespace))
+    cluster.kubectl("apply", "-n", NAMESPACE, "-k", str(CHECKOUT / "manifests/cmk-namespace"))
+    cluster.until("CMK's pools are told", lambda: config(cluster))
+
+
+def look(cluster: Cluster) -> None:
+    """Look at the node by CMK's commands, and at the agent's reports by CMK's names."""
+    corepin(cluster, "cmk", "discover", "--node", NODE)
+    report("described", step="look", pools=described(cluster))
+    corepin(cluster, "cmk", "node-report", "--node", NODE)
+    cluster.kubectl("get", "cmk-nodereports,cmk-reconcilereports", "--all-namespaces")
+
+
+def described(cluster: Cluster) -> dict[str, Any]:
+    """Return CMK's pools, as they are described."""
+    pools: dict[str, Any] = json.loads(corepin(cluster, "cmk", "describe", "--node", NODE))["pools"]
+    return pools
+
+
+def examples(cluster: Cluster) -> None:
+    """Run CMK's example pods to their end, unchanged: those for its webhook, and those that mount all by themselves."""
+    for file in (PODS, PODS_WITHOUT_WEBHOOK):
+        cluster.kubectl("create", "-f", str(file))
+    for file in (PODS, PODS_WITHOUT_WEBHOOK):
+        see_end(cluster, file, "examples")
+
+
+def see_end(cluster: Cluster, file: Path, step: str) -> None:
+    """Wait until every pod of a file has ended, report what each said, and delete them."""
+    for pod in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+        name = pod["metadata"]["name"]
+        cluster.until(f"{name} ends", lambda name=name: seen(cluster, name)["status"].get("phase") in FINAL)  # type: ignore[misc]
+        found = seen(cluster, name)
+        report(
+            "example",
+            step=step,
+            pod=name,
+            phase=found["status"]["phase"],
+            injected=CMK_INJECTED in found["metadata"].get("annotations", {}),
+            said={it["name"]: said(name, it["name"]) for it in pod["spec"]["containers"]},
+        )
+    cluster.kubectl("-n", NAMESPACE, "get", "pods")
+    cluster.kubectl("delete", "-f", str(file))
+
+
+def seen(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return a pod of CMK's users."""
+    found: dict[str, Any] = cluster.get(f"{USERS_PODS}/{name}")
+    return found
+
+
+def said(pod: str, container: str) -> str:
+    """Return what the newest container of this name wrote, from the node's disk."""
+    folders = (KUBELET_FILES / "logs").glob(f"{NAMESPACE}_{pod}_*/{container}")
+    newest = max(folders, key=lambda folder: folder.stat().st_mtime)
+    lines = "".join(file.read_text() for file in sorted(newest.glob("*.log"))).splitlines(keepends=True)
+    return "".join(line.split(" ", 3)[-1] for line in lines)
+
+
+def hold(cluster: Cluster) -> None:
+    """Let a wrapped command run on, and look at it as CMK's operators and as the kernel do."""
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(held()))
+    cluster.until("the command is wrapped", lambda: wrapped(cluster))
+    ((pid, cpus),) = wrapped(cluster).items()
+    allowed = Path(f"/proc/{pid}/status").read_text().split("Cpus_allowed_list:", 1)[1].split(None, 1)[0]
+    environment = dict(
+        line.partition("=")[::2] for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if line
+    )
+    report(
+        "held",
+        pid=pid,
+        cpus=cpus,
+        allowed=allowed,
+        command=Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1],
+        environment={
+            name: environment.get(name) for name in sorted(environment) if name.startswith("CMK_CPUS")
+        },
+    )
+    report("described", step="held", pools=described(cluster))
+    cluster.kubectl("-n", NAMESPACE, "get", "pod", "held", "-o", "yaml")
+
+
+def held() -> dict[str, Any]:
+    """Return a pod whose command runs until it is killed."""
+    main_container = {
+        "name": "main",
+        "image": "cmk:v1.5.2",
+        "command": ["/opt/bin/cmk", "isolate", "--pool=exclusive", "sleep", "--", "1000000"],
+        "resources": {"limits": {"cmk.intel.com/exclusive-cores": "2"}},
+    }
+    metadata = {"name": "held", "namespace": NAMESPACE}
+    spec = {"restartPolicy": "Never", "containers": [main_container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def config(cluster: Cluster) -> dict[str, Any]:
+    """Return CMK's pools from its ConfigMap, empty while there is none; asking the command so often takes too long."""
+    answer = cluster.client.get(f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/cmk-config-{NODE}")
+    found: dict[str, Any] = yaml.safe_load(answer.json().get("data", {}).get("config", "{}"))
+    return found
+
+
+def holders(cluster: Cluster) -> dict[str, list[str]]:
+    """Return who holds each core of the exclusive pool that is not free."""
+    return {
+        cpus: tasks
+        for lists in config(cluster)["exclusive"].values()
+        for cpus, tasks in lists.items()
+        if tasks
+    }
+
+
+def wrapped(cluster: Cluster) -> dict[int, list[str]]:
+    """Return which process has which cores of the exclusive pool."""
+    found: dict[int, list[str]] = {}
+    for cpus, tasks in holders(cluster).items():
+        for task in filter(str.isdecimal, tasks):
+            found.setdefault(int(task), []).append(cpus)
+    return found
+
+
+def kill(cluster: Cluster) -> None:
+    """Kill the command as CMK's users feared it, and see its cores come back."""
+    (pid,) = wrapped(cluster)
+    os.kill(pid, signal.SIGKILL)
+    cluster.until("its pod has failed", lambda: seen(cluster, "held")["status"].get("phase") == "Failed")
+    cluster.until("its end is reported", lambda: pid in reclaimed(cluster))
+    report("reconciled", pid=pid, said=corepin(cluster, "cmk", "reconcile", "--node", NODE))
+    cluster.kubectl("-n", NAMESPACE, "delete", "pod", "held")
+    cluster.until("every core is free", lambda: not holders(cluster))
+
+
+def reclaimed(cluster: Cluster) -> list[int]:
+    """Return the processes that ended, as the agent reports them."""
+    found = cluster.get(f"/apis/intel.com/v1/namespaces/{AGENT_NAMESPACE}/cmk-reconcilereports/{NODE}")
+    return [it["pid"] for it in found["spec"]["report"]["reclaimedCpuLists"]]
+
+
+def without_webhook(cluster: Cluster) -> None:
+    """Run CMK's pods for clusters without its webhook where there is none."""
+    registrations = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
+    cluster.kubectl("delete", registrations, "zz-corepin")
+    cluster.until("nothing is injected", lambda: not is_injected(cluster))
+    cluster.kubectl("create", "-f", str(PODS_WITHOUT_WEBHOOK))
+    see_end(cluster, PODS_WITHOUT_WEBHOOK, "without_webhook")
+
+
+def is_injected(cluster: Cluster) -> bool:
+    """Say whether a pod of CMK's users gets its injection."""
+    answer = cluster.client.post(USERS_PODS, params={"dryRun": "All"}, json=held()).raise_for_status()
+    return CMK_INJECTED in answer.json()["metadata"].get("annotations", {})
+
+
+def uninstall(cluster: Cluster) -> None:
+    """Take the node back, as its operator does."""
+    corepin(cluster, "cmk", "uninstall", f"--host-list={NODE}", "--apply")
+    node = cluster.get(f"/api/v1/nodes/{NODE}")
+    report(
+        "left",
+        labels=sorted(name for name in node["metadata"]["labels"] if "cmk" in name or "corepin" in name),
+        annotations=sorted(name for name in node["metadata"]["annotations"] if "corepin" in name),
+        taints=[taint["key"] for taint in node["spec"].get("taints") or () if "cmk" in taint["key"]],
+        installed=sorted(path.name for path in Path("/opt/bin").glob("cmk*")),
+    )
+
+
+if __name__ == "__main__":
+    main(walk)

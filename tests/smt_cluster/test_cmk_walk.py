@@ -1,0 +1,98 @@
+"""What CMK's users see on a real cluster of one node with seven cores of two threads: their commands, their pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from tests.smt.guest import Report
+
+STEPS = ["start", "install", "look", "examples", "hold", "kill", "without_webhook", "uninstall"]
+
+
+def pools(walk: Report, step: str) -> Any:
+    """Return CMK's pools as they were described at one moment."""
+    (found,) = [it["pools"] for it in walk.all("described") if it["step"] == step]
+    return found
+
+
+def lists(described: Any, pool: str) -> dict[str, list[int | str]]:
+    """Return the CPU lists of a pool with their tasks."""
+    return {cpus: it["tasks"] for cpus, it in described[pool]["cpuLists"].items()}
+
+
+def test_walk_comes_to_its_end(cmk_walk: Report) -> None:
+    """Every step was taken; no wait ended in vain, and no command failed."""
+    assert [failure["traceback"] for failure in cmk_walk.facts.get("failed", [])] == []
+    assert [passed["step"] for passed in cmk_walk.all("passed")] == STEPS
+    assert [call["command"] for call in cmk_walk.all("kubectl") if call["status"]] == []
+
+
+def test_node_is_cut_as_cmk_cut_it(cmk_walk: Report) -> None:
+    """Four exclusive cores, one shared, one outside of isolcpus; the reserved one and nothing else is infra."""
+    described = pools(cmk_walk, "look")
+    assert lists(described, "exclusive") == {f"{cpu},{cpu + 1}": [] for cpu in (2, 4, 6, 8)}
+    assert lists(described, "shared") == {"10,11": []}
+    assert lists(described, "exclusive-non-isolcpus") == {"12,13": []}
+    assert next(iter(lists(described, "infra"))).startswith("0,1")
+
+
+ALL = {"exclusive": "Exclusive", "shared": "Shared", "infra": "Infra"}
+NON_ISOLCPUS = {"exclusive-non-isolcpus": "Exclusive-Non-Isolcpus"}
+
+
+@pytest.mark.parametrize(
+    ("step", "pod", "expected", "injected"),
+    [
+        ("examples", "cmk-isolate-pod", ALL, True),
+        ("examples", "cmk-isolate-excl-non-isolcpus-pod", NON_ISOLCPUS, True),
+        ("examples", "cmk-isolate-pod-no-webhook", ALL, True),
+        ("examples", "cmk-isolate-excl-non-isolcpus-pod-no-webhook", NON_ISOLCPUS, True),
+        ("without_webhook", "cmk-isolate-pod-no-webhook", ALL, False),
+        ("without_webhook", "cmk-isolate-excl-non-isolcpus-pod-no-webhook", NON_ISOLCPUS, False),
+    ],
+)
+def test_example_pods_run_unchanged(
+    cmk_walk: Report, step: str, pod: str, expected: dict[str, str], *, injected: bool
+) -> None:
+    """Each container says what its command echoes, its obsolete flag is told, and the pod succeeds."""
+    (seen,) = [it for it in cmk_walk.all("example") if (it["step"], it["pod"]) == (step, pod)]
+    assert (seen["phase"], seen["injected"]) == ("Succeeded", injected)
+    assert seen["said"].keys() == {f"cmk-isolate-{pool}" for pool in expected}
+    for pool, word in expected.items():
+        told = seen["said"][f"cmk-isolate-{pool}"]
+        assert f"Hello World {word}!!!" in told
+        assert "--conf-dir does nothing" in told
+
+
+def test_wrapped_command_is_pinned_and_described(cmk_walk: Report) -> None:
+    """The command itself has the pid, its two cores, and CMK's variables; nobody else is on them."""
+    seen = cmk_walk.one("held")
+    mine = CPUSet(int(cpu) for cpus in seen["cpus"] for cpu in cpus.split(","))
+    assert seen["command"] == ["sleep", "1000000"]
+    assert (len(mine), CPUSet.parse(seen["allowed"])) == (4, mine)
+    assert CPUSet.parse(seen["environment"]["CMK_CPUS_ASSIGNED"]) == mine
+    assert CPUSet.parse(seen["environment"]["CMK_CPUS_SHARED"]) == CPUSet([10, 11])
+    described = lists(pools(cmk_walk, "held"), "exclusive")
+    assert [cpus for cpus, tasks in described.items() if tasks == [seen["pid"]]] == seen["cpus"]
+    assert sum(not tasks for tasks in described.values()) == 2
+
+
+def test_killed_command_gives_its_cores_back(cmk_walk: Report) -> None:
+    """Nobody has to clean up: the report has the process, its pool and its CPUs."""
+    seen = cmk_walk.one("reconciled")
+    reclaimed = json.loads(seen["said"])["reclaimedCpuLists"]
+    (mine,) = [it for it in reclaimed if it["pid"] == seen["pid"]]
+    assert mine["pool"] == "exclusive"
+    assert CPUSet.parse(mine["cpus"]) == CPUSet(
+        int(cpu) for cpus in cmk_walk.one("held")["cpus"] for cpu in cpus.split(",")
+    )
+
+
+def test_uninstall_leaves_nothing_on_the_node(cmk_walk: Report) -> None:
+    """Labels, annotations, taint and the command of containers are gone."""
+    left = cmk_walk.one("left")
+    assert {name: found for name, found in left.items() if found} == {}
