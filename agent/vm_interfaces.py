@@ -58,6 +58,10 @@ class VirtualMachines(Protocol):
         """Return how many threads it has now, cheaply; 0 when it is not there."""
         ...
 
+    def has_strayed(self, place: VMPlace) -> bool:
+        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, cheaply."""
+        ...
+
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return its threads and where each may run; None when it is not there (yet).
 

@@ -92,6 +92,10 @@ class Kept:
             right += pinned is not None and pinned.seen.vcpus == masks.vcpus
         return right
 
+    def strays(self) -> int:
+        """Read where every vCPU may run; return how many machines have one elsewhere."""
+        return sum(map(self._machines.has_strayed, self._wanted))
+
     def _first(self, place: VMPlace) -> VMMasks:
         seen = self._machines.read(place)
         if seen is None:
@@ -199,6 +203,7 @@ def measure(host: FakeHost, guests: list[Guest]) -> dict[str, float]:
         "whole look": kept.look,
         "bare sweep": lambda: bare_sweep(proc, guests),
         "rescan": lambda: rescan(host, found),
+        "strays": kept.strays,
         "bare rescan": lambda: bare_rescan(proc, guests),
     }
     best = dict.fromkeys(cases, float("inf"))
@@ -227,11 +232,11 @@ def main() -> int:
             f"{'holds ' if times <= most else 'MISSED'}  {case:<13}{best[case] * 1e3:>9.2f} ms, {times:.2f} x "
             f"the baseline's {best[baseline] * 1e3:.2f} ms, limit {most:.1f} x"
         )
-    idle = best["whole look"] / SWEEP_SECONDS + best["rescan"] / RESCAN_SECONDS
+    idle = best["whole look"] / SWEEP_SECONDS + (best["rescan"] + best["strays"]) / RESCAN_SECONDS
     holds &= idle <= IDLE_LIMIT
     print(
-        f"{'holds ' if idle <= IDLE_LIMIT else 'MISSED'}  a whole look each {SWEEP_SECONDS} s and a rescan each "
-        f"{RESCAN_SECONDS} s: {idle:.2%} of a core, limit {IDLE_LIMIT:.1%}"
+        f"{'holds ' if idle <= IDLE_LIMIT else 'MISSED'}  a whole look each {SWEEP_SECONDS} s, and a rescan and the "
+        f"masks of all vCPUs ({best['strays'] * 1e3:.2f} ms) each {RESCAN_SECONDS} s: {idle:.2%} of a core, limit {IDLE_LIMIT:.1%}"
     )
     return 0 if holds else 1
 

@@ -1,8 +1,8 @@
 """Keeps the threads of virtual machines where they belong: after the writes of a pass, and whenever there are others.
 
 A cgroup holds threads on a set of CPUs and no one of them on one CPU; kernels before 6.2 also forget, whenever a cpuset
-is written, where its threads were. So each machine is looked at again and again: its thread count every few seconds,
-every thread with each sweep, and at once after somebody wrote its cgroup.
+is written, where its threads were. So each machine is looked at again and again: its thread count and
+its vCPUs every few seconds, every thread with each sweep, and at once after somebody wrote its cgroup.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class VMKeeper:
         return record.is_due or record.is_waiting or (record.state is None and is_new)
 
     async def poll(self) -> bool:
-        """Look at machines with other thread counts, at those that wait, and for those not seen yet; say if that is news."""
+        """Look at machines with other thread counts or strayed vCPUs, that wait, or were not seen yet; say if that is news."""
         return await self._look_at(self._is_wanted)
 
     async def sweep(self) -> bool:
@@ -236,7 +236,9 @@ class VMKeeper:
     def _is_wanted(self, record: VMRecord) -> bool:
         if record.is_due or record.is_waiting or record.state is None:
             return True
-        return self._vms is not None and self._vms.count(record.place) != record.count
+        return self._vms is not None and (
+            self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
+        )
 
     def _look(self, record: VMRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin what is elsewhere than it is to be, and note what came of it."""

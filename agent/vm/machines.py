@@ -72,6 +72,11 @@ class _Machine:
         self.masks = {tid: cpus for tid, cpus in read.items() if cpus}
         self.bound &= self.masks.keys()
 
+    def has_strayed(self, affinities: Affinities) -> bool:
+        """Say whether its first thread or a vCPU may run elsewhere than it was read."""
+        pinned = (self.vmm.pid, *self.threads.vcpus)
+        return any(affinities.read(tid) != self.masks.get(tid, EMPTY) for tid in pinned)
+
     def of(self, *roles: Role) -> Iterator[CPUSet]:
         """Yield where the threads of some roles may run."""
         return (
@@ -124,6 +129,11 @@ class KernelVirtualMachines:
             return count_threads(self._roots, machine.vmm)
         except AgentError:
             return 0
+
+    def has_strayed(self, place: VMPlace) -> bool:
+        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, cheaply."""
+        machine = self._machines.get(place)
+        return machine is not None and machine.has_strayed(self._affinities)
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return its threads and where each may run; `fully` looks again for those outside of its process.

@@ -178,22 +178,41 @@ def test_erased_pins_are_put_back_at_once(node: FakeNode) -> None:
     vm = machine(4, node.topology.online)
     vm.vcpus = [CPUSet([cpu]) for cpu in (6, 5, 2, 1)]
     number = launched(node, vm)
-    vm.vcpus = [CPUSet.parse("1-2,5-6")] * 4
+    vm.others[Role.EMULATOR] = [CPUSet.parse("1")]
     node.run()
-    assert pins(node, number) == ["1-2,5-6"] * 4  # nobody said that anything changed
+    assert vm.main == CPUSet.parse("1")  # nobody said that anything changed
 
+    vm.vcpus = [CPUSet.parse("1-2,5-6")] * 4
     node.agent.reconciler.between_passes.foreign_write(node.cgroup(number))
     assert node.agent.trigger.is_set
     node.run()
     assert pins(node, number) == ["6", "5", "2", "1"]
+    assert vm.main == CPUSet.parse("1-2,5-6")
 
 
 def test_sweep_reads_every_thread(node: FakeNode) -> None:
-    """What moved without a word is found by the next sweep."""
+    """Any other thread that moved without a word is found by the next sweep."""
     number = launched(node)
-    node.vms.machines[number].vcpus = [CPUSet.parse("1-2,5-6")] * 4
+    emulator = node.vms.machines[number].others[Role.EMULATOR]
+    right = list(emulator)
+    emulator[:] = [CPUSet.parse("1")] * len(emulator)
+    node.runner.run(node.agent.reconciler.vms.poll())
+    assert emulator != right
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
 
+    assert emulator == right
+
+
+def test_vcpu_that_somebody_moves_is_put_back_by_the_next_poll(node: FakeNode) -> None:
+    """A foreign taskset changes no thread count: where vCPUs run is read every few seconds, and nothing else is."""
+    number = launched(node)
+    poll = node.agent.reconciler.vms.poll
+    reads = node.vms.reads[number]
+    node.runner.run(poll())
+    assert node.vms.reads[number] == reads
+
+    node.vms.machines[number].vcpus[2] = CPUSet.parse("0")
+    node.runner.run(poll())
     assert pins(node, number) == ["1", "5", "2", "6"]
 
 

@@ -61,6 +61,7 @@ class FakeVMs:
     machines: dict[str, FakeVM] = field(default_factory=dict)
     reads: Counter[str] = field(default_factory=Counter)
     kept: frozenset[str] = frozenset()
+    looks: dict[str, tuple[CPUSet, ...]] = field(default_factory=dict)  # where vCPUs were seen last
 
     def kind(self, place: VMPlace) -> str:
         """Return the kind of every machine here."""
@@ -71,11 +72,19 @@ class FakeVMs:
         vm = self.machines.get(place.key)
         return vm.count if vm else 0
 
+    def has_strayed(self, place: VMPlace) -> bool:
+        """Say whether a vCPU may run elsewhere than it was seen last."""
+        vm = self.machines.get(place.key)
+        return vm is not None and self.looks.get(place.key) != tuple(vm.vcpus)
+
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return the masks as they are."""
         self.reads[place.key] += 1
         vm = self.machines.get(place.key)
-        return self._seen(vm) if vm else None
+        if vm is None:
+            return None
+        self.looks[place.key] = tuple(vm.vcpus)
+        return self._seen(vm)
 
     def _seen(self, vm: FakeVM) -> VMSeen:
         everything = [*vm.vcpus, *(cpus for listed in vm.others.values() for cpus in listed)]
@@ -105,6 +114,7 @@ class FakeVMs:
                 wanted = masks.of(role, rank)
                 listed[rank] = self._moved(place, before, wanted, is_bound=role in vm.refuses)
                 refused |= {role} if listed[rank] != wanted else set()
+        self.looks[place.key] = tuple(vm.vcpus)
         return VMPinned(self._seen(vm), frozenset(refused))
 
     def _moved(self, place: VMPlace, before: CPUSet, wanted: CPUSet, *, is_bound: bool) -> CPUSet:

@@ -353,6 +353,25 @@ def test_first_thread_that_ended_ends_the_machine(
     assert machines.read(LAUNCHER) is None
 
 
+def test_thread_that_somebody_moved_has_strayed(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks
+) -> None:
+    """A vCPU or the first thread, until it is looked at; one that ended is not asked about again and again."""
+    start(host)
+    assert not machines.has_strayed(LAUNCHER)
+    machines.read(LAUNCHER)
+    assert not machines.has_strayed(LAUNCHER)
+    for tid in (300, 303):
+        masks.of[tid] = CPUSet.parse("3")
+        assert machines.has_strayed(LAUNCHER)
+        machines.read(LAUNCHER)
+        assert not machines.has_strayed(LAUNCHER)
+    masks.ended.add(303)
+    assert machines.has_strayed(LAUNCHER)
+    machines.read(LAUNCHER)
+    assert not machines.has_strayed(LAUNCHER)
+
+
 def test_forgotten_machines_are_looked_for_anew(host: FakeHost, machines: KernelVirtualMachines) -> None:
     """Whoever is not kept is forgotten."""
     start(host)

@@ -164,6 +164,10 @@ class Kata:
         machine = self._found(place)
         return len(machine.masks) if machine else self.node.vms.count(place)
 
+    def has_strayed(self, place: VMPlace) -> bool:
+        """Say of every machine here that nobody moves its vCPUs between passes."""
+        return place.key not in self.machines and self.node.vms.has_strayed(place)
+
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return the masks as they are."""
         machine = self._found(place)
