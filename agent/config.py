@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pinning.contract import CMK_CONFIG_MAP_NAMESPACE, DEBUGFS, NRI_SOCKET
+from pinning.contract import AGENT_NAMESPACE, DEBUGFS, NRI_SOCKET
 from pinning.errors import BadContract, BadQuantity
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.requests import SIDECAR, Amount
@@ -70,7 +70,7 @@ class AgentConfig:
     listen: tuple[str, int] | None = None  # health and metrics; None: not served
     socket: Path | None = None  # the state as JSON; None: not served
     api: ApiFlags | None = None  # None: the account that every pod of a cluster has
-    namespace: str = CMK_CONFIG_MAP_NAMESPACE  # of the ConfigMap that mirrors the pools
+    namespace: str = AGENT_NAMESPACE  # of the ConfigMap that mirrors the pools
     node_options: NodeOptions = NodeOptions()
     cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
 

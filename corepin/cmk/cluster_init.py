@@ -15,10 +15,10 @@ from corepin.cmk.flags import (
     note,
     warn_obsolete,
 )
-from corepin.cmk.overlay import AGENT_NAMESPACE, Choices, overlay
+from corepin.cmk.overlay import Choices, overlay
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from pinning.contract import AGENT_NODE_LABEL
+from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL
 
 if TYPE_CHECKING:
     import argparse

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kubeyaml.reader import read_yaml
 from kubeyaml.writer import write_yaml
-from pinning.contract import AGENT_NODE_LABEL
+from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,6 @@ FILE: Final = Path(__file__).with_name("overlay.yaml")
 SYSTEM_MARK: Final = "corepin-system-namespace"
 AGENT_MARK: Final = "corepin-agent-namespace"
 SYSTEM_NAMESPACE: Final = "corepin-system"
-AGENT_NAMESPACE: Final = "corepin-agent"
 INSTALL_VOLUME: Final = "cmk-install-dir"
 WORKLOADS: Final = frozenset({"Deployment", "DaemonSet"})
 Object = dict[str, Any]

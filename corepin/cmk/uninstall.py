@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from corepin.cmk.cluster_init import add_host_flags, read_hosts
 from corepin.cmk.flags import add_obsolete, name, note, warn_obsolete
 from corepin.cmk.install import NODES, chosen_nodes, label
-from corepin.cmk.overlay import AGENT_NAMESPACE
 from corepin.cmk.requests import Answered, kube_client, send
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from pinning.contract import (
+    AGENT_NAMESPACE,
     AGENT_NODE_LABEL,
     CMK_CONFIG_MAP_PREFIX,
     CMK_GROUP_VERSION,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from corepin.errors import CommandFailed
 from corepin.node.agent_socket import add_socket_flag, read_state
 from pinning.cmk.pools import CMKNode, Task, cmk_pools
-from pinning.contract import CMK_CONFIG_MAP_PREFIX, CMK_GROUP_VERSION, CMK_RECONCILE_REPORT
+from pinning.contract import AGENT_NAMESPACE, CMK_CONFIG_MAP_PREFIX, CMK_GROUP_VERSION, CMK_RECONCILE_REPORT
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import CPUSet
@@ -43,8 +43,8 @@ def add_view_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--namespace",
         metavar="NAME",
-        default="corepin-agent",
-        help="with --node: where the agents write (default: corepin-agent)",
+        default=AGENT_NAMESPACE,
+        help=f"with --node: where the agents write (default: {AGENT_NAMESPACE})",
     )
 
 

@@ -16,8 +16,8 @@ from corepin.flags import (
 )
 from corepin.host_flags import add_host_flags, keeps_topology, runtime_endpoint
 from pinning.contract import (
+    AGENT_NAMESPACE,
     AGENT_SOCKET,
-    CMK_CONFIG_MAP_NAMESPACE,
     GATE_CPU_MANAGER,
     GATE_SIDECAR,
     SIDECAR_CPU,
@@ -82,9 +82,7 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
     add_optional_flag(parser, "--api-server", "URL", "the API server; default: the one of the agent's pod")
     add_optional_flag(parser, "--api-ca", "FILE", "with --api-server: its CA in PEM")
     add_optional_flag(parser, "--api-token", "FILE", "with --api-server: the agent's token")
-    add_flag(
-        parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", CMK_CONFIG_MAP_NAMESPACE
-    )
+    add_flag(parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", AGENT_NAMESPACE)
     add_list_flag(
         parser,
         "--feature-gates",

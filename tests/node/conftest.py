@@ -74,7 +74,7 @@ def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, dir
     flags = ("--node", name, *places(containerd, kubelet), "--api-server", proxy.url)
     agent = _agent(_made(directory / "agent"), plane.server.admin_token, flags)
     node = Node(name, plane, containerd, kubelet, proxy, agent)
-    plane.server.create_namespace("corepin")
+    plane.server.create_namespace("corepin-agent")
     until("the kubelet is ready", node.is_ready)
     node.kubectl("taint", "node", name, f"{NOT_READY}-")
     stack.enter_context(node.agent.stack)

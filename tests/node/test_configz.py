@@ -42,7 +42,7 @@ def serving(node: Node) -> dict[str, Any]:
 
 def account(node: Node, name: str, *rules: Any) -> Path:
     """Make a service account with some rights, and return the file with its token."""
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": "corepin"}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "corepin-agent"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     kinds = (
         {"apiVersion": "v1", "kind": "ServiceAccount"},
@@ -56,11 +56,11 @@ def account(node: Node, name: str, *rules: Any) -> Path:
     )
     for kind in kinds:
         metadata = (
-            {"name": name, "namespace": "corepin"} if "Service" in str(kind["kind"]) else {"name": name}
+            {"name": name, "namespace": "corepin-agent"} if "Service" in str(kind["kind"]) else {"name": name}
         )
         node.kubectl("apply", "-f", "-", input=json.dumps({**kind, "metadata": metadata}))
     token = node.plane.server.directory / f"{name}.token"
-    token.write_text(node.kubectl("create", "token", name, "-n", "corepin"))
+    token.write_text(node.kubectl("create", "token", name, "-n", "corepin-agent"))
     return token
 
 

@@ -86,7 +86,7 @@ def test_node_says_what_it_has(node: Node) -> None:
 def config_map(node: Node) -> dict[str, str] | None:
     """Return the data of CMK's ConfigMap, None while there is none."""
     found = node.plane.server.kubectl(
-        "get", "-n", "corepin", "configmap", f"cmk-config-{node.name}", "-o", "json", check=False
+        "get", "-n", "corepin-agent", "configmap", f"cmk-config-{node.name}", "-o", "json", check=False
     )
     data: dict[str, str] | None = json.loads(found.stdout)["data"] if found.returncode == 0 else None
     return data

@@ -39,6 +39,7 @@ def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
     assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))
     assert found.listen == ("", 8081)
     assert not found.node_options.cmk_taint
+    assert found.namespace == "corepin-agent"  # where `corepin cmk` looks for what agents write
     assert found.kubelet_cgroup_root == "/"
 
 
