@@ -34,12 +34,6 @@ class Load:
         self.admitted = 0
         self.slowest = 0.0
         self.failures: list[str] = []
-        self.began = time.monotonic()
-
-    @property
-    def pods_a_second(self) -> float:
-        """Return the rate since the start."""
-        return self.admitted / (time.monotonic() - self.began)
 
     def start(self) -> None:
         """Begin."""
