@@ -24,8 +24,8 @@ setup:
 demo: setup ## start the webhook, send it the examples, show what it says and which CPUs they would get
 	@$(BIN)/python -m demo
 
-try: setup ## a cluster of one node on this machine with corepin installed, until Ctrl-C
-	@exec $(BIN)/python -m demo.cluster
+try: setup ## a cluster of one node on this machine with corepin installed, until Ctrl-C; SMT=1: on cores of two threads
+	@exec $(BIN)/python -m demo.cluster $(if $(SMT),--smt)
 
 test: check ## every check and every test; builds Kubernetes and the image the first time
 	@scripts/setup chromium

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -13,14 +14,20 @@ if TYPE_CHECKING:
     from types import FrameType
 
 HERE: Final = "demo.cluster.here"
+EMULATED: Final = "demo.cluster.emulated"
 
 
 def main() -> int:
     """Run the cluster until somebody ends it; return the exit code."""
-    command = terminated_with_parent([sys.executable, "-m", HERE])
+    parser = argparse.ArgumentParser(prog="python -m demo.cluster", description=__doc__)
+    smt = "on an emulated machine whose cores have two threads"
+    parser.add_argument("--smt", action="store_true", help=smt)
+    module = EMULATED if parser.parse_args().smt else HERE
+    command = terminated_with_parent([sys.executable, "-m", module])
     with subprocess.Popen(command, start_new_session=True) as cluster:
 
         def end(_number: int, _frame: FrameType | None) -> None:
+            sys.stdout.write("\nending everything\n")
             cluster.terminate()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

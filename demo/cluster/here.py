@@ -39,7 +39,9 @@ def main() -> int:
     with until_stopped():
         try:
             with ExitStack() as stack:
-                show(stack, *start(stack))
+                cluster, folder = start(stack)
+                server = cluster.plane.server
+                show(stack, folder, server.kubeconfig(), server.binaries.kubectl, cluster.cores)
                 wait()
         except FAILURES as failure:
             sys.stderr.write(f"make try: {failure}\n")
@@ -58,13 +60,11 @@ def start(stack: ExitStack) -> tuple[Cluster, Path]:
     return cluster, folder
 
 
-def show(stack: ExitStack, cluster: Cluster, folder: Path) -> None:
-    """Serve its page, and print how the cluster is reached and what to try there."""
-    write_pods(folder, cluster.cores)
-    server = cluster.plane.server
-    programs = (server.binaries.kubectl.parent, PROGRAMS)
-    page = stack.enter_context(dashboard(server.kubeconfig(), folder))
-    say(guide(folder, server.kubeconfig(), programs, page))
+def show(stack: ExitStack, folder: Path, kubeconfig: Path, kubectl: Path, cores: int) -> None:
+    """Serve the page of a cluster, and print how it is reached and what to try there."""
+    write_pods(folder, cores)
+    page = stack.enter_context(dashboard(kubeconfig, folder))
+    say(guide(folder, kubeconfig, (kubectl.parent, PROGRAMS), page))
 
 
 def say(text: str) -> None:

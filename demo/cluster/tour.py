@@ -53,6 +53,7 @@ def pod(name: str, cores: int) -> dict[str, Any]:
     spec = {
         "containers": [container],
         "automountServiceAccountToken": False,
+        "dnsPolicy": "Default",  # who asks `why` reads nothing of names that these pods never ask for
         "terminationGracePeriodSeconds": 1,
     }
     annotations = {f"{SMT_POLICY}/pod": SMTPolicy.ISOLATE}

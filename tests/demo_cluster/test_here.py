@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
+from demo.cluster import steps as progress
+from demo.cluster.emulated import machine
+from demo.cluster.reached import write_kubeconfig
 from demo.cluster.tour import guide, steps, write_pods
 from tests.demo_cluster.session import session, take_the_tour
 
@@ -40,3 +44,37 @@ def test_pods_of_the_tour_want_cores_for_themselves(tmp_path: Path) -> None:
     pods = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("web", "late")]
     assert [pod["spec"]["containers"][0]["resources"]["limits"]["cpu"] for pod in pods] == ["1", "3"]
     assert all(pod["metadata"]["annotations"] == {"smt-policy.corepin.io/pod": "isolate"} for pod in pods)
+
+
+def test_emulated_machine_reaches_nothing() -> None:
+    """Its network is a door for its API server alone, from a port of loopback."""
+    _, door, _, device = machine(1234).devices
+    assert door == "user,id=door,restrict=on,hostfwd=tcp:127.0.0.1:1234-10.0.2.15:443"
+    assert device == "virtio-net-pci,netdev=door"
+
+
+def test_emulated_cluster_is_reached_by_its_kubeconfig_alone(tmp_path: Path) -> None:
+    """It names no file of the machine, where nothing of this one is, and nobody else may read it."""
+    path = write_kubeconfig(tmp_path, "https://127.0.0.1:1234", "the CA", "the token")
+    found = json.loads(path.read_text())
+    trusted = base64.b64encode(b"the CA").decode()
+    assert found["clusters"][0]["cluster"] == {
+        "server": "https://127.0.0.1:1234",
+        "certificate-authority-data": trusted,
+    }
+    assert found["users"][0]["user"] == {"token": "the token"}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_each_step_is_told_when_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for minutes reads what has been reached, and after how long; nobody waits for ever."""
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0)
+    said: list[str] = []
+    looks = iter([0, 0, 3])
+    waited = progress.Steps(said.append)
+
+    assert waited.until("the node offers cores", lambda: next(looks)) == 3
+    assert [line.split(maxsplit=1)[1] for line in said] == ["the node offers cores"]
+    monkeypatch.setattr(progress, "LONGEST_SECONDS", 0)
+    with pytest.raises(progress.NeverReached, match="in vain until the node is there"):
+        waited.until("the node is there", lambda: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import re
@@ -9,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import randrange
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.servers.daemon import plain_environment, terminated_with_parent
 from tests.smt.setup import install, virtme_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CHECKOUT = Path(__file__).parents[2]
 SILENT_SECONDS = 180.0  # between two lines of a kernel that starts: less than ten on a busy machine
@@ -46,6 +50,7 @@ class GuestMachine:
     memory: str
     numa: tuple[str, ...] = ()
     seconds: float = 2400.0  # six times what its scenario takes while everything else is tested too
+    devices: tuple[str, ...] = ()  # QEMU's words for what else it has
 
 
 TWO_SOCKETS = GuestMachine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
@@ -79,8 +84,7 @@ def boot(
     kernel said so, and nothing more. Such a machine is started again, and what its kernel said is shown; what ends
     after the first program in any other way is never repeated.
     """
-    kernel = install()
-    options = f"{_kernel_options(scenario)} {kernel_options}"
+    kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
         _run(_command(kernel, machine, files, options), files, machine.seconds)
@@ -88,6 +92,48 @@ def boot(
             return Report(read_facts(files.facts.read_text()), last_lines(files.said()))
         sys.stderr.write(f"start {attempt + 1} of the machine came to nothing:\n{last_lines(files.said())}\n")
     raise GuestFailed(f"none of {BOOTS} starts came to its end:\n{last_lines(files.said())}")
+
+
+@contextmanager
+def running_guest(
+    scenario: str, directory: Path, *, machine: GuestMachine, kernel_options: str = ""
+) -> Iterator[Guest]:
+    """Run the module `scenario` in a guest until the block ends, which begins when its first program has spoken."""
+    kernel, options = _prepare(scenario, kernel_options)
+    for attempt in range(BOOTS):
+        files = _Files(directory / str(attempt))
+        with _running(_command(kernel, machine, files, options), files) as process:
+            if _comes_up(process, files):
+                yield Guest(process, files)
+                return
+    raise GuestFailed(f"none of {BOOTS} starts came up:\n{last_lines(files.said())}")
+
+
+def _prepare(scenario: str, kernel_options: str) -> tuple[Path, str]:
+    """Return the kernel to boot and its options; compile first what the guest imports, which can write nothing."""
+    for package in CHECKOUT.glob("*/__init__.py"):
+        compileall.compile_dir(package.parent, quiet=2)
+    return install(), f"{_kernel_options(scenario)} {kernel_options}"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A machine that runs while we do something else."""
+
+    process: subprocess.Popen[bytes]
+    _files: _Files
+
+    def facts(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what it has reported so far; fail where it has ended or lost its timers."""
+        if self.process.poll() is not None:
+            raise self.failure("the machine ended by itself")
+        if self._files.repeats_a_stall():
+            raise self.failure("the machine's timers have stopped")
+        return read_facts(self._files.facts.read_text())
+
+    def failure(self, problem: str) -> GuestFailed:
+        """Return a failure that shows what the console said last."""
+        return GuestFailed(f"{problem}:\n{last_lines(self._files.said())}")
 
 
 class _Files:
@@ -115,6 +161,11 @@ class _Files:
         """Return the grace periods that the kernel could not end, each as often as it has said so."""
         return STALLED.findall(self.console.read_text(errors="replace"))
 
+    def repeats_a_stall(self) -> bool:
+        """Say whether it said so twice of one grace period."""
+        stalls = self.stalls()
+        return len(stalls) != len(set(stalls))
+
     def said(self) -> str:
         """Return what QEMU and the guest said."""
         return "\n".join(file.read_text(errors="replace") for file in (self.qemu, self.console))
@@ -122,15 +173,22 @@ class _Files:
 
 def _run(command: list[str], files: _Files, seconds: float) -> None:
     """Run one guest to its end, or until it has been silent for too long before its first program spoke."""
+    with _running(command, files) as guest:
+        if _comes_up(guest, files):
+            _comes_to_its_end(guest, files, seconds + 30)
+
+
+@contextmanager
+def _running(command: list[str], files: _Files) -> Iterator[subprocess.Popen[bytes]]:
+    """Run one guest until the block ends."""
     with files.qemu.open("wb") as log:
         guest = subprocess.Popen(
             command, env=plain_environment(), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-        try:
-            if _comes_up(guest, files):
-                _comes_to_its_end(guest, files, seconds + 30)
-        finally:
-            _end(guest)
+    try:
+        yield guest
+    finally:
+        _end(guest)
 
 
 def _comes_up(guest: subprocess.Popen[bytes], files: _Files) -> bool:
@@ -155,8 +213,7 @@ def _comes_to_its_end(guest: subprocess.Popen[bytes], files: _Files, seconds: fl
     while guest.poll() is None and time.monotonic() < over and not files.has_stalled:
         if (now := files.size()) != size:
             size, silent = now, time.monotonic() + SILENT_SECONDS
-            stalls = files.stalls()
-            files.has_stalled = len(stalls) != len(set(stalls))
+            files.has_stalled = files.repeats_a_stall()
         elif time.monotonic() > silent:
             files.has_stalled = bool(files.stalls())
         time.sleep(_POLL_SECONDS)
@@ -213,6 +270,7 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
             "-serial",
             "chardev:log",
         ),  # ttyS1; ttyS0 is virtme's
+        *machine.devices,
         *("-append", kernel_options),
     ]
     run = [*virtme, *emulated, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]

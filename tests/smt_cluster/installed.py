@@ -41,7 +41,7 @@ def load_image(containerd: Containerd) -> None:
         for name in ("bin", "sbin", "lib", "lib64"):
             add_link(files, name, f"usr/{name}")
     archive = containerd.directory / "corepin.tar"
-    entry = {"Entrypoint": [sys.executable, str(COMMAND)], "Env": ["PATH=/usr/bin"]}
+    entry = {"Entrypoint": [sys.executable, str(COMMAND)], "Env": [f"PATH={COMMAND.parent}:/usr/bin"]}
     write_archive(archive, IMAGE, layer.getvalue(), entry)
     containerd.load(archive)
 
@@ -66,8 +66,8 @@ def _libraries(program: str) -> list[str]:
     return [word for line in listed.splitlines() for word in line.split() if word.startswith("/")]
 
 
-def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened") -> Path:
-    """Write the overlay: one replica of the webhook, patience, and where the programs are."""
+def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened", replicas: int = 1) -> Path:
+    """Write the overlay: replicas of the webhook, patience, and where the programs are."""
     folder.mkdir(exist_ok=True)
     patches = [{"patch": json.dumps(_mounted(name))} for name in WORKLOADS]
     patches += [_patient_registration("Mutating", 1), _patient_registration("Validating", 3)]
@@ -76,6 +76,7 @@ def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [os.path.relpath(manifests, folder)],
+        "replicas": [{"name": "corepin-webhook", "count": replicas}],
         "patches": patches,
     }
     (folder / "kustomization.yaml").write_text(json.dumps(overlay, indent=2))
@@ -97,8 +98,6 @@ def _mounted(name: str) -> dict[str, Any]:
     if container != "certs":
         patient["readinessProbe"] = PATIENT
     spec: dict[str, Any] = {"template": {"spec": {"volumes": volumes, "containers": [patient]}}}
-    if container == "webhook":
-        spec["replicas"] = 1
     return {
         "apiVersion": "apps/v1",
         "kind": kind,

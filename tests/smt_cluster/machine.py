@@ -49,5 +49,13 @@ def _make_network() -> None:
         _run("ip", *words.split())
 
 
+def make_door(address: str) -> None:
+    """Bring up the interface by which the host reaches the machine."""
+    _run("modprobe", "virtio_net")
+    (name,) = (path.parent.name for path in Path("/sys/class/net").glob("*/device"))
+    _run("ip", "address", "add", f"{address}/24", "dev", name)
+    _run("ip", "link", "set", name, "up")
+
+
 def _run(*command: str) -> None:
     subprocess.run(command, check=True)

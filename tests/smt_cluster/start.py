@@ -7,12 +7,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.agent import containerd as containers
 from tests.agent.containerd import VERSIONS, start_containerd
 from tests.cluster.place import KUBELET, RUNTIME, Place
 from tests.cluster.start import _program, _write_network
 from tests.node.kubelet import start_kubelet
-from tests.servers import catalog
+from tests.servers import catalog, daemon
 from tests.servers.control_plane import start_control_plane, start_controllers, start_scheduler
+from tests.smt_cluster.cluster import SECONDS
 from tests.smt_cluster.installed import load_cmk_image, load_image
 from tests.smt_cluster.machine import NODE, NODE_ADDRESS, SERVICE_ADDRESS
 
@@ -27,6 +29,7 @@ PLACE: Final = Place(SERVICE_ADDRESS, NODE_ADDRESS, "10.2.0.0/24", "10.0.0.0/24"
 API_FLAGS: Final = (
     f"--bind-address={SERVICE_ADDRESS}",  # where pods look for it: there is no proxy for Services
     "--enable-aggregator-routing=true",  # webhooks are called at their endpoints, for the same reason
+    "--kubelet-preferred-address-types=InternalIP",  # no other name of the node is known here
 )
 CONTROLLERS: Final = (  # the others only cost time here
     "deployment-controller",
@@ -41,24 +44,43 @@ CONTROLLER_FLAGS: Final = (
     f"--controllers={','.join(CONTROLLERS)}",
     "--node-monitor-grace-period=30m",  # an emulated kubelet may be silent for long
 )
-SETTINGS: Final = {"nodeStatusUpdateFrequency": "10s", "fileCheckFrequency": "1h"}
+SETTINGS: Final = {
+    "address": NODE_ADDRESS,  # where the API server asks it for logs and commands
+    "nodeStatusUpdateFrequency": "10s",
+    "fileCheckFrequency": "1h",
+}
+
+
+def be_patient() -> None:
+    """Wait for everything as long as it may take under emulation."""
+    containers._SECONDS = daemon.START_SECONDS = SECONDS
 
 
 @contextmanager
 def start_cluster() -> Iterator[ApiServer]:
     """Run etcd, kube-apiserver, controllers, scheduler, containerd 2.4 and the kubelet until the block ends."""
-    os.environ["GOMAXPROCS"] = "2"  # more threads than the host has CPUs wait for each other
-    API.mkdir()
     with ExitStack() as stack:
-        server = stack.enter_context(start_control_plane(API, SERVICE_ADDRESS, 443, API_FLAGS)).server
-        controllers = _program(catalog.KUBE_CONTROLLER_MANAGER)
-        stack.enter_context(start_controllers(controllers, server, CONTROLLER_FLAGS))
-        stack.enter_context(start_scheduler(_program(catalog.KUBE_SCHEDULER), server))
-        _start_node(stack, server)
+        server = stack.enter_context(start_servers())
+        start_node(stack, server)
         yield server
 
 
-def _start_node(stack: ExitStack, server: ApiServer) -> None:
+@contextmanager
+def start_servers(flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
+    """Run what a cluster has beside its nodes until the block ends; `flags` are kube-apiserver's last, so they win."""
+    os.environ["GOMAXPROCS"] = "2"  # more threads than the host has CPUs wait for each other
+    API.mkdir()
+    with ExitStack() as stack:
+        plane = start_control_plane(API, SERVICE_ADDRESS, 443, (*API_FLAGS, *flags))
+        server = stack.enter_context(plane).server
+        controllers = _program(catalog.KUBE_CONTROLLER_MANAGER)
+        stack.enter_context(start_controllers(controllers, server, CONTROLLER_FLAGS))
+        stack.enter_context(start_scheduler(_program(catalog.KUBE_SCHEDULER), server))
+        yield server
+
+
+def start_node(stack: ExitStack, server: ApiServer) -> None:
+    """Start containerd and the kubelet; `stack` will stop them."""
     RUNTIME.mkdir()
     _write_network(RUNTIME / "cni", PLACE)
     containerd = stack.enter_context(start_containerd(VERSIONS[1], RUNTIME))

@@ -14,7 +14,6 @@ import httpx
 
 from pinning.contract import CRANE_CPU_MANAGER, EXCLUSIVE_CORES, SIDECAR_LIMITS_POD, SMT_POLICY, STATUS_CPUS
 from pinning.machine.cpuset import CPUSet
-from tests.agent import containerd as containers
 from tests.agent.containerd import IMAGE
 from tests.cluster.place import RUNTIME
 from tests.e2e.neighbours import serve_neighbours
@@ -25,7 +24,7 @@ from tests.smt_cluster import cluster as view
 from tests.smt_cluster import installed, machine
 from tests.smt_cluster.cluster import MAIN, Cluster, pod
 from tests.smt_cluster.machine import NODE
-from tests.smt_cluster.start import API, KUBELET_FILES, start_cluster
+from tests.smt_cluster.start import API, KUBELET_FILES, be_patient, start_cluster
 from tests.smt_cluster.vms import virtual_machine
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ MESHED = "mesh"  # the label of namespaces whose pods get a sidecar
 
 def main(walk: Callable[[Cluster], None]) -> NoReturn:
     """Report everything, and end at once: the machine is switched off next, so nothing is stopped one by one."""
-    containers._SECONDS = daemon.START_SECONDS = view.SECONDS
+    be_patient()
     status = 1
     with ExitStack() as stack:
         try:

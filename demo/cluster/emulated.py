@@ -1,0 +1,103 @@
+"""Run the cluster in an emulated machine of four cores with two threads each, whose API server is reached from here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from demo.cluster.guest import DOOR, SERVED
+from demo.cluster.here import FAILURES, say, show
+from demo.cluster.reached import Reached, write_kubeconfig
+from demo.cluster.steps import NeverReached, Steps
+from demo.cluster.stopping import until_stopped
+from pinning.contract import ISOLATED_CORES
+from tests.agent.containerd import install_packages
+from tests.cluster.start import PACKAGES
+from tests.servers.build import ASSETS, build_missing, cache_folder
+from tests.servers.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
+from tests.servers.daemon import free_port
+from tests.servers.start import require
+from tests.smt.guest import GuestMachine, running_guest
+from tests.smt.setup import EmulatorMissing
+from tests.smt_cluster.installed import WORKLOADS, write_overlay
+from tests.smt_cluster.start import be_patient
+
+if TYPE_CHECKING:
+    from tests.smt.guest import Guest
+
+GUEST: Final = "demo.cluster.guest"
+PORT: Final = 443  # of the API server in the machine
+WEBHOOK: Final = "corepin-webhook"
+_LONGEST_SECONDS: Final = 7 * 86400.0
+
+
+def main() -> int:
+    """Run the machine until it is ended; return 0, or 1 where it cannot be."""
+    with until_stopped():
+        try:
+            with ExitStack() as stack:
+                guest = start(stack)
+                guest.process.wait()
+                raise guest.failure("the machine ended by itself")
+        except (*FAILURES, EmulatorMissing, NeverReached) as failure:
+            sys.stderr.write(f"make try: {failure}\n")
+            return 1
+    return 0
+
+
+def start(stack: ExitStack) -> Guest:
+    """Return the machine when corepin is installed in it, and everything is printed that can be tried."""
+    build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
+    install_packages(PACKAGES)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corepin-try-")))
+    port = free_port()
+    be_patient()
+    say("starting an emulated machine and a cluster in it: four minutes, and more while this machine is busy")
+    steps = Steps(say)
+    guest = stack.enter_context(
+        running_guest(GUEST, folder, machine=machine(port), kernel_options=_options())
+    )
+    steps.done("the machine has booted, and starts etcd and kube-apiserver")
+    served = steps.until("kube-apiserver answers", lambda: guest.facts().get(SERVED))[0]
+    kubeconfig = write_kubeconfig(folder, f"https://127.0.0.1:{port}", served["ca"], served["token"])
+    (kubectl,) = require(KUBECTL)
+    cores = install(Reached(guest, kubeconfig, kubectl), steps, folder)
+    show(stack, folder, kubeconfig, kubectl, cores)
+    return guest
+
+
+def install(cluster: Reached, steps: Steps, folder: Path) -> int:
+    """Install corepin from its manifests, and return how many cores the node then offers.
+
+    The webhook is started when its certificate is there: until then its kubelet would look for it ever more rarely.
+    """
+    overlay = write_overlay(folder / "overlay", replicas=0)
+    steps.until("manifests/hardened is applied", lambda: cluster.has_applied(overlay))
+    steps.until("the node is ready", cluster.is_node_ready)
+    steps.until("corepin-certs has issued the webhook's certificate", cluster.has_certificate)
+    steps.until("the webhook is started", lambda: cluster.has_scaled(WEBHOOK, 1))
+    steps.until("corepin-agent offers the cores of the node", lambda: cluster.offered(ISOLATED_CORES))
+    for name in WORKLOADS:
+        steps.until(f"{name} is ready", lambda name=name: cluster.is_rolled_out(name))  # type: ignore[misc]
+    steps.until("pods are reviewed", cluster.is_reviewed)
+    return cluster.offered(ISOLATED_CORES)
+
+
+def machine(port: int) -> GuestMachine:
+    """Return what is emulated: it reaches nothing, and only its API server is reached, by a port of loopback."""
+    door = f"user,id=door,restrict=on,hostfwd=tcp:127.0.0.1:{port}-{DOOR}:{PORT}"
+    devices = ("-netdev", door, "-device", "virtio-net-pci,netdev=door")
+    return GuestMachine("8,sockets=1,cores=4,threads=2", "6G", seconds=_LONGEST_SECONDS, devices=devices)
+
+
+def _options() -> str:
+    environment = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, "")}
+    return " ".join(f"{name}={value}" for name, value in environment.items() if value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

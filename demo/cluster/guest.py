@@ -1,0 +1,36 @@
+"""Inside the emulated machine: start the cluster, tell the host how to reach it, and stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from contextlib import ExitStack
+from typing import Final
+
+from tests.smt.inside import report
+from tests.smt_cluster import machine
+from tests.smt_cluster.start import be_patient, start_node, start_servers
+
+DOOR: Final = "10.0.2.15"  # where QEMU's network expects the machine
+SERVED: Final = "served"  # told with what somebody needs to reach the API server
+
+
+def main() -> None:
+    """Stay until the machine is switched off; what fails is told to the host's console."""
+    be_patient()
+    with ExitStack() as stack:
+        try:
+            machine.prepare()
+            machine.make_door(DOOR)
+            server = stack.enter_context(start_servers(("--bind-address=0.0.0.0",)))
+            report(SERVED, ca=server.ca_file.read_text(), token=server.admin_token)
+            start_node(stack, server)
+            signal.pause()
+        except Exception:  # noqa: BLE001 whatever it was, the console says it
+            traceback.print_exc()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The cluster in the emulated machine, as it is reached from this one: with kubectl, by one port of loopback."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.contract import ISOLATED_CORES
+from tests.cluster.pods import isolated, limits_of
+from tests.servers.daemon import plain_environment
+from tests.smt.guest import GuestFailed
+from tests.smt_cluster.cluster import OVERLOADED
+from tests.smt_cluster.installed import WORKLOADS
+from tests.smt_cluster.machine import NODE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.smt.guest import Guest
+
+BUSY: Final = (*OVERLOADED, "connection refused", "connection reset", "EOF", "failed calling webhook")
+
+
+def write_kubeconfig(folder: Path, url: str, ca: str, token: str) -> Path:
+    """Write what an administrator reaches the cluster with; nobody else may read it."""
+    trusted = {"server": url, "certificate-authority-data": base64.b64encode(ca.encode()).decode()}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "try", "cluster": trusted}],
+        "users": [{"name": "admin", "user": {"token": token}}],
+        "contexts": [{"name": "try", "context": {"cluster": "try", "user": "admin"}}],
+        "current-context": "try",
+    }
+    path = folder / "admin.kubeconfig"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content, indent=2))
+    return path
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A cluster that answers slowly: every question may be asked again."""
+
+    guest: Guest
+    kubeconfig: Path
+    kubectl: Path
+
+    def typed(self, *words: str, stdin: str = "") -> str | None:
+        """Return what kubectl prints, or None where the cluster is too busy; raise what else is wrong."""
+        self.guest.facts()  # fails where the machine has ended
+        home = {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
+        command = [str(self.kubectl), *words]
+        env = plain_environment() | home
+        done = subprocess.run(command, input=stdin, env=env, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        if any(word in done.stderr for word in BUSY):
+            return None
+        raise GuestFailed(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+
+    def read(self, *words: str) -> Any:
+        """Return an object; an empty one where there is none yet."""
+        text = self.typed("get", "--ignore-not-found", "-o", "json", *words)
+        return json.loads(text) if text else {}
+
+    def has_applied(self, overlay: Path) -> bool:
+        """Apply an overlay."""
+        return self.typed("apply", "--server-side", "-k", str(overlay)) is not None
+
+    def has_scaled(self, name: str, replicas: int) -> bool:
+        """Give a workload another number of replicas."""
+        kind, namespace, _ = WORKLOADS[name]
+        return self.typed("-n", namespace, "scale", f"{kind}/{name}", f"--replicas={replicas}") is not None
+
+    def is_rolled_out(self, name: str) -> bool:
+        """Tell whether every pod of a workload is ready."""
+        kind, namespace, _ = WORKLOADS[name]
+        status = self.read("-n", namespace, kind, name).get("status", {})
+        wanted = status.get("desiredNumberScheduled", status.get("replicas", 0))
+        ready = status.get("numberReady", status.get("readyReplicas"))
+        return bool(wanted) and ready == wanted
+
+    def has_certificate(self) -> bool:
+        """Tell whether the webhook can be started."""
+        secret = self.read("-n", "corepin-system", "secret", "corepin-webhook-tls")
+        return "tls.crt" in secret.get("data", {})
+
+    def is_node_ready(self) -> bool:
+        """Tell whether pods can run."""
+        conditions = self.read("node", NODE).get("status", {}).get("conditions", ())
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def offered(self, resource: str) -> int:
+        """Return how much of a resource the node offers."""
+        return int(self.read("node", NODE)["status"]["allocatable"].get(resource, 0))
+
+    def is_reviewed(self) -> bool:
+        """Tell whether the webhook answers."""
+        probe = json.dumps(isolated("probe"))
+        said = self.typed("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=probe)
+        return bool(said) and ISOLATED_CORES in limits_of(json.loads(str(said)))
