@@ -68,6 +68,7 @@ class ListWatch(Generic[Item]):
         page: int = PAGE,
         accept: Accept = WHOLE,
         kept: Callable[[], MutableMapping[str, Item]] = dict,
+        seconds: tuple[int, int] = WATCH_SECONDS,
     ) -> None:
         self._api = api
         self._path = path
@@ -77,11 +78,12 @@ class ListWatch(Generic[Item]):
         self._page = page
         self._accept = accept
         self._kept = kept
+        self._seconds = seconds
         self._version = ""
         self._items = kept()
         self.complete = False
         self.failures = 0
-        self.trouble = ""  # why what is known may be old: the last failure, until something arrives again
+        self.trouble = ""  # the last failure, until something arrives or a watch ends well
 
     @property
     def items(self) -> Mapping[str, Item]:
@@ -124,7 +126,7 @@ class ListWatch(Generic[Item]):
         """Apply events until the server ends the watch; a watch that gave an event has worked."""
         params = {**self._selector, "resourceVersion": self._version}
         began = asyncio.get_running_loop().time()
-        watch = events(self._api, self._path, params, WATCH_SECONDS, self._accept.watched)
+        watch = events(self._api, self._path, params, self._seconds, self._accept.watched)
         async with aclosing(watch) as following:
             async for event in following:
                 self.trouble = ""
@@ -132,6 +134,7 @@ class ListWatch(Generic[Item]):
                     changed()
                 del event  # an object has megabytes, and the next event may be long in coming
                 backoff.reset()
+        self.trouble = ""
         if asyncio.get_running_loop().time() - began < 1:
             await self._sleep(backoff.next())  # who ends watches at once is not asked again at once
 

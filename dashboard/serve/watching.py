@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 USER_AGENT: Final = "corepin-dashboard"
 PAGE: Final = 100  # objects: the annotations of a large node have 30 kB
 SETTLE_SECONDS: Final = 0.2  # what changes together is shown together
+# API servers keep no cache of events, so these watches have no bookmarks: the server ends a silent one before it is
+# taken for dead.
+EVENTS_SECONDS: Final = (60, 120)
 LOOK_SECONDS: Final = 2.0  # between looks at watches that may have broken
 
 
@@ -46,7 +49,10 @@ class Watching:
         )
         # Whole: what happened stands outside of an event's metadata. The agents' only.
         self._events: ListWatch[Event] = ListWatch(
-            api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock), page=PAGE, kept=KeptEvents
+            *(api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock)),
+            page=PAGE,
+            kept=KeptEvents,
+            seconds=EVENTS_SECONDS,
         )
         self._clock = clock
         self._changed = asyncio.Event()

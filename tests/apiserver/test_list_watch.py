@@ -231,6 +231,20 @@ def test_a_server_that_ends_every_watch_is_not_hammered() -> None:
     assert len(waits) >= 4
 
 
+def test_a_watch_that_ends_well_is_no_trouble_any_more() -> None:
+    """Where nothing happens nothing arrives: the trouble of a broken watch is over when the next one is ended in order."""
+    broken = streamed(httpx.ReadTimeout(""))
+    server = Server(listed(document("a", "1")), broken, streamed(), streamed(stays=True))
+    troubles = []
+
+    def note(seen: Watched) -> bool:
+        troubles.append(seen.trouble)
+        return len(server.asked) >= 3
+
+    asyncio.run(follow(server, note))
+    assert troubles == ["", "GET /api/v1/things broke: ReadTimeout", ""]
+
+
 def test_an_error_event_of_another_kind_is_waited_out() -> None:
     """A watch may end with a 500 inside of it."""
     server = Server(

@@ -12,6 +12,7 @@ import pytest
 
 from apiserver.access import Access
 from apiserver.client import METADATA, METADATA_LIST, Api
+from apiserver.watch import SILENCE_SECONDS
 from dashboard.serve import watching as module
 from dashboard.serve.watching import Watching
 from tests.apiserver.scripted import event as line
@@ -165,3 +166,16 @@ def test_what_cannot_be_asked_is_told() -> None:
         await until(watching, lambda it: it.is_complete and not it.cluster.troubles)
 
     watch(server, act)
+
+
+def test_silent_events_are_not_taken_for_a_dead_server() -> None:
+    """Without a cache there are no bookmarks: the server is asked to end these watches before they are given up."""
+    server = Server()
+
+    async def act(_: Watching) -> None:
+        while len(server.asked) < 6:  # three lists and three watches
+            await asyncio.sleep(0.01)
+
+    watch(server, act)
+    asked = {it.url.path: it.url.params.get("timeoutSeconds") for it in server.asked}
+    assert int(asked["/api/v1/events"]) < SILENCE_SECONDS < int(asked["/api/v1/nodes"])
