@@ -55,7 +55,7 @@ static const char *wait_for_vcpus(bool is_exclusive, struct vcpus *vcpus)
         const char *reason = vcpus_read(read_status(), getenv("COREPIN_CONTAINER"), vcpus);
         if (!reason && is_exclusive && vcpus->is_claimed && cpus_is_empty(&vcpus->own))
             reason = "its container has no vCPUs of its own (yet)";
-        if (!reason || look >= looks)
+        if (!reason || vcpus->is_final || look >= looks)
             return reason;
         if (look == LOOKS_A_SECOND)
             say("waiting up to %ld s for the CPUs of this container in %s: %s", patience(), STATUS, reason);

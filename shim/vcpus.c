@@ -127,6 +127,56 @@ static const char *read_containers(const struct guest *guest, struct json status
     return NULL;
 }
 
+/* Copy a string without its quotes; false for every other value, and for one that is too long. */
+static bool copy_string(struct json value, char *text, size_t room)
+{
+    size_t length = value.start ? (size_t)(value.end - value.start) : 0;
+    if (length < 2 || *value.start != '"' || length - 2 >= room)
+        return false;
+    memcpy(text, value.start + 1, length - 2);
+    text[length - 2] = '\0';
+    return true;
+}
+
+/* Return how many CPUs all containers hold together, those too that have not been made yet. */
+static int count_held(struct json status)
+{
+    struct json name, value;
+    struct cpus held = {0}, cpus;
+    char list[LIST_MOST];
+    const char *at = NULL;
+    int count = 0;
+    while (json_next(json_member(status, "containers"), &at, &name, &value))
+        if (copy_string(json_member(value, "cpus"), list, sizeof list) && cpus_parse(list, &cpus))
+            for (int cpu = 0; cpu < CPUS_MOST; cpu++)
+                held.has[cpu] = held.has[cpu] || cpus.has[cpu];
+    for (int cpu = 0; cpu < CPUS_MOST; cpu++)
+        count += held.has[cpu];
+    return count;
+}
+
+static int count_elements(struct json array)
+{
+    struct json name, value;
+    const char *at = NULL;
+    int count = 0;
+    while (json_next(array, &at, &name, &value))
+        count++;
+    return count;
+}
+
+/* Return why no vCPU has a CPU of its own, as the agent says it. Kata adds vCPUs while containers of a pod are made, so
+   that too few may become enough; too many stay so. */
+static const char *why_together(struct json status, bool *is_final)
+{
+    static char reason[512];
+    struct json machine = json_member(status, "vm");
+    *is_final = count_elements(json_member(machine, "vcpus")) > count_held(status);
+    if (copy_string(json_member(machine, "reason"), reason, sizeof reason) && *reason)
+        return reason;
+    return "its vCPUs have no CPUs of their own (yet)";
+}
+
 const char *vcpus_read(struct json status, const char *container, struct vcpus *vcpus)
 {
     static struct guest guest;
@@ -134,7 +184,7 @@ const char *vcpus_read(struct json status, const char *container, struct vcpus *
     if (!json_member(status, "containers").start)
         return "the agent has not written yet which CPUs its containers have";
     if (!json_member(json_member(status, "vm"), "guest").start)
-        return "its vCPUs have no CPUs of their own (yet)";
+        return why_together(status, &vcpus->is_final);
     if (!read_guest(&guest))
         return "/sys does not tell which CPUs this guest has";
     vcpus->online = guest.online;

@@ -10,6 +10,7 @@ struct vcpus {
     struct cpus owned;  /* of all of them together */
     struct cpus online;
     bool is_claimed;    /* the container asks for CPUs of its own */
+    bool is_final;      /* why its CPUs are not known stays so */
 };
 
 /* Read the annotation status.corepin.io/cpus. `container` may be NULL where only one has vCPUs. Return NULL, or why

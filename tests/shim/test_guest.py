@@ -172,6 +172,42 @@ def test_without_a_map_it_starts_unpinned_and_says_so(root: Root, text: str, rea
     assert said == f"cmk: starts unpinned on all CPUs that it may use: {reason}\n"
 
 
+def together(vcpus: int, **held: str) -> str:
+    """Return the status of a pod of which one container runs so far, on two CPUs."""
+    containers = {name: {"policy": "exclusive", "cpus": cpus} for name, cpus in held.items()}
+    machine = {"vcpus": ["2-3"] * vcpus, "oneToOne": False, "reason": "its numbers differ"}
+    return json.dumps({"containers": containers, "vm": machine})
+
+
+def test_more_vcpus_than_cpus_are_not_waited_for(root: Root) -> None:
+    """Kata takes none away, so the command starts at once, with the agent's own reason."""
+    root.write(FILE, together(3, main="2-3"))
+    code, seen, said = isolated(root, CMK_MAP_SECONDS="86400")
+
+    assert (code, seen) == (0, f"{ALL} 3")
+    assert said == "cmk: starts unpinned on all CPUs that it may use: its numbers differ\n"
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "held"),
+    [
+        pytest.param(1, {"main": "2-3"}, id="vcpus-are-added"),
+        pytest.param(0, {"main": "2-3"}, id="vcpus-are-told-apart"),
+        pytest.param(3, {"main": "2-3", "other": "4"}, id="another-container-starts"),
+    ],
+)
+def test_map_that_may_still_come_is_waited_for(root: Root, vcpus: int, held: dict[str, str]) -> None:
+    """All other reasons may pass while the containers of a pod are made; meanwhile the agent's own is told."""
+    root.write(FILE, together(vcpus, **held))
+    code, seen, said = isolated(root, CMK_MAP_SECONDS="2")
+
+    assert (code, seen) == (0, f"{ALL} 3")
+    assert said.splitlines() == [
+        f"cmk: waiting up to 2 s for the CPUs of this container in {FILE}: its numbers differ",
+        "cmk: starts unpinned on all CPUs that it may use: its numbers differ",
+    ]
+
+
 def test_map_that_comes_later_is_waited_for(root: Root) -> None:
     """The kubelet writes the file after the start; the shim takes it as soon as it is there."""
     root.write(FILE, "")

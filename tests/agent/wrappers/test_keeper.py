@@ -208,8 +208,8 @@ def test_other_verbs_are_answered_with_a_text(tmp_path: Path) -> None:
     asyncio.run(talk())
 
 
-def test_a_process_of_no_container_gets_nothing(tmp_path: Path) -> None:
-    """It is told so after a pass that might have known it."""
+def test_a_process_of_no_container_gets_no_cpus(tmp_path: Path) -> None:
+    """It is told so after a pass that might have known it; what describes the node is for everybody on it."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
@@ -220,6 +220,7 @@ def test_a_process_of_no_container_gets_nothing(tmp_path: Path) -> None:
                 == "your process is in no container of a pod of this node, as far as its cgroup tells"
             )
             assert scene.passes > 0
+            assert (await container.ask("cmk 1 describe\n\n")).text == "0\n"
 
     asyncio.run(talk())
 

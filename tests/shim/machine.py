@@ -1,0 +1,75 @@
+"""A guest as Kata's: a kernel, an initial file system with the command and a shell, and nothing beside them."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+from tests.servers.daemon import dies_with_parent, plain_environment
+from tests.vm.guests import QEMU
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SECONDS: Final = 300.0  # five are enough where the emulator has a CPU to itself
+VCPUS: Final = 3  # each in a socket of its own, as Kata has them
+KERNEL_OPTIONS: Final = (
+    "console=ttyS0 quiet panic=-1 mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"
+    " no_timer_check lpj=16000000"  # both wait for ticks, which a busy host delays
+)
+_FOLDER, _FILE = 0o40755, 0o100755
+
+
+def boot(kernel: Path, folder: Path, files: Mapping[str, bytes], script: str) -> list[str]:
+    """Boot a guest, run a script as its first process, which switches it off, and return the lines that it wrote."""
+    image, console = folder / "initrd", folder / "console"
+    image.write_bytes(initrd({**files, "bin/busybox": _busybox(), "init": script.encode()}))
+    command = [
+        *(QEMU, "-machine", "q35", "-accel", "tcg,thread=multi,tb-size=64", "-cpu", "max", "-m", "256"),
+        *("-smp", f"{VCPUS},sockets={VCPUS},cores=1,threads=1"),
+        *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", f"file:{console}"),
+        *("-kernel", str(kernel), "-initrd", str(image), "-append", KERNEL_OPTIONS),
+    ]
+    subprocess.run(
+        dies_with_parent(command),
+        env=plain_environment(),
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=SECONDS,
+    )
+    return console.read_text(errors="replace").splitlines()
+
+
+def _busybox() -> bytes:
+    path = shutil.which("busybox")
+    assert path
+    with open(path, "rb") as program:  # noqa: PTH123
+        return program.read()
+
+
+def initrd(files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of files and the folders above them, as the kernel unpacks it."""
+    folders = {parent for name in files for parent in _parents(name)} | {"proc", "sys", "dev"}
+    entries = [(name, _FOLDER, b"") for name in sorted(folders)]
+    entries += [(name, _FILE, content) for name, content in files.items()]
+    archive = b"".join(_entry(number, *entry) for number, entry in enumerate(entries, 1))
+    return gzip.compress(archive + _entry(0, "TRAILER!!!", 0, b""), 1)
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+
+
+def _entry(number: int, name: str, mode: int, content: bytes) -> bytes:
+    """Return one file in cpio's `newc` form: its head in hexadecimal, its name, its content, each to four bytes."""
+    fields = (number, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
+    head = b"070701" + b"".join(b"%08X" % field for field in fields) + name.encode() + b"\0"
+    return _filled(head) + _filled(content)
+
+
+def _filled(content: bytes) -> bytes:
+    return content + b"\0" * (-len(content) % 4)
