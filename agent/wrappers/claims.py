@@ -14,7 +14,7 @@ from agent.wrappers.peer import held
 from agent.wrappers.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from agent.wrappers.peer import Peer
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process
@@ -24,19 +24,26 @@ MOST_ENDED: Final = 100  # claims that ended, for the reports
 
 
 class LiveClaims:
-    """The registry, kept true to the processes that run. `changed` is called when a claim came or ended."""
+    """The registry, kept true to the processes that run. `changed` is called when a claim came or ended.
 
-    def __init__(self) -> None:
+    `took` is called at once for each claim that is new or another one than before.
+    """
+
+    def __init__(self, took: Callable[[Claim], None] = lambda _: None) -> None:
         self.registry = Registry()
+        self._took = took
         self.ended: deque[Claim] = deque(maxlen=MOST_ENDED)  # the newest last
         self._pidfds: dict[Process, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # None: nobody watches yet
         self._changed: Callable[[], None] = lambda: None
         self._is_told = True  # nothing changed since `_changed` was called last
 
-    def restore(self, claims: Iterable[Claim]) -> None:
-        """Go on with the claims of the agent before this one whose processes still run."""
-        for claim in claims:
+    def restore(self, claims: Sequence[Claim]) -> None:
+        """Go on with the claims of the agent before this one whose processes still run; the newest counts first.
+
+        An older one may have ended before its process did.
+        """
+        for claim in reversed(claims):
             registry = self.registry.restore(claim)
             if registry is self.registry:
                 continue
@@ -62,16 +69,20 @@ class LiveClaims:
         """Give a process what it wants; raise Denied."""
         registry = self.registry.take(peer.process, holder, want, own)
         self._hold(peer)
-        if registry is not self.registry:
-            self.registry = registry
-            self._tell()
-        return registry.claims[peer.process]
+        return self._taken(registry, peer.process)
 
     def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
         """Give a process other cores, because its container owns other ones now; raise Denied."""
-        self.registry = self.registry.take(claim.process, claim.holder, claim.want, own)
-        self._tell()
-        return self.registry.claims[claim.process]
+        registry = self.registry.take(claim.process, claim.holder, claim.want, own)
+        return self._taken(registry, claim.process)
+
+    def _taken(self, registry: Registry, process: Process) -> Claim:
+        claim = registry.claims[process]
+        if registry is not self.registry:
+            self.registry = registry
+            self._took(claim)
+            self._tell()
+        return claim
 
     def _tell(self) -> None:
         """Tell once of all that changes in one turn of the loop: a thousand processes may end at once."""

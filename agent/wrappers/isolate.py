@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agent.wrappers.passes import Passes
     from agent.wrappers.peer import Peer
     from agent.wrappers.registry import Claim
+    from agent.wrappers.store import Saver
     from agent.wrappers.uses import ContainerUses
     from agent.wrappers.wants import Want
     from pinning.machine.cpuset import CPUSet
@@ -26,7 +27,7 @@ READY_SECONDS: Final = 10.0  # for each of: the container gets its CPUs, and the
 
 
 class Isolator:
-    """Gives CPUs to processes. `save` leaves to the next agent what is claimed; `view` is the newest there is."""
+    """Gives CPUs to processes. `saver` leaves to the next agent what is claimed; `view` is the newest there is."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Isolator:
         uses: ContainerUses,
         passes: Passes,
         view: Callable[[], NodeView],
-        save: Callable[[], None],
+        saver: Saver,
         pin: Callable[[Peer, CPUSet], None],
         *,
         is_strict: bool,
@@ -43,7 +44,7 @@ class Isolator:
         self._uses = uses
         self._passes = passes
         self._view = view
-        self._save = save
+        self._saver = saver
         self._pin = pin
         self._is_strict = is_strict
 
@@ -53,6 +54,7 @@ class Isolator:
         await self._cores_came(container, want)
         self._claim(peer, container, want)
         try:
+            await self._saved()
             cpus = await self._reached(peer, container)
             if want.is_pinned:
                 self._pin(peer, cpus)
@@ -85,12 +87,14 @@ class Isolator:
             view.check_pool(use)
         own = view.own_cores(owner, want.pool.resource)
         self._claims.take(peer, Holder(container.id, owner, container.name), want, own)
-        if uses:
-            self._uses.add(container.id, owner, uses)
+        if uses and self._uses.add(container.id, owner, uses):
+            self._saver.uses(container.id, self._uses.wanted[container.id])
+
+    async def _saved(self) -> None:
+        """Wait until the next agent would know of it."""
         try:
-            self._save()
+            await self._saver.saved()
         except OSError as error:
-            self._claims.end(peer.process)
             raise Denied(f"the agent cannot note it in its state directory: {error.strerror}") from error
 
     async def _reached(self, peer: Peer, container: PassedContainer) -> CPUSet:

@@ -23,7 +23,7 @@ from agent.wrappers.passes import Passes
 from agent.wrappers.peer import cgroup_of, connected
 from agent.wrappers.protocol import SOCKET, Verb
 from agent.wrappers.server import Server
-from agent.wrappers.store import Kept
+from agent.wrappers.store import Kept, Saver
 from agent.wrappers.uses import ContainerUses
 from agent.wrappers.wants import read_want
 from pinning.cmk.pools import Task
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
-    from agent.wrappers.registry import Claim
+    from agent.wrappers.registry import Claim, Process
     from agent.wrappers.store import Store
     from pinning.contract import PoolUse
     from pinning.planning.observed import Owner
@@ -76,18 +76,20 @@ class WrapperKeeper:
         self._store = store
         self._texts = texts
         kept = store.load()
-        self._claims = LiveClaims()
+        self._saver = Saver(store, self._kept)
+        self._claims = LiveClaims(self._saver.took)
         self._claims.restore(kept.claims)
         self._uses = ContainerUses(kept.uses)
         self._passes = Passes()
         self._view: NodeView | None = None  # None: no pass has ended yet
+        self._tasks: dict[Process, tuple[Claim, Task]] = {}  # as they were told since the last pass
         self._follower = Follower(self._claims, edges.affinities)
         self._isolator = Isolator(
             self._claims,
             self._uses,
             self._passes,
             self._newest,
-            self._save,
+            self._saver,
             self._follower.pin,
             is_strict=is_strict,
         )
@@ -99,12 +101,13 @@ class WrapperKeeper:
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
         """Know what the pass came to that asked for the uses last."""
-        self._view = NodeView(state, containers)
+        self._view, self._tasks = NodeView(state, containers), {}
         self._uses.passed()
         if state.containers_complete:
             self._claims.keep(self._view.containers)
             self._uses.keep(self._view.containers)
         self._follower.passed(self._view)
+        self._save()
         self._bounds.forget()
         self._passes.ended()
 
@@ -114,8 +117,12 @@ class WrapperKeeper:
         return replace(state, tasks=tasks, reclaimed=tuple(map(self._task, self._claims.ended)))
 
     def _task(self, claim: Claim) -> Task:
-        cpus = claim.cpus or self._newest().pool(shared_use(claim.want))
-        return Task(claim.process.pid, claim.holder.name, claim.want.pool, cpus)
+        before, task = self._tasks.get(claim.process, (None, None))
+        if task is None or before is not claim:
+            cpus = claim.cpus or self._newest().pool(shared_use(claim.want))
+            task = Task(claim.process.pid, claim.holder.name, claim.want.pool, cpus)
+            self._tasks[claim.process] = claim, task
+        return task
 
     def reset(self) -> None:
         """Leave nothing behind: no socket, no file."""
@@ -184,8 +191,15 @@ class WrapperKeeper:
         return self._view
 
     def _save(self) -> None:
-        """Leave what is claimed to the next agent."""
-        self._store.save(Kept(tuple(self._claims.registry), self._uses.wanted))
+        """Save what a pass changed."""
+        try:
+            self._saver.save()
+        except OSError as error:  # the next pass tries again, and nobody is answered until then
+            logger.warning("wrappers not saved", extra={"facts": {"reason": str(error)}})
+
+    def _kept(self) -> Kept:
+        """Return everything that the next agent has to know."""
+        return Kept(tuple(self._claims.registry.claims.values()), self._uses.wanted)
 
 
 def _open_more_files() -> None:

@@ -6,7 +6,7 @@ holds is decided elsewhere, and nothing here reaches beyond it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ from agent.wrappers.errors import Denied
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.wrappers.wants import Want
     from pinning.planning.observed import Owner
@@ -59,6 +59,8 @@ class Registry:
     """Every live claim of the node."""
 
     claims: Mapping[Process, Claim] = field(default_factory=lambda: MappingProxyType({}))
+    # The same by container: what one of them has costs nobody else's answer anything.
+    containers: Mapping[str, Mapping[Process, Claim]] = field(default_factory=lambda: MappingProxyType({}))
 
     def __iter__(self) -> Iterator[Claim]:
         """Yield the claims by process."""
@@ -73,8 +75,8 @@ class Registry:
         return self.claims.get(process)
 
     def of_container(self, container_id: str) -> tuple[Claim, ...]:
-        """Return the claims in one container, by process."""
-        return tuple(claim for claim in self if claim.holder.id == container_id)
+        """Return the claims in one container, the oldest first."""
+        return tuple(self.containers.get(container_id, {}).values())
 
     def take(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Registry:
         """Give a process what it wants of its container's cores `own`; raise Denied.
@@ -84,28 +86,41 @@ class Registry:
         held = self.of(process)
         if held and (held.holder, held.want) == (holder, want) and held.cpus <= _cpus(own):
             return self
-        others = [claim for claim in self.of_container(holder.id) if claim.process != process]
-        if len(others) >= MOST_CLAIMS:
-            raise Denied(f"this container runs {len(others)} wrappers, and may run no more at a time")
-        cpus = _take(own, want, others) if want.pool.resource else EMPTY
-        return self._with(Claim(process, holder, want, cpus))
+        inside = self.containers.get(holder.id, {})
+        if process not in inside and len(inside) >= MOST_CLAIMS:
+            raise Denied(f"this container runs {len(inside)} wrappers, and may run no more at a time")
+        if not want.pool.resource:
+            return self._with(Claim(process, holder, want))
+        others = [claim for claim in inside.values() if claim.cpus and claim.process != process]
+        return self._with(Claim(process, holder, want, _take(own, want, others)))
 
     def restore(self, claim: Claim) -> Registry:
         """Go on with a claim of the agent before this one, unless it is known, or another has some of its CPUs."""
-        others = union(other.cpus for other in self.of_container(claim.holder.id))
-        return self if claim.process in self.claims or claim.cpus & others else self._with(claim)
+        is_taken = bool(claim.cpus) and any(
+            other.cpus & claim.cpus for other in self.of_container(claim.holder.id)
+        )
+        return self if claim.process in self.claims or is_taken else self._with(claim)
 
     def release(self, process: Process) -> Registry:
         """Take back what a process has; nothing where it has nothing."""
-        return self.keep(lambda claim: claim.process != process)
-
-    def keep(self, is_kept: Callable[[Claim], bool]) -> Registry:
-        """Take back what all others have."""
-        kept = {process: claim for process, claim in self.claims.items() if is_kept(claim)}
-        return self if len(kept) == len(self) else replace(self, claims=MappingProxyType(kept))
+        claims, containers = dict(self.claims), dict(self.containers)
+        claim = claims.pop(process, None)
+        if claim is None:
+            return self
+        inside = dict(containers.pop(claim.holder.id))
+        del inside[process]
+        if inside:
+            containers[claim.holder.id] = inside
+        return Registry(MappingProxyType(claims), MappingProxyType(containers))
 
     def _with(self, claim: Claim) -> Registry:
-        return replace(self, claims=MappingProxyType({**self.claims, claim.process: claim}))
+        process, container = claim.process, claim.holder.id
+        before = self.release(process) if process in self.claims else self
+        inside = {**before.containers.get(container, {}), process: claim}
+        return Registry(
+            MappingProxyType({**before.claims, process: claim}),
+            MappingProxyType({**before.containers, container: inside}),
+        )
 
 
 def _take(own: Sequence[OwnCore], want: Want, others: Sequence[Claim]) -> CPUSet:
@@ -128,7 +143,7 @@ def _too_few(
     where = "" if want.socket is None else f" on socket {want.socket}"
     found = f"{want.cores} wanted{where}, {len(free)} of the {len(within)} that this container has{where} are free"
     beyond = f" ({len(own)} on all sockets)" if len(own) > len(within) else ""
-    holders = [str(claim.process.pid) for claim in others if claim.cpus]
+    holders = [str(process.pid) for process in sorted(claim.process for claim in others)]
     by_whom = f"; process {', '.join(holders)} of the host has the others" if holders else ""
     return f"Not enough free cpu lists in pool {want.pool}: {found}{beyond}{by_whom}"
 

@@ -10,6 +10,7 @@ from agent.kernel.procfs import started
 from agent.wrappers.registry import Process
 from agent.wrappers.store import FILE, Store
 from pinning.contract import PoolUse, SharedPool
+from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
 
@@ -62,6 +63,40 @@ def test_who_was_being_answered_asks_again_and_gets_the_same(tmp_path: Path) -> 
     asyncio.run(talk())
 
 
+def test_the_newest_claim_to_a_core_counts(tmp_path: Path) -> None:
+    """An older one of a process that still runs was taken back, for the file is not written at an end."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=1))
+        async with scene.container() as container:
+            scene.masks.allowed = CPUSet([5])
+            async with scene.agent():
+                assert (await container.ask(isolate("exclusive"))).word == "error"
+                scene.masks.allowed = CPUSet(range(8))
+                asked = await container.ask(isolate("exclusive"))
+            scene.restart()
+            async with scene.agent():
+                scene.run_pass()
+                assert scene.tasks == {asked.pid: "1,5"}
+
+    asyncio.run(talk())
+
+
+def test_asking_again_writes_nothing(tmp_path: Path) -> None:
+    """What the next agent knows already is not written for each request."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=2))
+        async with scene.agent(), scene.container() as container:
+            asked = await container.ask(isolate("exclusive"))
+            before = (tmp_path / FILE).stat()
+            assert (await container.ask_again(asked)).word == "ok"
+            after = (tmp_path / FILE).stat()
+            assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
+
+    asyncio.run(talk())
+
+
 def test_who_ended_meanwhile_has_nothing(tmp_path: Path) -> None:
     """Its cores are free from the beginning."""
 
@@ -71,7 +106,7 @@ def test_who_ended_meanwhile_has_nothing(tmp_path: Path) -> None:
             async with scene.agent():
                 await container.kill(await container.ask(isolate("exclusive", cores="2")))
                 claimed = (tmp_path / FILE).read_text()
-            assert '"claims":[{' in claimed  # the file still tells of it: nobody has to write at an end
+            assert '{"process":[' in claimed  # the file still tells of it: nobody has to write at an end
             scene.restart()
             async with scene.agent():
                 assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"

@@ -119,6 +119,23 @@ def test_containers_do_not_meet() -> None:
     assert cpus(registry.take(process(2), holder("b"), ONE, OWN), 2) == "0,4"
 
 
+class Unseen(Process):
+    """A process that nobody compares with another."""
+
+    def __lt__(self, _: object) -> bool:
+        raise AssertionError("a claim of another container was looked at")
+
+
+def test_the_claims_of_others_cost_an_answer_nothing() -> None:
+    """Nobody looks at them, however many there are."""
+    registry = Registry()
+    for number in range(3):
+        registry = registry.restore(Claim(Unseen(number, 1), holder("b"), ONE, CPUSet([number])))
+
+    assert cpus(registry.take(process(9), holder(), ONE, OWN), 9) == "0,4"
+    assert len(registry.release(Unseen(1, 1)).of_container("b")) == 2
+
+
 def test_a_claim_of_the_last_agent_counts_unless_another_has_its_cores() -> None:
     """What was saved twice over is held once."""
     saved = Claim(process(1), holder(), ONE, CPUSet([0, 4]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.wrappers.registry import Claim, Holder, Process
-from agent.wrappers.store import Kept, Store, read, write
+from agent.wrappers.store import SPARE_LINES, Kept, Saver, Store, claim_text, read, write
 from agent.wrappers.wants import Pool, Want
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
@@ -64,3 +67,87 @@ def test_no_damage_hurts(place: int, put: bytes) -> None:
     spoiled = (text[:cut] + put + text[cut + len(put) :]).decode("utf-8", "replace")
 
     assert isinstance(read(spoiled, "boot"), Kept)
+
+
+def test_what_is_new_is_added_to_the_file(tmp_path: Path) -> None:
+    """An answer costs the same however many were given before; the later line of a process counts."""
+    path, store = tmp_path / "wrappers.json", Store(tmp_path / "wrappers.json", "boot")
+    first, second = KEPT.claims
+    moved = replace(first, cpus=CPUSet([2, 6]))
+    store.add([claim_text(first)], lambda: KEPT)
+    begun = path.stat().st_ino
+    store.add([claim_text(moved)], lambda: pytest.fail("everything is written again"))
+
+    assert path.stat().st_ino == begun
+    assert store.load() == KEPT._replace(claims=(second, moved))
+
+
+def test_a_file_that_grew_is_written_anew(tmp_path: Path) -> None:
+    """It holds no more than what counts and so many lines beside."""
+    path, store = tmp_path / "wrappers.json", Store(tmp_path / "wrappers.json", "boot")
+    lines = [claim_text(claim) for claim in KEPT.claims] * 50
+    for _ in range(3 * SPARE_LINES // len(lines)):
+        store.add(lines, lambda: KEPT)
+
+    assert len(path.read_text().splitlines()) <= SPARE_LINES + len(write(KEPT, "boot").splitlines())
+    assert store.load() == KEPT
+
+
+def test_a_line_that_was_cut_off_costs_no_other(tmp_path: Path) -> None:
+    """An agent that was killed while it added leaves what it had answered for, and the next one goes on."""
+    path = tmp_path / "wrappers.json"
+    path.write_text(write(KEPT, "boot") + claim_text(KEPT.claims[0])[:40])
+    store = Store(path, "boot")
+
+    assert store.load() == KEPT
+    store.add([claim_text(KEPT.claims[0])], lambda: KEPT)
+    assert path.read_text() == write(KEPT, "boot")
+
+
+class Writes(Store):
+    """A file in memory; as many additions fail as `failures` says."""
+
+    def __init__(self) -> None:
+        self.added: list[list[str]] = []
+        self.failures = 0
+
+    def add(self, texts: Iterable[str], _: object) -> None:
+        """Note the texts."""
+        if self.failures:
+            self.failures -= 1
+            raise OSError("no room")
+        self.added.append(list(texts))
+
+
+def test_many_that_come_in_one_turn_are_saved_at_once() -> None:
+    """All of them wait for the one write; whoever brings nothing new waits for none."""
+    writes = Writes()
+    saver = Saver(writes, lambda: KEPT)
+
+    async def ask() -> None:
+        saver.took(KEPT.claims[0])
+        await saver.saved()
+        assert writes.added
+
+    async def play() -> None:
+        await asyncio.gather(*(ask() for _ in range(50)))
+        await saver.saved()
+
+    asyncio.run(play())
+    assert [len(texts) for texts in writes.added] == [50]
+
+
+def test_what_was_not_saved_is_saved_the_next_time() -> None:
+    """Nobody takes a failure for done: all who waited for it raise it, and whoever asks again tries again."""
+    writes = Writes()
+    saver = Saver(writes, lambda: KEPT)
+    writes.failures = 1
+
+    async def play() -> None:
+        saver.took(KEPT.claims[0])
+        found = await asyncio.gather(saver.saved(), saver.saved(), return_exceptions=True)
+        assert [str(each) for each in found] == ["no room", "no room"]
+        await saver.saved()
+
+    asyncio.run(play())
+    assert writes.added == [[claim_text(KEPT.claims[0])]]
