@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pinning.contract import CPUPolicy, SMTPolicy
 from pinning.errors import IllegalTransition
-from pinning.machine.cpuset import EMPTY
+from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.invariants import problems
 from pinning.planning.ledger import Assignment, Ledger
@@ -91,9 +91,18 @@ def _own(
         own = seen.cpus - shared - sets.pools.set_aside
         if own and own != seen.cpus and own <= source:
             yield own
+    yield from _apart(seen, observed, source)
     told = pod.status.get(claim.container, EMPTY)
     if told and told <= seen.cpus & source:
         yield told
+
+
+def _apart(seen: SeenContainer, observed: Observed, source: CPUSet) -> Iterator[CPUSet]:
+    """Yield what no other container runs on: those that own CPUs too may tell what is shared, where nobody else does."""
+    others = union(other.cpus for other in observed.live_on_host if other.owner != seen.owner)
+    own = (seen.cpus & source) - others
+    if own and own != seen.cpus:
+        yield own
 
 
 def _sharing(observed: Observed) -> set[CPUSet]:

@@ -116,3 +116,11 @@ def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None
     world.ledger = ledger
     world.run_all()
     assert problems(world.ledger, world.sets) == ()
+
+
+def test_containers_with_the_shared_set_tell_their_own_cpus_by_each_other() -> None:
+    """Where nobody else shows what is shared, and no pod tells: nobody runs on what another owns."""
+    wish = Wish("2", policy="exclusive", shared="true")
+    world = world_of(("a", wish), ("b", wish))
+    assert {str(seen.cpus) for seen in world.live()} == {"0-1,3-5,7", "0,2-4,6-7"}
+    assert recovered(world) == world.ledger
