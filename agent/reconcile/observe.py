@@ -161,6 +161,7 @@ class Observer:
                     record.seen.sandbox,
                     home=record.split_home,
                     starts_at_home=is_created and bool(record.born),
+                    is_divisible=record.cgroup is not None,
                 )
             )
             if number % AT_ONCE == 0:

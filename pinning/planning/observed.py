@@ -114,6 +114,9 @@ class SeenContainer:
         EMPTY  # where its tasks were put, of one that runs on more than it owns; empty: nowhere yet
     )
     starts_at_home: bool = False  # its first process is put there before it runs, however wide its cpuset is
+    is_divisible: bool = (
+        True  # false: nobody knows its cgroup, so its tasks cannot be kept on parts of its CPUs
+    )
 
     @property
     def is_running(self) -> bool:
@@ -175,6 +178,11 @@ class Observed:
             if container.sandbox in inside:
                 inside[container.sandbox] += (container,)
         return inside
+
+    @cached_property
+    def undivided(self) -> frozenset[Owner]:
+        """The containers whose tasks nobody can keep apart."""
+        return frozenset(container.owner for container in self.live if not container.is_divisible)
 
     @cached_property
     def live_uids(self) -> frozenset[str]:

@@ -36,7 +36,8 @@ class Plan(NamedTuple):
     refusals: tuple[Refusal, ...]
     sets: NodeSets
     sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # where the threads of each run, by its id
-    uses: Mapping[Owner, frozenset[PoolUse]] = NO_USES  # pools that processes of containers run on now
+    uses: Mapping[Owner, frozenset[PoolUse]] = NO_USES  # pools that processes of containers may run on now
+    undivided: frozenset[Owner] = frozenset()  # whose tasks nobody can keep apart
 
     @property
     def shared(self) -> CPUSet:
@@ -46,7 +47,7 @@ class Plan(NamedTuple):
     @property
     def run_sets(self) -> RunSets:
         """Where containers are to run."""
-        return RunSets(self.ledger, self.sets, self.uses)
+        return RunSets(self.ledger, self.sets, self.uses, self.undivided)
 
     def runs_on(self, owner: Owner) -> RunSet:
         """Return where a container is to run once it runs: on what it owns, and on the pools in use."""
@@ -67,10 +68,18 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         for pod in observed.by_age
         for refusal in (*_unreadable(pod), *_of_pod(pod, assigner.refusals))
     )
-    run_sets = RunSets(draft.ledger, sets, observed.uses)
+    run_sets = RunSets(draft.ledger, sets, _uses(observed, draft.ledger, config), observed.undivided)
     sandboxes = sandbox_sets(observed, draft.ledger, run_sets.shared, config)
     actions = plan_actions(observed, ledger, run_sets, sandboxes)
-    return Plan(draft.ledger, actions, refusals, sets, sandboxes, observed.uses)
+    return Plan(draft.ledger, actions, refusals, sets, sandboxes, run_sets.uses, run_sets.undivided)
+
+
+def _uses(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[Owner, frozenset[PoolUse]]:
+    """Return the pools that wrappers reach: with strict threads none of who owns CPUs, whenever it was wrapped."""
+    if not config.strict_threads:
+        return observed.uses
+    owners = {held.owner for held in ledger if held.is_exclusive}
+    return {owner: uses for owner, uses in observed.uses.items() if owner not in owners}
 
 
 def _unreadable(pod: SeenPod) -> Iterator[Refusal]:

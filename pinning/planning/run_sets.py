@@ -54,6 +54,7 @@ class RunSets:
     ledger: Ledger
     sets: NodeSets
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)  # of live wrappers
+    undivided: frozenset[Owner] = frozenset()  # whose tasks nobody can keep apart: they get no pools
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -63,20 +64,23 @@ class RunSets:
     def of(self, owner: Owner) -> RunSet:
         """Return where a container runs."""
         held = self.ledger.of(owner)
-        return self._with(held, self.uses.get(owner, frozenset()) | asked(held))
+        return self._with(held, self._pools(owner, held, self.uses.get(owner, frozenset())))
 
     def of_seen(self, seen: SeenContainer) -> RunSet:
         """Return where a container runs as far as it has come: wide at birth only where it was made so."""
         if seen.is_running:
             return self.of(seen.owner)
         held = self.ledger.of(seen.owner)
-        run_set = self._with(held, asked(held))
+        run_set = self._with(held, self._pools(seen.owner, held, frozenset()))
         return run_set if seen.starts_at_home else run_set.at_start
 
     def pool(self, use: PoolUse) -> CPUSet:
         """Return the CPUs of a pool: nobody owns any of them, and none is an owner's idle one."""
         aside = self.sets.set_aside(use.socket) if use.pool is SharedPool.SHARED else EMPTY
         return aside or self.shared
+
+    def _pools(self, owner: Owner, held: Assignment | None, used: frozenset[PoolUse]) -> frozenset[PoolUse]:
+        return frozenset() if owner in self.undivided else used | asked(held)
 
     def _with(self, held: Assignment | None, uses: frozenset[PoolUse]) -> RunSet:
         if not uses:

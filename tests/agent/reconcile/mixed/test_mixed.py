@@ -239,3 +239,44 @@ def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> N
     assert [node.cpus(number) for number in (owner, sharer, other)] == ["0-7", "0,2-4,6-7", "0,2,4,6"]
     assert node.tasks.masks(tasks) == ["1,5", "0,2,4,6", "0,2,4,6"]
     assert str(container(state, "a").others) == "0,2-4,6-7"
+
+
+def test_strict_threads_hold_for_who_was_wrapped_before(node: FakeNode) -> None:
+    """A use of pools widens no owner, whenever it came; who owns nothing still shares, and so does whose pod asks."""
+    pools = StaticPools(exclusive_cores=2, shared_cores=1)
+    node.settings = replace(node.settings, config=NodeConfig(pools=pools, strict_threads=True))
+    node.wrappers = Wrapped({Owner(pod, "c0"): frozenset({PoolUse(SharedPool.SHARED)}) for pod in "ab"})
+    node.new_agent()
+    node.add("a", Wish(cores=1))
+    node.add("b", PLAIN)
+    owner, sharer = node.start("a"), node.start("b")
+    state = node.run()
+
+    assert [node.cpus(number) for number in (owner, sharer)] == ["1,5", "0,2-4,6-7"]
+    assert str(container(state, "a").others) == ""
+
+
+def test_strict_threads_leave_what_a_pod_asks_for(node: FakeNode) -> None:
+    """The annotation is its pod's own word, which its helpers count on."""
+    node.settings = replace(node.settings, config=NodeConfig(strict_threads=True))
+    node.new_agent()
+    node.add("a", MIXED)
+    number = node.start("a")
+    node.tasks.start(number, "")
+    node.run()
+
+    assert node.cpus(number) == "0-7"
+
+
+def test_a_container_whose_cgroup_nobody_knows_settles_on_its_own_cpus(node: FakeNode) -> None:
+    """Its tasks cannot be kept apart: it gets no pools, is pinned, and nothing is sent for it again and again."""
+    node.add("a", MIXED)
+    number = node.start("a")
+    node.containers[number] = replace(node.containers[number], cgroup=None)
+    state = node.run()
+    sent = list(node.runtime.calls)
+    node.run(3)
+
+    found = container(state, "a")
+    assert (str(found.cpus), str(found.others), found.is_pinned) == ("1,5", "", True)
+    assert node.runtime.calls == sent == [(number, "1,5")]
