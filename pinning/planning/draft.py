@@ -51,9 +51,7 @@ class Draft:
         """
         if self.adopt(choose(free)):
             return True
-        shared = self.sets.shared(self.ledger)
-        if not shared:
-            return False
+        shared = self.sets.shared(self.ledger)  # never empty: `follow_machine` has fed it
         try:
             return self.adopt(choose(free - CPUSet([max(shared)])))
         except NotEnoughCPUs:
