@@ -98,18 +98,29 @@ def sandboxes(
         yield node
 
 
-@pytest.fixture(params=["local", "containerd"])
-def launchers(
-    request: pytest.FixtureRequest, qemu: None, node_config: dict[str, object], tmp_path: Path
-) -> Iterator[Launchers]:
-    """Return a node that starts machines as KubeVirt does, with an agent, by either runtime."""
-    from tests.vm.nodes import run_local_node
+@pytest.fixture(scope="class")
+def both_nodes(
+    request: pytest.FixtureRequest, newest_containerd: Containerd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Launchers, Launchers]]:
+    """Return a node of each runtime, their agents with the configuration of the class; its tests share them."""
+    from tests.vm.nodes import run_containerd_node, run_local_node
 
-    if request.param == "containerd":
-        yield request.getfixturevalue("sandboxes")
-        return
-    with run_local_node(tmp_path, node_config) as node:
-        yield node
+    config, folder = request.cls.CONFIG, tmp_path_factory.mktemp
+    with (
+        run_local_node(folder("local-vm-"), config) as local,
+        run_containerd_node(newest_containerd, folder("node-vm-"), config) as node,
+    ):
+        yield local, node
+
+
+@pytest.fixture
+def launchers(both_nodes: tuple[Launchers, Launchers]) -> Iterator[tuple[Launchers, Launchers]]:
+    """Return nodes that start machines as KubeVirt does, one of each runtime; those of the test end with it."""
+    before = [frozenset(node.machines) for node in both_nodes]
+    yield both_nodes
+    for node, kept in zip(both_nodes, before, strict=True):
+        for name in node.machines.keys() - kept:
+            node.remove(name)
 
 
 @pytest.fixture

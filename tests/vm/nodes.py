@@ -64,6 +64,8 @@ class Manifests:
 class Launchers(Protocol):
     """A node that starts machines as KubeVirt does."""
 
+    machines: dict[str, Machine]
+
     @property
     def agent(self) -> Told:
         """Its agent."""
@@ -77,6 +79,10 @@ class Launchers(Protocol):
 
     def compute(self, name: str) -> Container:
         """Return the container of a machine."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """End a machine, and take its pod away."""
         ...
 
 

@@ -1,17 +1,18 @@
 """Machines as KubeVirt starts them: the agent lets every thread run where it belongs, and says what it found.
 
-A node of two CPUs can give one of them away. Where the agent only observes, a container may have both.
+A node of two CPUs can give one of them away. Where the agent only observes, a container may have both. Each test has
+two nodes, one of each runtime, which do the same at the same time.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.node.waiting import until
+from tests.node.waiting import SECONDS, until
 from tests.vm.guests import Guest
 from tests.vm.machines import keep_house
 from tests.vm.seen import see
@@ -19,92 +20,120 @@ from tests.vm.told import told, until_reason, until_told
 
 if TYPE_CHECKING:
     from tests.vm.machines import Machine
-    from tests.vm.nodes import ContainerdNode, Launchers
+    from tests.vm.nodes import Launchers
 
-OBSERVING = {"observe": True}
+    Both = tuple[Launchers, Launchers]
+
 BOTH = CPUSet((0, 1))
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away")
 
 
-@pytest.fixture
-def observing(node_config: dict[str, object]) -> None:
-    """Let the agent of the node observe only; to be named before the node."""
-    node_config.update(OBSERVING)
+def launched(nodes: Both, name: str, guest: Guest, cpus: int = 0) -> list[tuple[Launchers, Machine]]:
+    """Start a machine on each node."""
+    return [(node, node.launch(name, guest, cpus=cpus)) for node in nodes]
 
 
 def pinned(node: Launchers, machine: Machine, cpus: list[int]) -> None:
     """Wait until the agent says that each vCPU has its CPU, and check that it is so."""
-    until_told(node.agent, vcpus=[str(cpu) for cpu in cpus], oneToOne=True)
+    until_told(node.agent, machine.name, vcpus=[str(cpu) for cpu in cpus], oneToOne=True)
     assert see(machine.truth()).one_each() == cpus
 
 
-def test_machine_has_the_cpu_of_its_container(launchers: Launchers) -> None:
-    """One vCPU on one CPU: it is its own, and every other thread is there too."""
-    machine = launchers.launch("vm", Guest(1, iothreads=("iothread1",)).running())
-    own = CPUSet((1,))
-    pinned(launchers, machine, [1])
-    assert see(machine.truth()).is_all_on(own)
-    assert told(launchers.agent)["cpus"] == told(launchers.agent)["emulator"] == str(own)
+class TestOnOneCPU:
+    """The agent gives a container the CPU that may be given away."""
+
+    CONFIG: ClassVar[dict[str, Any]] = {}
+
+    def test_machine_has_the_cpu_of_its_container(self, launchers: Both) -> None:
+        """One vCPU on one CPU: it is its own, and every other thread is there too."""
+        own = CPUSet((1,))
+        for node, machine in launched(launchers, "fits", Guest(1, iothreads=("iothread1",)).running()):
+            pinned(node, machine, [1])
+            assert see(machine.truth()).is_all_on(own)
+            said = told(node.agent, "fits")
+            assert said["cpus"] == said["emulator"] == str(own)
+
+    def test_machine_with_more_vcpus_than_cpus_is_told(self, launchers: Both) -> None:
+        """Its vCPUs share what there is, nothing of it runs elsewhere, and the reason is told."""
+        for node, machine in launched(launchers, "crowded", Guest(2).running(), cpus=1):
+            until_told(node.agent, "crowded", cpus="1", oneToOne=False)
+            until_reason(node.agent, "wanted 2 CPUs", "crowded")
+            until("confined", lambda machine=machine: see(machine.truth()).is_all_on(CPUSet((1,))))  # type: ignore[misc]
 
 
-def test_machine_with_more_vcpus_than_cpus_is_told(launchers: Launchers) -> None:
-    """Its vCPUs share what there is, nothing of it runs elsewhere, and the reason is told."""
-    machine = launchers.launch("vm", Guest(2).running(), cpus=1)
-    until_told(launchers.agent, cpus="1", oneToOne=False)
-    until_reason(launchers.agent, "wanted 2 CPUs")
-    until("confined", lambda: see(machine.truth()).is_all_on(CPUSet((1,))))
+@pytest.fixture(scope="class")
+def waited(both_nodes: Both) -> tuple[Launchers, Machine, Machine]:
+    """Start what is waited for while the other tests run: vCPUs that nobody can tell, and a guest that does not run."""
+    node = both_nodes[1]
+    unnamed, paused = node.launch("unnamed", Guest(2, is_named=False)), node.launch("paused", Guest(2))
+    until_reason(node.agent, "libvirt", "paused")
+    return node, unnamed, paused
 
 
-@pytest.mark.usefixtures("observing")
+@pytest.mark.usefixtures("waited")
 class TestOnBothCPUs:
     """The agent observes, and the container has both CPUs."""
 
-    def test_each_vcpu_gets_one(self, launchers: Launchers) -> None:
+    CONFIG: ClassVar[dict[str, Any]] = {"observe": True}
+
+    def test_each_vcpu_gets_one(self, launchers: Both) -> None:
         """Once the guest runs, each vCPU has a CPU; the emulator and an iothread keep both."""
-        machine = launchers.launch("vm", Guest(2, iothreads=("iothread1",)).running())
-        pinned(launchers, machine, [0, 1])
-        seen = see(machine.truth())
-        assert {*seen.others, *seen.iothreads.values()} == {"0-1"}
-        assert (told(launchers.agent)["emulator"], told(launchers.agent)["iothreads"]) == ("0-1", ["0-1"])
+        for node, machine in launched(launchers, "pair", Guest(2, iothreads=("iothread1",)).running()):
+            pinned(node, machine, [0, 1])
+            seen, said = see(machine.truth()), told(node.agent, "pair")
+            assert {*seen.others, *seen.iothreads.values()} == {"0-1"}
+            assert (said["emulator"], said["iothreads"]) == ("0-1", ["0-1"])
 
-    def test_machines_that_are_waited_for(self, sandboxes: ContainerdNode) -> None:
-        """A guest that does not run, and one that nobody sees run, are waited for, and not forever; the reason is told.
-
-        Where nothing tells vCPUs apart none is pinned, and every thread has all CPUs.
-        """
-        unnamed = sandboxes.launch("unnamed", Guest(2, is_named=False).running())
-        machine = sandboxes.launch("vm", Guest(2))
-        until_reason(sandboxes.agent, "libvirt")
-        pinned(sandboxes, machine, [0, 1])
-        until("told", lambda: "no thread is called" in told(sandboxes.agent, "unnamed").get("reason", ""))
-        assert see(unnamed.truth()).is_all_on(BOTH)
-        assert told(sandboxes.agent, "unnamed")["vcpus"] == []
-
-    def test_pins_of_libvirt_stay(self, launchers: Launchers) -> None:
+    def test_pins_of_libvirt_stay(self, launchers: Both) -> None:
         """What libvirt pinned one to one is taken over as it is, also in another order than the agent's."""
-        machine = launchers.launch("vm", Guest(2))
-        for tid, cpu in zip(machine.truth().vcpus, (1, 0), strict=True):
-            os.sched_setaffinity(tid, {cpu})
-        pinned(launchers, machine, [1, 0])
+        machines = launched(launchers, "swapped", Guest(2))
+        for _, machine in machines:
+            for tid, cpu in zip(machine.truth().vcpus, (1, 0), strict=True):
+                os.sched_setaffinity(tid, {cpu})
+        for node, machine in machines:
+            pinned(node, machine, [1, 0])
 
-    def test_plugged_vcpu_gets_its_cpu(self, launchers: Launchers) -> None:
+    def test_vcpu_that_somebody_moves_is_put_back(self, launchers: Both) -> None:
+        """A foreign taskset on one vCPU changes no number of threads, and is found before the next look at all of them."""
+        machines = launched(launchers, "moved", Guest(2))
+        for _, machine in machines:
+            for tid, cpu in zip(machine.truth().vcpus, (1, 0), strict=True):
+                os.sched_setaffinity(tid, {cpu})
+        for node, machine in machines:
+            pinned(node, machine, [1, 0])
+            os.sched_setaffinity(machine.truth().vcpus[0], {0})
+        for _, machine in machines:
+            until("put back", lambda machine=machine: see(machine.truth()).one_each() == [1, 0])  # type: ignore[misc]
+
+    def test_plugged_vcpu_gets_its_cpu(self, launchers: Both) -> None:
         """It has the guest's last place and is the second of two; the first one stays where it was."""
-        machine = launchers.launch("vm", Guest(1, most=4).running(), cpus=2)
-        until_told(launchers.agent, oneToOne=True)
-        (first,) = see(machine.truth()).one_each() or []
-        with machine.talk() as talker:
-            talker.plug()
-        pinned(launchers, machine, [first, 1 - first])
-        assert machine.truth().indexes == (0, 3)
+        machines = launched(launchers, "grows", Guest(1, most=4).running(), cpus=2)
+        firsts = []
+        for node, machine in machines:
+            until_told(node.agent, "grows", oneToOne=True)
+            firsts += see(machine.truth()).one_each() or []
+            with machine.talk() as talker:
+                talker.plug()
+        for first, (node, machine) in zip(firsts, machines, strict=True):
+            pinned(node, machine, [first, 1 - first])
+            assert machine.truth().indexes == (0, 3)
 
-    def test_isolated_emulator_keeps_house(self, launchers: Launchers) -> None:
+    def test_isolated_emulator_keeps_house(self, launchers: Both) -> None:
         """The threads that virt-handler moved stay on the emulator's CPU; the vCPU has the other one to itself."""
-        machine = launchers.launch("vm", Guest(1, iothreads=("iothread1",)), cpus=2)
-        container, truth = launchers.compute("vm"), machine.truth()
-        keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
-        os.sched_setaffinity(truth.vcpus[0], {1})  # as libvirt does
-        pinned(launchers, machine, [1])
-        until_told(launchers.agent, emulator="0")
-        seen = see(machine.truth())
-        assert {*seen.others, *seen.iothreads.values()} == {"0"}
-        assert "iothread" in told(launchers.agent)["note"]
+        for node, machine in launched(launchers, "housed", Guest(1, iothreads=("iothread1",)), cpus=2):
+            container, truth = node.compute("housed"), machine.truth()
+            keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
+            os.sched_setaffinity(truth.vcpus[0], {1})  # as libvirt does
+            pinned(node, machine, [1])
+            until_told(node.agent, "housed", emulator="0")
+            seen = see(machine.truth())
+            assert {*seen.others, *seen.iothreads.values()} == {"0"}
+            assert "iothread" in told(node.agent, "housed")["note"]
+
+    def test_nobody_is_waited_for_forever(self, waited: tuple[Launchers, Machine, Machine]) -> None:
+        """A guest that does not run is pinned after half a minute; where nothing tells vCPUs apart none is, for a reason."""
+        node, unnamed, paused = waited
+        pinned(node, paused, [0, 1])
+        until_reason(node.agent, "no thread is called", "unnamed", 2 * SECONDS)
+        assert see(unnamed.truth()).is_all_on(BOTH)
+        assert told(node.agent, "unnamed")["vcpus"] == []

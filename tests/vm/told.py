@@ -24,13 +24,13 @@ def told(agent: Told, pod: str = "vm") -> Mapping[str, Any]:
     return found[0] or {} if found else {}
 
 
-def until_told(agent: Told, **fields: object) -> None:
-    """Wait until it says all this of the pod `vm`; fail with what it said last."""
+def until_told(agent: Told, pod: str = "vm", **fields: object) -> None:
+    """Wait until it says all this of a pod; fail with what it said last."""
     last: Mapping[str, Any] = {}
 
     def is_so() -> bool:
         nonlocal last
-        last = told(agent)
+        last = told(agent, pod)
         return all(last.get(name) == value for name, value in fields.items())
 
     try:
@@ -41,6 +41,6 @@ def until_told(agent: Told, **fields: object) -> None:
         raise AssertionError(f"{error}: {last}") from error
 
 
-def until_reason(agent: Told, part: str) -> None:
+def until_reason(agent: Told, part: str, pod: str = "vm", seconds: float = SECONDS) -> None:
     """Wait until it says why there is no CPU for each vCPU, with these words."""
-    until(f"told {part!r}", lambda: part in told(agent).get("reason", ""))
+    until(f"told {part!r}", lambda: part in told(agent, pod).get("reason", ""), seconds)
