@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.shim.agent import fake_agent
+from tests.shim.roots import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +26,18 @@ def command() -> Path:
     path = Path(sys.prefix, "libexec", "cmk")
     subprocess.run(["scripts/shim", str(path)], check=True)
     return path
+
+
+@pytest.fixture
+def root(command: Path) -> Iterator[Root]:
+    """Return an empty root with the command; its path is short enough for a socket below it."""
+    folder = Path(tempfile.mkdtemp(prefix="root-", dir="/tmp"))
+    folder.chmod(0o755)
+    root = Root(folder)
+    root.install_dir.mkdir(parents=True)
+    shutil.copy2(command, root.install_dir / "cmk")
+    yield root
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +13,7 @@ from tests.shim.agent import FakeAgent
 from tests.shim.roots import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 SHOW = 'echo "$CMK_CPUS_ASSIGNED/$CMK_CPUS_ASSIGNED_MASK/$CMK_CPUS_SHARED/$CMK_CPUS_INFRA"; taskset -p $$'
 ALL = "0,1/3/0,1/0,1"
@@ -30,17 +27,11 @@ pytestmark = [
 
 
 @pytest.fixture
-def root(command: Path) -> Iterator[Root]:
+def root(root: Root) -> Root:
     """Return a root of a guest with two sockets, which it numbers the other way round."""
-    folder = Path(tempfile.mkdtemp(prefix="root-", dir="/tmp"))
-    folder.chmod(0o755)
-    root = Root(folder)
-    root.install_dir.mkdir(parents=True)
-    shutil.copy2(command, root.install_dir / "cmk")
     root.add_busybox()
     write_topology(root, {0: (1, 0, "0"), 1: (0, 0, "1")})
-    yield root
-    shutil.rmtree(folder)
+    return root
 
 
 def write_topology(root: Root, places: dict[int, tuple[int, int, str]]) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -256,8 +257,8 @@ def test_waiting_ends_with_a_signal(no_agent: FakeAgent) -> None:
     if b"unshare failed" in (line := process.stderr.readline()):
         pytest.skip("a namespace needs root")
     assert b"waiting up to" in line
-    with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as children:  # noqa: PTH123
-        os.kill(int(children.read()), signal.SIGTERM)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii")
+    os.kill(int(children), signal.SIGTERM)
 
     assert process.wait(SECONDS) == 128 + signal.SIGTERM
     process.stderr.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_other_intervals_are_refused(no_agent: FakeAgent, interval: str) -> None
 def test_full_disk_is_an_error(agent: FakeAgent) -> None:
     """What could not be written is not taken for printed."""
     agent.answers = [ok(TEXT)]
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
+    with Path("/dev/full").open("wb") as full:
         command = [str(agent.command), "describe"]
         done = subprocess.run(command, env=plain_environment(), stdout=full, check=False, timeout=SECONDS)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,18 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.runtime  # chroot and mounts need root
-
-
-@pytest.fixture
-def root(command: Path) -> Iterator[Root]:
-    """Return an empty root with the command; its path is short enough for a socket below it."""
-    folder = Path(tempfile.mkdtemp(prefix="root-", dir="/tmp"))
-    folder.chmod(0o755)
-    root = Root(folder)
-    root.install_dir.mkdir(parents=True)
-    shutil.copy2(command, root.install_dir / "cmk")
-    yield root
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
