@@ -226,3 +226,12 @@ def test_hostile_texts_stay_texts(used: Seen) -> None:
     used.cell(4).hover()
     assert used.facts()["Policy"].startswith("exclusive, smt </script><img src=x")
     used.picture("node-hostile")
+
+
+@pytest.mark.parametrize("path", ["/", "/nodes/used", "/pods", "/pods/shop/front", "/changes"])
+def test_page_is_as_wide_as_a_phone(used: Seen, path: str) -> None:
+    """What is wider than the screen, such as a table, is moved by itself: the page has nothing beside the screen."""
+    used.page.set_viewport_size({"width": 390, "height": 844})
+    used.open(path)
+    used.picture(f"phone{path.replace('/', '-')}")
+    assert used.page.evaluate("document.documentElement.scrollWidth") == 390
