@@ -245,13 +245,8 @@ def run_local_node(directory: Path, config: Mapping[str, object] = DEFAULT) -> I
     manifests = _manifests(directory)
     agent = _agent(directory, manifests, config, "--runtime", "local")
     node = LocalNode(agent, manifests)
-    with agent.stack:
-        agent.start()
-        try:
-            yield node
-        finally:
-            for name in list(node.machines):
-                node.remove(name)
+    with _running(agent, node):
+        yield node
 
 
 @contextmanager
@@ -262,10 +257,17 @@ def run_containerd_node(
     manifests = _manifests(directory)
     agent = _agent(directory, manifests, config, "--runtime-endpoint", str(containerd.socket))
     node = ContainerdNode(containerd, agent, manifests)
+    with _running(agent, node):
+        yield node
+
+
+@contextmanager
+def _running(agent: AgentProcess, node: LocalNode | ContainerdNode) -> Iterator[None]:
+    """Run an agent until the block ends, and take away what then runs on its node."""
     with agent.stack:
         agent.start()
         try:
-            yield node
+            yield
         finally:
             for name in list(node.machines):
                 node.remove(name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,13 +47,11 @@ def beside(node: ContainerdNode, name: str = "vm") -> CPUSet:
 def command_lines() -> list[tuple[int, str]]:
     """Return the command line of every process."""
     found = []
-    for folder in os.listdir("/proc"):  # noqa: PTH208 names alone are wanted
-        if folder.isdecimal():
-            try:
-                with open(f"/proc/{folder}/cmdline", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                    found.append((int(folder), file.read()))
-            except OSError:
-                continue
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):  # it has ended
+                line = (folder / "cmdline").read_text(encoding="utf-8", errors="replace")
+                found.append((int(folder.name), line))
     return found
 
 
