@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-MOST_THREADS: Final = 16_384  # a guest of KVM has up to 4,096 vCPUs
+MOST_THREADS: Final = 8_192  # a guest of KVM has up to 4,096 vCPUs, and fewer other threads
 _MOST_LISTINGS: Final = 8  # it may make threads faster than they are read: the next look has them
 _NONE: Final[Mapping[Task, str]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536

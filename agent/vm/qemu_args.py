@@ -151,7 +151,7 @@ def _complete(given: Mapping[str, int], *, prefers_sockets: bool) -> dict[str, i
     total = prod(number for part, number in every.items() if part not in ("cpus", "maxcpus"))
     every["maxcpus"] = most or total
     every["cpus"] = given.get("cpus", every["maxcpus"])
-    return every if total == every["maxcpus"] >= every["cpus"] else None
+    return every if MOST_VCPUS >= total == every["maxcpus"] >= every["cpus"] else None
 
 
 def _filled_first(*, prefers_sockets: bool) -> tuple[str, ...]:

@@ -67,6 +67,14 @@ def test_numbers_that_are_no_shape_give_none(smp: str) -> None:
     assert shape("-smp", f"cpus={smp}") is None
 
 
+def test_parts_that_make_more_vcpus_than_there_are_give_none() -> None:
+    """Each number may be one, and what they make together is not."""
+    assert shape("-smp", "cores=256,threads=256") is not None
+    assert shape("-smp", "sockets=2,cores=256,threads=256") is None
+    parts = ("drawers", "books", "sockets", "dies", "clusters", "modules", "cores", "threads")
+    assert shape("-smp", ",".join(f"{part}=65536" for part in parts)) is None
+
+
 def test_guest_without_options_is_plain() -> None:
     """Nothing is bound, nothing shared, and threads have no names."""
     assert shape() == GuestShape(vcpus=1, cores=1, threads=1, most_vcpus=1)
