@@ -21,7 +21,8 @@ from agent.wrappers.listener import listen
 from agent.wrappers.node_view import NodeView, shared_use
 from agent.wrappers.passes import Passes
 from agent.wrappers.peer import cgroup_of, connected
-from agent.wrappers.protocol import SOCKET, Verb
+from agent.wrappers.protocol import SOCKET, Verb, accepted
+from agent.wrappers.reports import Reports
 from agent.wrappers.server import Server
 from agent.wrappers.store import Kept, Saver
 from agent.wrappers.uses import ContainerUses
@@ -94,6 +95,7 @@ class WrapperKeeper:
             is_strict=is_strict,
         )
         self._bounds = Bounds(edges.monotonic)
+        self._reports = Reports(edges.monotonic)
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
         """Return the pools in use by containers beside what they own."""
@@ -165,11 +167,19 @@ class WrapperKeeper:
         path = self._edges.cgroup_of(pid, self._edges.hierarchy.version)
         return self._found(pid, path) or path
 
-    async def answer(self, peer: Peer, request: Request) -> str:
-        """Return the text of an answer; raise Denied, Gone."""
+    async def answer(self, peer: Peer, request: Request) -> bytes:
+        """Return an answer that does what was asked; raise Denied, Gone."""
         await self._passes.until(lambda: self._view is not None, UNKNOWN_SECONDS)
-        if request.verb is not Verb.ISOLATE:
-            return self._texts[request.verb](self.shown(self._newest().state))
+        if request.verb is Verb.ISOLATE:
+            return accepted(await self._isolated(peer, request))
+        text = self._texts[request.verb]
+        return await self._reports.of(
+            request.verb,
+            lambda: (self._view, self._claims.registry),
+            lambda: accepted(text(self.shown(self._newest().state))),
+        )
+
+    async def _isolated(self, peer: Peer, request: Request) -> str:
         want = read_want(request.values)
         if self._newest().state.observes:
             raise Denied("corepin only observes this node, and gives nobody CPUs: ask on another node")

@@ -16,7 +16,7 @@ from agent.wrappers.protocol import (
     END,
     REQUEST_LIMIT,
     SEND_SECONDS,
-    accepted,
+    Verb,
     denied,
     read_request,
 )
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
 ACCEPTED_AT_ONCE: Final = 64  # connections before the loop does something else
 PAUSE_SECONDS: Final = 0.1  # when there is no descriptor left for another connection
+REFUSED_SECONDS: Final = (
+    0.01  # after connections that were refused: whoever goes on all the same is slowed down
+)
+SEND_BUFFER: Final = (
+    8192  # bytes of an answer that wait in the kernel for one who does not read; it takes it for twice
+)
+REPORT_TURNS: Final = 10  # of a request for a report of the node, which takes the agent so many times longer
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
 
 logger = logging.getLogger(__name__)
@@ -42,8 +49,8 @@ class Answering(Protocol):
         """Return by which name the requests of a process are counted: that of its container; raise Gone."""
         ...
 
-    async def answer(self, peer: Peer, request: Request) -> str:
-        """Return the text of an answer; raise Denied, Gone."""
+    async def answer(self, peer: Peer, request: Request) -> bytes:
+        """Return an answer that does what was asked; raise Denied, Gone."""
         ...
 
 
@@ -63,36 +70,42 @@ class Server:
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer until cancelled."""
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(listening, ready.set)
         try:
             while True:
-                await ready.wait()
-                if await self._accept_some(listening):
-                    ready.clear()
-                await asyncio.sleep(0)  # others have their turn, however many connect
+                await _readable(listening)
+                while not await self._accept_some(listening):
+                    await asyncio.sleep(0)  # others have their turn, however many connect
         finally:
-            loop.remove_reader(listening)
             for task in self._open:
                 task.cancel()
 
     async def _accept_some(self, listening: socket.socket) -> bool:
         """Take connections that wait; say whether none is left."""
+        is_refused = False
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, _ = listening.accept()
             except BlockingIOError:
-                return True
+                await self._pause(is_wanted=is_refused)
+                return not is_refused
             except OSError as error:  # no descriptor is left: those who wait wait longer
                 logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
                 await asyncio.sleep(PAUSE_SECONDS)
                 return False
-            self._begin(connection)
+            is_refused |= not self._begin(connection)
+        await self._pause(is_wanted=is_refused)
         return False
 
-    def _begin(self, connection: socket.socket) -> None:
-        """Take a connection, or refuse it by what costs the least: a flood of them waits in the same line as all others."""
+    async def _pause(self, *, is_wanted: bool) -> None:
+        if is_wanted:
+            await asyncio.sleep(REFUSED_SECONDS)
+
+    def _begin(self, connection: socket.socket) -> bool:
+        """Take a connection, or refuse it by what costs the least; say whether it was taken.
+
+        A flood of them waits in the same line as all others.
+        """
+        container = ""
         connection.setblocking(False)  # noqa: FBT003 of the standard library
         try:
             if _is_over(connection):
@@ -100,24 +113,33 @@ class Server:
             container = self._answering.bounded_as(pid_of(connection))
             self._bounds.opened(container)
         except (AgentError, OSError) as error:
-            _refuse(connection, error)
-            return
+            self._refuse(connection, error, container)
+            return False
         try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             peer = self._peer_of(connection)
         except (AgentError, OSError) as error:
             self._bounds.closed(container)
-            _refuse(connection, error)
-            return
+            self._refuse(connection, error, container)
+            return False
         task = asyncio.get_running_loop().create_task(self._serve(connection, peer, container))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+        return True
+
+    def _refuse(self, connection: socket.socket, error: Exception, container: str) -> None:
+        """Say why not, to a shim that listens, and close: whatever it sends is not read."""
+        with suppress(OSError):
+            if isinstance(error, Denied) and self._bounds.tells(container):
+                connection.send(denied(error))
+        connection.close()
 
     async def _serve(self, connection: socket.socket, peer: Peer, container: str) -> None:
         """Answer one request; whoever is slow, garbled or gone ends its own connection alone."""
         try:
             await self._answer(connection, peer, container)
         except Denied as error:
-            _refuse(connection, error)
+            self._refuse(connection, error, container)
         except (AgentError, OSError, TimeoutError):
             pass
         except Exception:  # the loop's edge: a bug in one answer must not end the others
@@ -128,11 +150,14 @@ class Server:
             peer.close()
 
     async def _answer(self, connection: socket.socket, peer: Peer, container: str) -> None:
-        request = await _received(connection)
+        await asyncio.sleep(self._bounds.turn(container))  # who connects has a turn, whatever comes of it
+        content = await _received(connection)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await asyncio.sleep(self._bounds.turn(container))
-                answer = accepted(await self._answering.answer(peer, read_request(request)))
+                request = read_request(content)
+                if request.verb is not Verb.ISOLATE:
+                    await asyncio.sleep(self._bounds.turn(container, REPORT_TURNS - 1))
+                answer = await self._answering.answer(peer, request)
         except Denied as error:
             answer = denied(error)
         except TimeoutError:
@@ -141,6 +166,16 @@ class Server:
             async with asyncio.timeout(SEND_SECONDS):
                 await asyncio.get_running_loop().sock_sendall(connection, answer)
         await _left(connection)
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Wait for a connection; while none is taken, for a pause, nobody looks for one."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listening, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listening)
 
 
 async def _left(connection: socket.socket) -> None:
@@ -170,11 +205,3 @@ def _is_over(connection: socket.socket) -> bool:
         return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
-
-
-def _refuse(connection: socket.socket, error: Exception) -> None:
-    """Say why not, to a shim that listens, and close: whatever it sends is not read."""
-    with suppress(OSError):
-        if isinstance(error, Denied):
-            connection.send(denied(error))
-    connection.close()

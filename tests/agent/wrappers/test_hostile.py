@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+import select
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.node_state import NodeState
+from agent.wrappers import server
 from agent.wrappers.bounds import AT_ONCE
 from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET
 from tests.agent.wrappers.scene import Forker, Scene, cmk_pod, isolate, plain_pod
@@ -138,6 +142,84 @@ def test_a_flood_leaves_others_their_turns(tmp_path: Path) -> None:
                 flooder.order({"cycle": [str(tmp_path / "install" / SOCKET), isolate("exclusive"), 400]})
             for _ in range(10):
                 assert (await container.ask(isolate("infra"))).word == "ok"
+
+    played(tmp_path, talk)
+
+
+def test_after_a_refusal_nobody_is_taken_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast connections come that are refused, the agent spends a part of its time on them."""
+    monkeypatch.setattr(server, "REFUSED_SECONDS", 3600.0)
+
+    async def talk(scene: Scene, _container: Forker) -> None:
+        scene.peer_failures = [OSError(errno.ESRCH, "No such process")]
+        assert await told(await connect(scene)) == b""
+        later = await connect(scene)
+        later.send(b"cmk 1 describe\n\n")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        with pytest.raises(BlockingIOError):
+            later.recv(1)
+        later.close()
+
+    played(tmp_path, talk)
+
+
+def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections without a request are spread over time as requests are."""
+    turns: list[int] = []
+
+    def turn(_: object, __: str, count: int = 1) -> float:
+        turns.append(count)
+        return 0.0
+
+    monkeypatch.setattr("agent.wrappers.bounds.Bounds.turn", turn)
+
+    async def talk(scene: Scene, _: Forker) -> None:
+        silent = await connect(scene)
+        await scene.until(lambda: turns == [1])
+        silent.shutdown(socket.SHUT_WR)
+        assert await told(silent) == b""
+        asking = await connect(scene)
+        asking.send(b"cmk 1 describe\n\n")
+        assert await told(asking) == b"ok 2\n0\n"
+        assert turns == [1, 1, 9]
+
+    played(tmp_path, talk)
+
+
+def test_a_report_is_made_once_for_each_state(tmp_path: Path) -> None:
+    """Any number of containers may ask for it: it takes the agent milliseconds."""
+    made: list[NodeState] = []
+
+    def describe(state: NodeState) -> str:
+        made.append(state)
+        return f"{len(state.tasks)}\n"
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        scene.texts["describe"] = describe
+        asked = await container.asks("cmk 1 describe\n\n", 20)
+        assert {each.text for each in asked} == {"0\n"}
+        assert len(made) == 1
+        await container.ask(isolate("exclusive"))
+        assert (await container.ask("cmk 1 describe\n\n")).text == "1\n"
+
+    played(tmp_path, talk)
+
+
+def test_little_of_an_answer_waits_for_who_does_not_read(tmp_path: Path) -> None:
+    """What the kernel keeps of it is memory of the agent's, many times over."""
+
+    async def talk(scene: Scene, _: Forker) -> None:
+        scene.texts["describe"] = lambda _: "x" * 1_000_000
+        connection = await connect(scene)
+        connection.send(b"cmk 1 describe\n\n")
+        poll = select.poll()
+        poll.register(connection, select.POLLRDHUP)
+        while not poll.poll(0):
+            await asyncio.sleep(0.01)
+        assert 0 < len(await told(connection)) < 100_000
 
     played(tmp_path, talk)
 

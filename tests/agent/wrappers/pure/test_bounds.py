@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.wrappers.bounds import AT_ONCE, BURST, OPEN, RATE, Bounds
+from agent.wrappers.bounds import AT_ONCE, BURST, OPEN, RATE, TOLD, Bounds
 from agent.wrappers.errors import Denied
 
 
@@ -41,6 +41,26 @@ def test_silence_fills_the_bucket() -> None:
     bounds.forget()
 
     assert [bounds.turn("a") for _ in range(int(BURST))][-1] == 0.0
+
+
+def test_a_report_costs_several_turns() -> None:
+    """Whoever asks for reports may ask so many times fewer."""
+    bounds = Bounds(lambda: 0.0)
+    waits = [bounds.turn("a", 10) for _ in range(int(BURST) // 10 + 2)]
+
+    assert waits[int(BURST) // 10 - 1] == 0.0
+    assert waits[-1] == pytest.approx(10 * len(waits[:-1]) / RATE - BURST / RATE)
+
+
+def test_who_goes_on_is_not_told_why() -> None:
+    """The first refusals of a container are told, and then one in each second; others are told theirs."""
+    now = [0.0]
+    bounds = Bounds(lambda: now[0])
+    assert [bounds.tells("a") for _ in range(int(TOLD) + 2)] == [True] * int(TOLD) + [False] * 2
+    assert bounds.tells("b")
+    now[0] = 1.0
+    bounds.forget()
+    assert [bounds.tells("a") for _ in range(2)] == [True, False]
 
 
 def test_all_together_are_bounded_too() -> None:
