@@ -13,6 +13,7 @@ import pytest
 from apiserver.access import Access
 from apiserver.client import METADATA, METADATA_LIST, Api
 from apiserver.watch import SILENCE_SECONDS
+from dashboard.model import kept_events
 from dashboard.serve import watching as module
 from dashboard.serve.watching import Watching
 from tests.apiserver.scripted import event as line
@@ -149,6 +150,27 @@ def test_changes_are_told_once_everything_is_known() -> None:
             "default/web/main gave back CPUs 1",
             "default/web/main got CPUs 1 (exclusive)",
         ]
+
+    watch(server, act)
+
+
+def test_events_that_are_too_many_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of those that are listed nor of those that come."""
+    monkeypatch.setattr(kept_events, "PER_NODE", 5)
+    monkeypatch.setattr(kept_events, "SLACK", 0)
+    told = [
+        event(f"pod-{number}", "Pinned", "x", on="n") | {"lastTimestamp": f"2026-11-22T10:00:{number}Z"}
+        for number in range(10, 30)
+    ]
+    server = Server(events=told[:10])
+
+    async def act(watching: Watching) -> None:
+        await until(watching, lambda it: it.is_complete and len(it.cluster.events) == 5)
+        for document in told[10:]:
+            server.tell("ADDED", document)
+        last = {it["involvedObject"]["name"] for it in told[-1:]}
+        await until(watching, lambda it: last <= {seen.pod.split("/")[1] for seen in it.cluster.events})
+        assert len(watching.cluster.events) == 5
 
     watch(server, act)
 
