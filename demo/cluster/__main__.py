@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
+from demo.cluster.remains import clear_away
 from tests.servers.daemon import terminated_with_parent
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--smt", action="store_true", help=smt)
     module = EMULATED if parser.parse_args().smt else HERE
     command = terminated_with_parent([sys.executable, "-m", module])
+    clear_away()
     with subprocess.Popen(command, start_new_session=True) as cluster:
 
         def end(_number: int, _frame: FrameType | None) -> None:
@@ -32,7 +34,9 @@ def main() -> int:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, end)
-        return cluster.wait()
+        code = cluster.wait()
+    clear_away()  # nothing, unless it was killed
+    return code
 
 
 if __name__ == "__main__":

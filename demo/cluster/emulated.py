@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from demo.cluster.guest import DOOR, SERVED
 from demo.cluster.here import FAILURES, say, show
 from demo.cluster.reached import Reached, write_kubeconfig
+from demo.cluster.remains import own_folder
 from demo.cluster.steps import NeverReached, Steps
 from demo.cluster.stopping import until_stopped
 from pinning.contract import ISOLATED_CORES
@@ -27,6 +26,8 @@ from tests.smt_cluster.installed import WORKLOADS, write_overlay
 from tests.smt_cluster.start import be_patient
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.smt.guest import Guest
 
 GUEST: Final = "demo.cluster.guest"
@@ -53,7 +54,7 @@ def start(stack: ExitStack) -> Guest:
     """Return the machine when corepin is installed in it, and everything is printed that can be tried."""
     build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
     install_packages(PACKAGES)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corepin-try-")))
+    folder = stack.enter_context(own_folder())
     port = free_port()
     be_patient()
     say("starting an emulated machine and a cluster in it: four minutes, and more while this machine is busy")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from unittest import SkipTest
 
 from demo.cluster.page import PROGRAMS, dashboard
+from demo.cluster.remains import own_folder
 from demo.cluster.stopping import until_stopped, wait
 from demo.cluster.tour import guide, write_pods
 from tests.agent.containerd import RuntimeMissing
 from tests.cluster.start import start_cluster
 from tests.image.build import BuildFailed as ImageFailed
+from tests.image.build import build_image
 from tests.servers.build import BuildFailed, GoMissing, build_missing
 from tests.servers.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEWEST, NODE_SERVERS
 from tests.servers.daemon import DaemonFailed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cluster.cluster import Cluster
 
 # What a machine may lack, or what does not start: told in a line, without a traceback.
@@ -52,7 +54,11 @@ def main() -> int:
 def start(stack: ExitStack) -> tuple[Cluster, Path]:
     """Return the cluster with corepin installed, and the folder of all its files, which goes with it."""
     build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corepin-try-")))
+    say(
+        "making the image of corepin, unless it is there: this takes minutes, once for each state of the checkout"
+    )
+    build_image()
+    folder = stack.enter_context(own_folder())
     say("starting etcd, kube-apiserver, controllers, scheduler, containerd and a kubelet")
     cluster = start_cluster(stack, folder)
     say("installing corepin from manifests/base")

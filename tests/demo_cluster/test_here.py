@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from demo.cluster import steps as progress
 from demo.cluster.emulated import machine
 from demo.cluster.reached import write_kubeconfig
 from demo.cluster.tour import guide, steps, write_pods
-from tests.demo_cluster.session import session, take_the_tour
+from tests.demo_cluster.session import SECONDS, session, take_the_tour
 
 
 @pytest.mark.server
@@ -26,6 +28,18 @@ def test_tour_works_and_ctrl_c_leaves_nothing_behind() -> None:
         assert all(word in there for word in ("kube-apiserver", "kubelet", "/run/netns/", "/sys/fs/cgroup/"))
 
         assert tried.interrupt() == 0
+        assert tried.traces() == []
+
+
+@pytest.mark.server
+@pytest.mark.runtime
+@pytest.mark.node
+def test_what_a_killed_cluster_leaves_is_taken_away() -> None:
+    """Killed with its containers running, it leaves them to the process that the user started, which ends them."""
+    with session() as tried:
+        os.kill(tried.inner, signal.SIGKILL)
+
+        assert tried.process.wait(SECONDS) != 0
         assert tried.traces() == []
 
 
