@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from pinning.planning.observed import State
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from agent.local.process import Process
     from agent.local.spec import Ended
 
-_numbers: Final = count(1)
+ID: Final = (
+    "COREPIN_LOCAL_ID"  # in the environment of every process: the next agent knows the container by it
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +33,7 @@ class LocalContainer:
     @classmethod
     def new(cls, pod_uid: str, name: str, pod_cgroup: str) -> LocalContainer:
         """Return a container with an id of its own."""
-        return cls(f"{pod_uid}/{name}/{next(_numbers)}", name, f"{pod_cgroup}/{name}")
+        return cls(f"{pod_uid}/{name}/{secrets.token_hex(8)}", name, f"{pod_cgroup}/{name}")
 
     @property
     def state(self) -> State:

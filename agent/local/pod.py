@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import AgentError
 from agent.interfaces import RuntimeContainer, RuntimeSandbox
 from agent.local.affinity import MARK
-from agent.local.container import LocalContainer
+from agent.local.container import ID, LocalContainer
 from agent.local.pod_shutdown import PodShutdown
 from agent.local.process import adopt, spawn
 from agent.local.spec import ContainerSpec, Ended, PodRun, due, final_phase
@@ -120,6 +120,7 @@ class LocalPod:
         container = self._new(name)
         container.process = adopt(self._cgroups.pids(container.cgroup))
         if container.process:
+            container.id = container.process.variable(ID) or container.id
             container.process.watch(lambda: self._over(container))
             self._containers[name] = container
 
@@ -155,7 +156,9 @@ class LocalPod:
             return
         try:
             container.process = spawn(
-                spec.command, {**spec.environment, MARK: container.cgroup}, self._log(spec)
+                spec.command,
+                {**spec.environment, MARK: container.cgroup, ID: container.id},
+                self._log(spec),
             )
             container.process.watch(lambda: self._over(container))
             self._cgroups.enter(container.cgroup, container.process.pid)

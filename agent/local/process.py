@@ -12,6 +12,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Refused
@@ -19,7 +20,6 @@ from agent.kernel.procfs import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 _SHELL: Final = "/bin/sh"
 _HOLD: Final = 'read -r go && exec "$@" </dev/null'
@@ -53,6 +53,14 @@ class Process:
     def watch(self, ended: Callable[[], None]) -> None:
         """Call `ended` once when it is over."""
         asyncio.get_running_loop().add_reader(self.handle, self._reap, ended)
+
+    def variable(self, name: str) -> str:
+        """Return a variable of the environment that it was started with; empty where it has none."""
+        with suppress(OSError):
+            for entry in Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(f"{name}=".encode()):
+                    return os.fsdecode(entry.partition(b"=")[2])
+        return ""
 
     def close(self) -> None:
         """Forget it, whether it runs or not."""

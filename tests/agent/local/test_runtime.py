@@ -205,7 +205,7 @@ def test_container_that_ends_is_started_again(world: World) -> None:
 
 
 def test_next_agent_takes_over(world: World) -> None:
-    """Another agent finds the same process, and starts neither it nor its init containers again."""
+    """Another agent finds the same process by the same id, and starts neither it nor its init containers again."""
     world.put(app(), init=[app("i", "echo once; exit 0")])
 
     async def steps() -> None:
@@ -213,7 +213,7 @@ def test_next_agent_takes_over(world: World) -> None:
         await world.stop()
         world.start()
         second = (await world.until(running("app")))["app"]
-        assert (second.pid, second.cgroup) == (first.pid, first.cgroup)
+        assert (second.id, second.pid, second.cgroup) == (first.id, first.pid, first.cgroup)
         assert world.log("i") == "once\n"
         assert world.cpusets.read(str(second.cgroup)) == LAST
         world.remove()
