@@ -1,38 +1,34 @@
-"""Boot each machine once, when the first test asks for what it reported."""
+"""Boot the machine once, when the first test asks for what it reported."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests.agent.containerd import VERSIONS, _missing, find_programs
+from tests.agent.wrappers.cmk_agent import built
 from tests.servers.build import cache_folder, find
 from tests.servers.catalog import KUBELET
 from tests.smt.guest import Report, boot
 
 ISOLATED = "4-7,12-13"
-_FIXTURES = {"node", "isolated_node"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that needs an emulated machine."""
     for item in items:
-        if not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) and item.path.parent.name == "smt":
+        if "node" in getattr(item, "fixturenames", ()) and item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("smt")
 
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what a node of two sockets, eight cores and sixteen threads reported."""
+    """Return what a node of two sockets, eight cores and sixteen threads reported, booted with three isolated cores."""
     find_programs(VERSIONS[-1])
     if find(KUBELET, cache_folder()) is None:
         raise _missing("the kubelet is not built; run `python -m tests.servers`")
-    options = f"COREPIN_CACHE={cache_folder().parent}"
+    built()
+    options = f"COREPIN_CACHE={cache_folder().parent} isolcpus={ISOLATED}"
     return boot("tests.smt.scenario_node", tmp_path_factory.mktemp("smt-"), kernel_options=options)
-
-
-@pytest.fixture(scope="session")
-def isolated_node(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what the same machine reported when three of its cores were isolated at boot."""
-    options = f"isolcpus={ISOLATED}"
-    return boot("tests.smt.scenario_isolcpus", tmp_path_factory.mktemp("smt-"), kernel_options=options)

@@ -6,13 +6,11 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from cri_api.v1 import api_pb2
@@ -23,9 +21,11 @@ from tests.agent import containerd as containers
 from tests.agent.containerd import Containerd, Pod, start_containerd
 from tests.servers import daemon
 from tests.smt.guest import PORT
+from tests.smt.starter import started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from multiprocessing.connection import Connection
 
 SECONDS = 300.0  # for what takes one to ten
 POD_ROOT = "/kubepods"
@@ -40,7 +40,12 @@ def report(fact: str, **values: object) -> None:
     for name in Path("/sys/class/virtio-ports").glob("*/name"):
         if name.read_text().strip() == PORT:
             with Path(f"/dev/{name.parent.name}").open("w") as port:
-                port.write(json.dumps({"fact": fact, **values}) + "\n")
+                port.write(json.dumps({"fact": fact, "at": uptime(), **values}) + "\n")
+
+
+def uptime() -> float:
+    """Return for how many seconds the machine runs."""
+    return float(Path("/proc/uptime").read_text().split()[0])
 
 
 @dataclass
@@ -48,28 +53,19 @@ class Agent:
     """The agent, started by the process that has imported its libraries."""
 
     arguments: list[str]
-    starter: subprocess.Popen[str]
+    starter: Connection
     pid: int = 0
 
     def start(self) -> None:
         """Start an agent."""
-        self._pipe(self.starter.stdin).write(json.dumps(self.arguments) + "\n")
-        self._pipe(self.starter.stdin).flush()
-        self.pid = self._read()
+        self.starter.send(self.arguments)
+        self.pid = self.starter.recv()
 
     def kill(self) -> None:
         """Kill the agent at once, and return when it is gone."""
         os.kill(self.pid, signal.SIGKILL)
         self.pid = 0
-        self._read()
-
-    def _read(self) -> int:
-        return int(self._pipe(self.starter.stdout).readline())
-
-    @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
-        assert pipe is not None
-        return pipe
+        self.starter.recv()
 
 
 @dataclass
@@ -282,21 +278,13 @@ def overlap(first: str, other: str) -> CPUSet:
 
 @contextmanager
 def running_node(version: str = containers.VERSIONS[0]) -> Iterator[Node]:
-    """Start containerd and the agent's starter at the same time; the agent is started by the scenario."""
+    """Start containerd and what starts agents; the agent is started by the scenario."""
     containers._SECONDS = SECONDS
     daemon.START_SECONDS = SECONDS
     (WORK / "pods").mkdir(parents=True)
     _make_pod_root()
     with ExitStack() as stack:
-        starter = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.smt.starter", str(WORK / "agent.log")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        stack.callback(starter.kill)
+        starter = stack.enter_context(started(WORK / "agent.log"))
         containerd = stack.enter_context(start_containerd(version, _folder("containerd")))
         containerd.cgroup = POD_ROOT
         node = Node(containerd, Agent(_arguments(containerd.socket), starter))

@@ -1,35 +1,40 @@
-"""Inside a guest booted with `isolcpus=`: who gets the isolated cores, and who never does."""
+"""Inside the guest, which is booted with `isolcpus=`: who gets the isolated cores, and who never does."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import subprocess
+from typing import TYPE_CHECKING
 
 from pinning.contract import EXCLUSIVE_CORES
-from tests.smt.inside import CPUS, OWNER, Node, report, running_node
+from tests.smt.inside import CPUS, OWNER, WORK, report
+
+if TYPE_CHECKING:
+    from tests.smt.inside import Node
 
 
-def main() -> None:
-    """Report everything."""
-    report("boot", uptime=Path("/proc/uptime").read_text(), isolated=(CPUS / "isolated").read_text().strip())
-    with running_node() as node:
-        node.agent.start()
-        node.add("bystander", 0, {})
-        claims(node)
-
-
-def claims(node: Node) -> None:
+def isolated_cores(node: Node) -> None:
     """Let two claims of whole cores take what is isolated, and a third one what is left."""
     node.settle()
-    report("alone", **node.snapshot())
-    node.add("cmk", 0, {}, {EXCLUSIVE_CORES: "2"})
+    _tell(node, "alone")
+    node.add("isolated-cmk", 0, {}, {EXCLUSIVE_CORES: "2"})
     node.settle()
-    node.add("whole", 2, {OWNER: "require"})
+    node.add("isolated-whole", 2, {OWNER: "require"})
     node.settle()
-    report("claims", **node.snapshot())
-    node.add("late", 2, {OWNER: "require"})
+    _tell(node, "claims")
+    node.add("after-isolated", 2, {OWNER: "require"})
     node.settle()
-    report("late", **node.snapshot())
+    _tell(node, "late")
+    for name in ("isolated-cmk", "isolated-whole", "after-isolated"):
+        node.remove(name)
+    node.settle()
 
 
-if __name__ == "__main__":
-    main()
+def _tell(node: Node, step: str) -> None:
+    report("isolcpus", step=step, kernel=(CPUS / "isolated").read_text().strip(), **node.snapshot())
+
+
+def hide_isolated_cores() -> None:
+    """Show the next agents a machine that was booted without the option: a cpuset may hold these CPUs as any other."""
+    nothing = WORK / "no-cpus"
+    nothing.write_text("\n")
+    subprocess.run(["mount", "--bind", nothing, CPUS / "isolated"], check=True)

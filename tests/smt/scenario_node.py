@@ -1,4 +1,4 @@
-"""Inside the guest: local runtime, SMT policies, a live change, a CPU that goes and comes back, VMs, ten kills, NRI, a static kubelet."""
+"""Inside the guest: everything that is shown of a node with SMT, one after the other."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from pinning.machine.cpuset import CPUSet
 from tests.agent.containerd import VERSIONS
 from tests.smt.inside import OWNER, SECONDS, Node, ask, overlap, report, running_node, switch
 from tests.smt.local_runtime import local_runtime
+from tests.smt.scenario_isolcpus import hide_isolated_cores, isolated_cores
 from tests.smt.scenario_static import static_kubelet
 from tests.smt.scenario_vms import vms
+from tests.smt.wrappers.scenario import wrappers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +31,18 @@ EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 
 def main() -> None:
     """Report everything."""
-    report("boot", uptime=Path("/proc/uptime").read_text(), kernel=os.uname().release)
+    report("boot", kernel=os.uname().release)
     report_topology()
-    local_runtime()
     with running_node(NEWEST) as node:
-        report("runtime", uptime=Path("/proc/uptime").read_text())
+        report("runtime")
+        local_runtime()
         node.agent.start()
         node.add("bystander", 0, {})
+        isolated_cores(node)
+        node.agent.kill()
+        hide_isolated_cores()
+        wrappers(node.agent.starter)
+        node.agent.start()
         smt_policies(node)
         live_change(node)
         offline_and_back(node)

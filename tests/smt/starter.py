@@ -1,19 +1,23 @@
 """Inside the guest: start the agent again and again without importing its libraries each time.
 
-Importing them takes ten seconds and more there, an agent's own work one. So this process imports them once, and each
-agent is a fork of it that runs the command's `main`. One line of JSON in (the arguments) starts one; two lines out
-tell its process id, and later how it ended.
+Importing them takes twenty seconds there, an agent's own work one. So the scenario's process imports them once with its
+own, many of which are the same; a fork of it stays, and each agent is a fork of that one which runs the command's `main`.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import sys
 import traceback
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+    from pathlib import Path
 
 LIBRARIES = (
     "agent.main",
@@ -25,22 +29,35 @@ LIBRARIES = (
 )
 
 
-def main() -> None:
-    """Start one agent after the other until there is no more input."""
-    log = Path(sys.argv[1])
+@contextmanager
+def started(log: Path) -> Iterator[Connection]:
+    """Fork a process that starts agents until the block ends; to be called before this one has threads.
+
+    It is sent the arguments of an agent, and sends its process id, and later how it ended.
+    """
     for library in LIBRARIES:
         import_module(library)
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            _become_agent(json.loads(line), log)
-        _say(pid)
-        _say(os.waitpid(pid, 0)[1])
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, log), daemon=True)
+    process.start()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
 
 
-def _say(number: int) -> None:
-    sys.stdout.write(f"{number}\n")
-    sys.stdout.flush()
+def _serve(asked: Connection, log: Path) -> None:
+    """Start one agent after the other."""
+    with suppress(EOFError):
+        while True:
+            arguments = asked.recv()
+            pid = os.fork()
+            if pid == 0:
+                _become_agent(arguments, log)
+            asked.send(pid)
+            asked.send(os.waitpid(pid, 0)[1])
 
 
 def _become_agent(arguments: list[str], log: Path) -> NoReturn:
@@ -60,7 +77,3 @@ def _become_agent(arguments: list[str], log: Path) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -34,6 +34,11 @@ class CMKAgent(LocalAgent):
         """The command line of the agent."""
         return (*super().command, "--cmk-install-dir", str(self.install))
 
+    @property
+    def pid(self) -> int:
+        """The agent's process."""
+        return int((self._state / "lock").read_text(encoding="ascii"))
+
     def pod(self, name: str, script: str, cores: int = 1) -> None:
         """Start a pod that runs a script, in which `cmk` is the command."""
         amounts = {"cpu": "1"} | ({CORES: str(cores)} if cores else {})

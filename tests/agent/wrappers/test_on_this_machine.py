@@ -112,3 +112,19 @@ def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path
         )
         exclusive = next(pid for pid, task in agent.tasks.items() if task[0] == "exclusive")
         assert allowed(exclusive) == shared
+
+
+def test_a_thousand_starts_and_ends_leave_nothing(tmp_path: Path) -> None:
+    """None was refused, and neither a claim nor a descriptor of the agent is left of them."""
+    with running(tmp_path) as agent:
+        files = Path(f"/proc/{agent.pid}/fd")
+        isolate = "cmk isolate --pool=exclusive true || echo refused"
+        agent.pod(
+            "first", "cmk isolate --pool=infra true; echo done; exec sleep 1000", cores=0
+        )  # the agent's own files are open then
+        agent.until_written("first", "done")
+        before = len(list(files.iterdir()))
+        agent.pod("cycles", f"i=0; while [ $i -lt 1000 ]; do {isolate}; i=$((i+1)); done; echo done")
+        assert agent.until_written("cycles", "done") == ["done"]
+        agent.until("no claim is left", lambda: not agent.tasks)
+        agent.until("no descriptor is left", lambda: len(list(files.iterdir())) <= before)

@@ -1,0 +1,109 @@
+"""Commands under `cmk isolate` on an SMT machine: whole cores of their container's own, whatever happens to the agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet, union
+from tests.smt.facts import CORES
+from tests.smt.guest import Report
+
+
+def parsed(lists: list[str]) -> list[CPUSet]:
+    """Return sets in the order of their lowest CPUs."""
+    return sorted(map(CPUSet.parse, lists), key=CPUSet.lowest)
+
+
+def test_without_the_resource_it_ends_with_one(node: Report) -> None:
+    """The message names the resource that the container lacks."""
+    refusal, left = node.one("without")["lines"]
+
+    assert "cmk.intel.com/exclusive-cores" in refusal
+    assert left == "left with 1"
+
+
+def test_of_fifty_that_race_as_many_win_as_there_are_cores(node: Report) -> None:
+    """Each of the seven allocatable cores is one command's, and all others are told that none is left."""
+    lines = node.one("race")["lines"]
+    won = [line.removeprefix("on ") for line in lines if line != "lost"]
+
+    assert len(lines) == 50
+    assert parsed(won) == CORES[1:]
+
+
+def test_four_at_once_take_four_whole_cores(node: Report) -> None:
+    """Each is told another core, and the kernel holds it there."""
+    four = node.one("at_once")
+    told = parsed(four["told"])
+
+    assert len(told) == 4
+    assert [core for core in CORES if core in told] == told
+    assert told == parsed(four["tasks"]) == parsed(four["allowed"])
+    assert not union(told) & CPUSet.parse(four["shared"])
+
+
+def test_a_program_moves_its_helper_thread(node: Report) -> None:
+    """It began on the core of its own alone; one thread stays there, the other on the shared set, nobody else beside it."""
+    threads = node.one("wrapped_threads")
+    own = CPUSet.parse(threads["own"])
+
+    assert own in CORES
+    assert CPUSet.parse(node.one("began")["line"].removeprefix("began on ")) == own
+    assert threads["masks"] == sorted([threads["own"], threads["shared"]])
+    assert not own & CPUSet.parse(threads["shared"])
+    assert threads["foreign"] == []
+
+
+@pytest.mark.parametrize("agent", ["killed", "stopped"])
+def test_a_number_that_comes_again_is_another_process(node: Report, agent: str) -> None:
+    """The core is the next command's that asks, all others keep theirs; a process that got the number has nothing."""
+    (found,) = (fact for fact in node.all("number") if fact["agent"] == agent)
+    before, after, pid = found["before"], found["after"], str(found["pid"])
+    (new,) = after.keys() - before.keys()
+
+    assert len(before) == len(after) == 4
+    assert pid not in after
+    assert after == {**{kept: cpus for kept, cpus in before.items() if kept != pid}, new: before[pid]}
+    assert CPUSet.parse(found["told"][-1]) == CPUSet.parse(before[pid])
+
+
+def test_starts_and_ends_leave_nothing(node: Report) -> None:
+    """None was refused, and neither a claim nor a descriptor nor a cgroup is left of them."""
+    cycles = node.one("cycles")
+
+    assert cycles["lines"] == ["done"]
+    assert cycles["more_files"] <= 4  # connections and files of passes come and go
+    assert [node.one("wrappers_end")[what] for what in ("tasks", "left")] == [{}, []]
+
+
+def test_helpers_of_a_container_are_on_the_shared_set(node: Report) -> None:
+    """With `shared-cpus` it began on a core of its own; one thread stays there, the other moves to the shared set."""
+    alone = node.all("helped")[0]
+    own, shared = CPUSet.parse(alone["own"]), CPUSet.parse(alone["shared"])
+
+    assert own in CORES
+    assert CPUSet.parse(alone["lines"][0].removeprefix("began on ")) == own
+    assert CPUSet.parse(alone["cpuset"]) == own | shared
+    assert alone["masks"] == sorted([alone["own"], alone["shared"]])
+    assert CPUSet.parse(alone["others"]) == shared
+
+
+def test_a_grant_shrinks_the_shared_part_first(node: Report) -> None:
+    """The first instructions of the new owner find the other container, and both its threads, away from its core."""
+    granted = node.all("helped")[1]
+    cpuset, mine, *threads, _ = (line.split()[-1] for line in granted["lines"])
+
+    assert CPUSet.parse(mine) == CPUSet.parse(granted["granted"])
+    assert CPUSet.parse(mine) in CORES
+    assert len(threads) == 2
+    assert not CPUSet.parse(mine) & union(map(CPUSet.parse, (cpuset, *threads)))
+
+
+def test_helpers_follow_the_shared_set(node: Report) -> None:
+    """It shrinks and widens: the helper is on all of it each time, the other thread stays."""
+    steps = node.all("helped")
+
+    assert [step["step"] for step in steps] == ["alone", "granted", "given back"]
+    assert [step["masks"] for step in steps] == [sorted([step["own"], step["shared"]]) for step in steps]
+    assert len({step["own"] for step in steps}) == 1
+    assert steps[0]["shared"] == steps[2]["shared"] != steps[1]["shared"]

@@ -1,0 +1,136 @@
+"""Inside the guest: an agent whose containers run `cmk isolate`, and what the kernel says of their threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.kernel.cgroupfs import find_hierarchy
+from agent.wrappers.peer import cgroup_of
+from demo.webhook import DemoFailed
+from pinning.machine.cpuset import CPUSet
+from tests.agent.wrappers.cmk_agent import CMKAgent
+from tests.smt.inside import SECONDS, Agent, report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+COMMAND: Final = Path(sys.prefix, "libexec", "cmk")
+PROGRAM: Final = Path(__file__).with_name("two_threads.py")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+LAST_PID: Final = Path("/proc/sys/kernel/ns_last_pid")
+
+
+class WrappingAgent(CMKAgent):
+    """An agent of the runtime `local`, forked where its libraries are imported already."""
+
+    def __init__(self, directory: Path, starter: Connection) -> None:
+        super().__init__(directory, COMMAND)
+        self._folder = directory
+        (directory / "pods").mkdir()
+        self.process = Agent(list(self.command[1:]), starter)
+
+    def start(self) -> None:
+        """Start the agent, and return when it answers."""
+        self.process.start()
+        self.until("it answers", lambda: bool(self.state()["podsComplete"]))
+
+    def until(self, what: str, is_so: Callable[[], bool]) -> float:
+        """Wait until something is so."""
+        began = time.monotonic()
+        while not is_so():
+            if time.monotonic() - began > SECONDS:
+                report("unsettled", wanted=what, written=self._written(), state=self.state())
+                raise DemoFailed(f"the agent: {what}: not within {SECONDS:.0f} s")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def _written(self) -> dict[str, str]:
+        """Return what each container wrote last."""
+        return {log.name: log.read_text(encoding="utf-8")[-2000:] for log in self.logs.glob("*")}
+
+    def end(self, *pods: str) -> None:
+        """Take pods away, and return when the agent tells of them no more."""
+        for pod in pods:
+            (self._folder / "pods" / f"{pod}.yaml").unlink()
+        self.until("pods end", lambda: not {pod["name"] for pod in self.state()["pods"]} & {*pods})
+
+    def wrapped(self, pod: str) -> dict[int, str]:
+        """Return the CPUs of each wrapper of a pod."""
+        tasks = self.state()["tasks"]
+        return {task["pid"]: task["cpus"] for task in tasks if task["container"] == f"default/{pod}/app"}
+
+    def owner(self, name: str, cpus: int, script: str, annotations: dict[str, str]) -> None:
+        """Start a pod that owns CPUs and runs a script."""
+        amounts = {"cpu": str(cpus), "memory": "1Mi"}
+        container: dict[str, Any] = {
+            "name": "app",
+            "image": "registry.example/app",
+            "command": ["sh", "-c", script],
+            "resources": {"requests": amounts, "limits": amounts},
+        }
+        self.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "annotations": annotations},
+                "spec": {"containers": [container], "restartPolicy": "Never"},
+            }
+        )
+
+
+def cgroup(pid: int) -> Path:
+    """Return the folder of a process' cgroup."""
+    hierarchy = find_hierarchy(CGROUPS)
+    return hierarchy.folder(cgroup_of(pid, hierarchy.version))
+
+
+def cpuset_file(pid: int) -> Path:
+    """Return the file that names the CPUs of a process' cgroup."""
+    return cgroup(pid) / find_hierarchy(CGROUPS).effective[-1]
+
+
+def masks(pid: int) -> list[str]:
+    """Return where each thread of a process may run."""
+    return sorted(
+        str(CPUSet(os.sched_getaffinity(int(task.name)))) for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
+def foreign_threads(pid: int, cpus: CPUSet) -> list[int]:
+    """Return the threads of containers, but for those of one process, that may run on some CPUs."""
+    roots = list(find_hierarchy(CGROUPS).folder("/").glob("corepin-local*"))
+    own = {task.name for task in Path(f"/proc/{pid}/task").iterdir()}
+    tasks = [
+        task
+        for root in roots
+        for file in root.rglob(find_hierarchy(CGROUPS).tasks)
+        for task in file.read_text().split()
+        if task not in own
+    ]
+    return [int(task) for task in tasks if CPUSet(os.sched_getaffinity(int(task))) & cpus]
+
+
+def kill(pid: int) -> None:
+    """Kill a process that is not our child, and return when it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+
+
+def start_as(pid: int, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that gets a number, in a cgroup."""
+    while True:
+        LAST_PID.write_text(str(pid - 1))
+        process = subprocess.Popen(["sleep", "1000000"])
+        if process.pid == pid:
+            (folder / "cgroup.procs").write_text(str(pid))
+            return process
+        process.kill()  # somebody else forked at the same moment
+        process.wait()
