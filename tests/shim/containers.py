@@ -12,7 +12,7 @@ from cri_api.v1 import api_pb2
 
 from tests.agent.containerd import IMAGE
 from tests.agent.image_archive import write_archive
-from tests.node.waiting import until
+from tests.node.waiting import until, until_equal
 from tests.shim.roots import NOBODY
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Locked:
         """Return what it wrote, without times and streams."""
         lines = self.log_file.read_text().splitlines() if self.log_file.exists() else []
         return "".join(f"{line.split(' ', 3)[3]}\n" for line in lines)
+
+    def wait_for_last_line(self, line: str) -> None:
+        """Wait until what it wrote ends with a line: the runtime tells of its end before it has copied all of that."""
+        until_equal("the last line", lambda: self.log.splitlines()[-1:], [line])
 
     def exit_code(self) -> int:
         """Wait for its end, and return how it ended."""

@@ -25,7 +25,7 @@ def test_image_without_any_file(containerd: Containerd, agent: FakeAgent) -> Non
     container = run(containerd, agent, "/opt/bin/cmk", "--", "--version", image=EMPTY)
 
     assert container.exit_code() == 0
-    assert container.log.splitlines()[-1] == "CMK v1.5.2 (corepin 0.1.0)"
+    container.wait_for_last_line("CMK v1.5.2 (corepin 0.1.0)")
     assert len(agent.asked) == 1
 
 
@@ -35,6 +35,7 @@ def test_container_is_locked_up(containerd: Containerd, agent: FakeAgent) -> Non
     container = run(containerd, agent, *words)
 
     assert container.exit_code() == 0
+    until("what it wrote", lambda: "\nSeccomp:" in container.log)  # copied after its end
     found = dict(line.split(":", 1) for line in container.log.splitlines() if "does nothing" not in line)
     assert (int(found["CapEff"], 16), int(found["NoNewPrivs"]), int(found["Seccomp"])) == (0, 1, 2)
     assert found["Uid"].split()[0] == "65534"
@@ -53,7 +54,7 @@ def test_stopped_container_handles_the_signal(containerd: Containerd, agent: Fak
     container.stop()
 
     assert container.exit_code() == 42
-    assert container.log.splitlines()[-1] == "stopped"
+    container.wait_for_last_line("stopped")
 
 
 def test_container_that_waits_for_the_agent_stops_at_once(
@@ -73,4 +74,4 @@ def test_environment_reaches_the_command(containerd: Containerd, agent: FakeAgen
     container = run(containerd, agent, "sh", "--", "-c", script, MINE="kept")
 
     assert container.exit_code() == 0
-    assert container.log.splitlines()[-1] == "1,3 A 0 0,2 kept"
+    container.wait_for_last_line("1,3 A 0 0,2 kept")
