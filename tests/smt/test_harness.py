@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LOCKED_UP = "watchdog: BUG: soft lockup - CPU#13 stuck for 939s! [migration/13:82]"
+
+
 def test_cut_off_line_is_no_fact() -> None:
     """A guest that ends in the middle of a line loses that line only."""
     assert read_facts('{"fact": "a", "x": 1}\n{"fact": "a", "x": 2}\n{"fa') == {"a": [{"x": 1}, {"x": 2}]}
@@ -96,6 +99,7 @@ def test_lost_cpu_is_found() -> None:
         pytest.param("echo 'Linux version 6.1' >$CONSOLE; echo booted >>$CONSOLE", True, id="speaks"),
         pytest.param("echo 'Kernel panic' >$CONSOLE", False, id="ends-before"),
         pytest.param("echo 'smp: Bringing up secondary CPUs' >$CONSOLE; exec sleep 1000", False, id="hangs"),
+        pytest.param(f"while sleep 0.2; do echo '{LOCKED_UP}' >>$CONSOLE; done", False, id="locks-up"),
         pytest.param(
             "for line in 1 2 3 4 5 6; do echo $line >>$CONSOLE; sleep 0.2; done; echo booted >>$CONSOLE",
             True,
@@ -124,6 +128,7 @@ def starved(grace_period: str) -> str:
     [
         pytest.param([starved("g1")], 0.5, id="falls silent"),
         pytest.param([starved("g1"), starved("g1")], 60.0, id="says it again and again"),
+        pytest.param([LOCKED_UP], 60.0, id="locks up"),
     ],
 )
 def test_machine_that_lost_its_timers_is_given_up(
@@ -133,7 +138,11 @@ def test_machine_that_lost_its_timers_is_given_up(
     assert run_guest(tmp_path, monkeypatch, silent_seconds, said, "exec sleep 1000").has_stalled
 
 
-@pytest.mark.parametrize("said", [["booted again"], [starved("g1"), starved("g2")]])
+@pytest.mark.parametrize(
+    "said",
+    [["booted again"], [starved("g1"), starved("g2")], [LOCKED_UP.replace("939", "26")]],
+    ids=["silent", "held up", "slow"],
+)
 def test_machine_that_goes_on_is_left_alone(
     said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
