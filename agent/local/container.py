@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,11 @@ class LocalContainer:
     def new(cls, pod_uid: str, name: str, pod_cgroup: str) -> LocalContainer:
         """Return a container with an id of its own."""
         return cls(f"{pod_uid}/{name}/{secrets.token_hex(8)}", name, f"{pod_cgroup}/{name}")
+
+    def known_by(self, told: str) -> str:
+        """Return the id that its process tells, or its own: nobody takes that of another pod or name."""
+        prefix, _, _ = self.id.rpartition("/")
+        return told if re.fullmatch(rf"{re.escape(prefix)}/[0-9a-f]{{16}}", told) else self.id
 
     @property
     def state(self) -> State:

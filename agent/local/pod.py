@@ -120,7 +120,7 @@ class LocalPod:
         container = self._new(name)
         container.process = adopt(self._cgroups.pids(container.cgroup))
         if container.process:
-            container.id = container.process.variable(ID) or container.id
+            container.id = container.known_by(container.process.variable(ID))
             container.process.watch(lambda: self._over(container))
             self._containers[name] = container
 

@@ -12,6 +12,7 @@ from agent.errors import Gone
 from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
 from agent.kernel.procfs import is_alive
 from agent.local.affinity import AffinityCgroups
+from agent.local.container import LocalContainer
 from agent.local.finished_pods import write_finished
 from agent.local.pods_dir import PodsDir
 from agent.local.runtime import open_local
@@ -222,6 +223,23 @@ def test_next_agent_takes_over(world: World) -> None:
         assert not is_alive(first.pid)
 
     run(world, steps())
+
+
+@pytest.mark.parametrize(
+    ("told", "is_believed"),
+    [
+        pytest.param("u/app/0123456789abcdef", True, id="own"),
+        pytest.param("u/other/0123456789abcdef", False, id="other container"),
+        pytest.param("v/app/0123456789abcdef", False, id="other pod"),
+        pytest.param("u/app/0123456789abcde\n", False, id="no id"),
+        pytest.param("", False, id="nothing"),
+    ],
+)
+def test_process_tells_no_id_of_another_container(told: str, is_believed: bool) -> None:
+    """It may write what it likes into its environment."""
+    container = LocalContainer.new("u", "app", "/u")
+    assert (container.known_by(told) == told) is is_believed
+    assert container.known_by(told).startswith("u/app/")
 
 
 def test_finished_pod_is_not_run_again_by_the_next_agent(world: World) -> None:
