@@ -10,7 +10,7 @@ import msgspec
 
 from apiserver.client import JSON
 from apiserver.errors import APIError, Busy, Expired
-from apiserver.pages import decode
+from apiserver.pages import decode, decode_any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -57,7 +57,7 @@ async def events(
     }
     async with aclosing(api.lines(path, asked, SILENCE_SECONDS, accept, longest)) as lines:
         async for line in lines:
-            event = decode(_event, line)
+            event = await decode_any(_event, line)
             del line  # an object has megabytes, and the next event may be long in coming
             if event.type == "ERROR":
                 raise _error(event.object)

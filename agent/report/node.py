@@ -23,7 +23,7 @@ from apiserver.backoff import Backoff
 from apiserver.client import STRATEGIC_PATCH
 from apiserver.errors import APIError, Conflict, Unavailable
 from apiserver.list_watch import ListWatch
-from apiserver.pages import decode
+from apiserver.pages import decode_any
 
 if TYPE_CHECKING:
     from agent.interfaces import PodSource
@@ -143,7 +143,7 @@ class NodeReport:
             try:
                 return await self._patch(node, desired)
             except Conflict:
-                self._answered = decode(_node, await self._api.get(self._path))
+                self._answered = await decode_any(_node, await self._api.get(self._path))
         raise Unavailable(f"others changed node {node.metadata.name} {TRIES} times while the agent wrote it")
 
     async def _patch(self, node: Node, desired: DesiredNode) -> bool:
@@ -152,12 +152,12 @@ class NodeReport:
         wrote = bool(needed.status or needed.spec)
         if needed.status:
             answer = await self._api.patch(f"{self._path}/status", needed.status, STRATEGIC_PATCH)
-            self._answered = decode(_node, answer)
+            self._answered = await decode_any(_node, answer)
             self._labels.wrote(desired.labels)
             self.writes += 1
             needed = differences(self._answered, desired, self._clock.text())
         if needed.spec:
-            self._answered = decode(_node, await self._api.patch(self._path, needed.spec))
+            self._answered = await decode_any(_node, await self._api.patch(self._path, needed.spec))
             self.writes += 1
         return wrote
 
@@ -166,6 +166,6 @@ class NodeReport:
         watched = next(iter(self._nodes.items.values()), None)
         known = [node for node in (watched, self._answered) if node]
         if not known:
-            self._answered = decode(_node, await self._api.get(self._path))
+            self._answered = await decode_any(_node, await self._api.get(self._path))
             return self._answered
         return max(known, key=lambda node: int(node.metadata.resource_version))

@@ -19,7 +19,7 @@ from agent.report.node_types import Node
 from agent.report.numa_cpus import zone_cpus
 from agent.report.publisher import Later
 from apiserver.errors import APIError, Gone
-from apiserver.pages import decode
+from apiserver.pages import decode_any
 from pinning.contract import NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
@@ -158,14 +158,14 @@ class TopologyReport:
         """Return the node; it and the object are read again after a while."""
         now = self._clock.monotonic()
         if self._node is None or now - self._looked >= LOOK_SECONDS:
-            self._node = decode(_node, await self._api.get(self._node_path))
+            self._node = await decode_any(_node, await self._api.get(self._node_path))
             self._there = await self._read()
             self._looked, self._complaint = now, ""
         return self._node
 
     async def _read(self) -> Topology | None:
         try:
-            return decode(_topology, await self._api.get(self._path))
+            return await decode_any(_topology, await self._api.get(self._path))
         except Gone:
             return None
 
@@ -178,14 +178,14 @@ class TopologyReport:
         except Gone:
             self._complain("the cluster knows no NodeResourceTopology: install its CRD")
             return False
-        self._there = decode(_topology, answer)
+        self._there = await decode_any(_topology, answer)
         return True
 
     async def _change(self, there: Topology, desired: Mapping[str, Any]) -> bool:
         """Replace what is said by a version of the object; raise Conflict where it is another one by now."""
         metadata = {**desired["metadata"], "resourceVersion": there.metadata.resource_version}
         answer = await self._api.patch(self._path, {**desired, "metadata": metadata})
-        self._there = decode(_topology, answer)
+        self._there = await decode_any(_topology, answer)
         return True
 
     async def _remove(self, there: Topology | None) -> bool:

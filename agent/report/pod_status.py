@@ -25,7 +25,7 @@ from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
 from apiserver.errors import APIError, Failed, Gone, Refused
-from apiserver.pages import decode, pages
+from apiserver.pages import decode, decode_any, pages
 from pinning.contract import STATUS_CPUS
 from pinning.machine.cpuset import union
 from pinning.pods.identity import by_runtime_uid, name_of
@@ -284,7 +284,7 @@ class PodReport:
         body: Mapping[str, Any] = {"metadata": {"uid": uid, "annotations": {STATUS_CPUS: text}}}
         answer = await self._api.patch(path, body, accept=METADATA)
         self.writes += 1
-        self._written[uid] = (_number(decode(_object, answer).metadata.resource_version), text)
+        self._written[uid] = (_number((await decode_any(_object, answer)).metadata.resource_version), text)
 
 
 def _uid(pod: Pod) -> str:

@@ -15,7 +15,7 @@ from apiserver.access import Access
 from apiserver.client import Api
 from apiserver.errors import Busy
 from apiserver.list_watch import ListWatch
-from apiserver.pages import HEAVY, decode, shallow
+from apiserver.pages import HEAVY, decode_any, shallow
 from tests.apiserver.scripted import URL, Server, document, event, listed, streamed
 
 Watched = ListWatch[dict[str, Any]]
@@ -311,4 +311,16 @@ def test_what_is_too_deep_is_null(text: str, expected: str) -> None:
 def test_half_a_deep_object_is_damaged() -> None:
     """It is asked for again, as every answer that is cut off."""
     with pytest.raises(Busy, match="cannot be read"):
-        decode(_document, b'{"a":' * 5000)
+        asyncio.run(decode_any(_document, b'{"a":' * 5000))
+
+
+def test_others_go_on_while_a_deep_object_is_read() -> None:
+    """A megabyte of brackets takes a tenth of a second, and its user may write it again and again."""
+    turns: list[str] = []
+
+    async def read() -> list[str]:
+        asyncio.get_running_loop().call_soon(turns.append, "another")
+        await decode_any(_document, b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}")
+        return turns
+
+    assert asyncio.run(read()) == ["another"]
