@@ -163,6 +163,13 @@ class Containerd:
         for sandbox in listed.items:
             self.remove_pod(sandbox.id)
 
+    def running(self) -> list[str]:
+        """Return the containers that the runtime takes for running: it learns of an end after the kernel."""
+        running = api_pb2.ContainerStateValue(state=api_pb2.CONTAINER_RUNNING)
+        request = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(state=running))
+        listed = self.call("ListContainers", request, api_pb2.ListContainersResponse)
+        return [container.id for container in listed.containers]
+
     def remove_pod(self, sandbox: str) -> None:
         """Stop and remove one pod, its containers with it."""
         stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox)

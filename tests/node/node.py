@@ -270,7 +270,7 @@ class KubeNode:
             file.unlink()
         self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")  # else it takes five seconds
         until_equal("pods are gone", self.pods, [])
-        until("containers are gone", lambda: not self._pids())
+        until("containers are gone", lambda: not self._pids() and not self.containerd.running())
 
     def _pids(self) -> str:
         """Return every process below the node's cgroup."""
