@@ -34,6 +34,10 @@ SWEEP_SECONDS: Final = (
     59.0  # at least between two looks at every thread: each second sweep of the agent has one
 )
 SOON_SECONDS: Final = 1.0  # the same while a machine waits for its pins
+# Between two looks at a machine for what it does itself, so that nobody costs much by making and ending threads: for each
+# thread fifty times as long as it is looked at.
+REST_SECONDS_A_THREAD: Final = 0.001
+FREE_THREADS: Final = 1_000  # no machine rests for these: guests of hundreds of vCPUs have fewer
 AT_ONCE: Final = 8  # machines before others get their turn
 WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
 
@@ -56,9 +60,11 @@ class VMRecord:
     place: VMPlace
     known_since: float  # on the monotonic clock
     target: VMTarget = NO_TARGET
-    is_due: bool = True  # it is to be looked at, whatever its thread count says
+    is_due: bool = True  # it is to be looked at, whatever it does itself
     is_waiting: bool = False  # for whoever starts it to pin it
+    is_changing: bool = False  # it had other vCPUs than before when it was last looked at
     count: int = 0  # of its threads when it was last looked at
+    rests_until: float = 0.0  # on the monotonic clock
     vcpus: int | None = None  # the number of them then
     since: float = 0.0  # when that number changed, on the monotonic clock
     masks: VMMasks | None = None  # what it was put on last
@@ -72,8 +78,13 @@ class VMRecord:
         if self.vcpus is None:
             self.since = now - seen.seconds
         elif self.vcpus != len(seen.vcpus):
-            self.since, self.is_due = now, True
+            self.since, self.is_changing = now, True
         self.vcpus = len(seen.vcpus)
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Say whether another look comes soon, though its threads are as many as before."""
+        return self.is_waiting or self.is_changing
 
     def was_read(self, state: VMState | None) -> bool:
         """Take over what was read back; say whether it is news. The time is that of the first such reading."""
@@ -114,7 +125,7 @@ class VMKeeper:
         """Pin these machines and no others from now on; look at those that need it."""
         self._topology = topology
         self._records = {place.key: self._record(place, target) for place, target in targets.items()}
-        if any(record.is_due for record in self._records.values()):
+        if any(record.is_due or record.is_changing for record in self._records.values()):
             self._changed.set()
         if self._vms:
             self._vms.keep({*targets, *map(place_of, self.sandboxes.values())})
@@ -197,7 +208,7 @@ class VMKeeper:
     def _is_expected(self, record: VMRecord) -> bool:
         """Say whether something is about to happen: a machine starts some time after its container."""
         is_new = self._clock.monotonic() - record.known_since < PATIENCE_SECONDS
-        return record.is_due or record.is_waiting or (record.state is None and is_new)
+        return record.is_due or record.is_unsettled or (record.state is None and is_new)
 
     async def poll(self) -> bool:
         """Look at machines with other thread counts or strayed vCPUs, that wait, or were not seen yet; say if that is news."""
@@ -234,7 +245,11 @@ class VMKeeper:
         return VMRecord(place, self._clock.monotonic())
 
     def _is_wanted(self, record: VMRecord) -> bool:
-        if record.is_due or record.is_waiting or record.state is None:
+        if record.is_due:
+            return True
+        if self._clock.monotonic() < record.rests_until:
+            return False
+        if record.is_unsettled or record.state is None:
             return True
         return self._vms is not None and (
             self._vms.count(record.place) != record.count or self._vms.has_strayed(record.place)
@@ -246,8 +261,9 @@ class VMKeeper:
             self._vms.count(record.place) if self._vms else 0
         )  # first: what comes meanwhile makes it another
         seen = self._vms.read(record.place, fully=fully) if self._vms else None
-        record.is_due = False
+        record.is_due = record.is_changing = False
         pinned = self._pin(record, seen) if seen else None
+        record.rests_until = self._clock.monotonic() + self._rest_seconds(record)
         if self._vms is None or pinned is None:
             record.count, record.vcpus, record.masks, record.is_waiting = 0, None, None, False
             record.was_read(None)
@@ -261,26 +277,31 @@ class VMKeeper:
             _log(record, state)
         return pinned.seen
 
+    def _rest_seconds(self, record: VMRecord) -> float:
+        threads = len(self._vms.tasks(record.place)) if self._vms else 0
+        return REST_SECONDS_A_THREAD * max(0, threads - FREE_THREADS)
+
     def _pin(self, record: VMRecord, seen: VMSeen) -> VMPinned | None:
-        record.has_count(seen, self._clock.monotonic())
-        masks = self._masks(record, seen)
+        now = self._clock.monotonic()
+        record.has_count(seen, now)
+        masks = _masks(record, seen, self._topology, now)
         record.masks, record.is_waiting = masks or record.masks, masks is None
         if masks is None or self._vms is None:
             return VMPinned(seen)
         pinned = self._vms.pin(record.place, masks)
         if pinned and len(pinned.seen.vcpus) != len(masks.vcpus):  # others came meanwhile
-            record.is_due = True
+            record.is_changing = True
         return pinned
 
-    def _masks(self, record: VMRecord, seen: VMSeen) -> VMMasks | None:
-        target = record.target
-        if record.place.is_sandbox:
-            return sandbox_masks(seen, target.cpus, target.others, target.doubt)
-        if self._topology is None:
-            return None
-        unchanged = self._clock.monotonic() - record.since
-        launcher = Launcher(self._topology, target.cpus, target.smt, record.masks, unchanged)
-        return launcher_masks(seen, launcher)
+
+def _masks(record: VMRecord, seen: VMSeen, topology: Topology | None, now: float) -> VMMasks | None:
+    target = record.target
+    if record.place.is_sandbox:
+        return sandbox_masks(seen, target.cpus, target.others, target.doubt)
+    if topology is None:
+        return None
+    launcher = Launcher(topology, target.cpus, target.smt, record.masks, now - record.since)
+    return launcher_masks(seen, launcher)
 
 
 def _cpus_of(seen: VMSeen) -> VMCPUs:

@@ -22,6 +22,7 @@ from pinning.vm_threads import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
 
     from agent.vm.node import Roots
     from agent.vm_interfaces import VMPlace
@@ -36,6 +37,7 @@ NODE_SECONDS: Final = (
 MISSING_SECONDS: Final = 4.0
 LONGEST_MISSING_SECONDS: Final = 60.0
 ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
+MOST_PUT: Final = 8_192  # threads, counted again in each round: after as many too the next look has the rest
 HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
@@ -153,7 +155,9 @@ class KernelVirtualMachines:
             return None
         machine.read_masks(self._affinities)
         if not (machine.has_run or place.is_sandbox):  # nobody waits for the guest of a sandbox
-            machine.has_run = any(self._ticks(tid) >= HAS_RUN_TICKS for tid in machine.threads.vcpus)
+            machine.has_run = any(
+                _ticks(self._roots.proc / str(tid)) >= HAS_RUN_TICKS for tid in machine.threads.vcpus
+            )
         return self._seen(place, machine)
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
@@ -162,12 +166,16 @@ class KernelVirtualMachines:
         if machine is None:
             return None
         refused: frozenset[Role] = frozenset()
+        put = 0
         for _ in range(ROUNDS):
             refused = self._put(machine, masks)
+            put += len(machine.masks)
             if self._count_own(machine) == machine.threads.own_count:
                 break
             if self.read(place) is None:
                 return None
+            if put >= MOST_PUT:
+                break
         seen = self._seen(place, machine)
         return VMPinned(seen, refused) if seen else None
 
@@ -255,13 +263,6 @@ class KernelVirtualMachines:
             guest_ids=machine.threads.guest_ids(shape.cores, shape.threads) if shape else (),
         )
 
-    def _ticks(self, tid: int) -> int:
-        """Return the CPU time of a thread."""
-        try:
-            return sum(int(ticks) for ticks in read_stat(self._roots.proc / str(tid))[1][TIMES])
-        except OSError:
-            return 0
-
     def _housekeeping(self, place: VMPlace) -> Housekeeping:
         """Return what is in KubeVirt's cgroup for the emulator."""
         hierarchy = self._roots.hierarchy
@@ -295,6 +296,14 @@ class KernelVirtualMachines:
 
 def _find_in_container(node: Node, place: VMPlace) -> VMM | None:
     return find_container_vmm(node, place.cgroup) if place.cgroup else None
+
+
+def _ticks(task: Path) -> int:
+    """Return the CPU time of a thread."""
+    try:
+        return sum(int(ticks) for ticks in read_stat(task)[1][TIMES])
+    except OSError:
+        return 0
 
 
 def _is_fixed(vmm: VMM, shape: GuestShape | None) -> bool:

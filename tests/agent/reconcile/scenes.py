@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from agent.node_state import NodeState, VMState
 from tests.agent.fakes import FakeNode
+from tests.agent.vm.fake_vms import FakeVM, machine
 from tests.pinning.world import Wish
 
 TWO = Wish("2", policy="exclusive")  # the core 1,5
 PLAIN = Wish()
+FOUR = Wish("4")  # KubeVirt's dedicated CPUs: the launcher's container is called compute
 
 
 def pinned_pair(node: FakeNode) -> tuple[str, str]:
@@ -31,3 +33,30 @@ def machine_state(state: NodeState) -> VMState:
     vm = next(pod for pod in state.pods if pod.uid == "a").vm
     assert vm is not None
     return vm
+
+
+def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
+    """Run a launcher v that holds CPUs 1,5 and 2,6 with a machine in it; return the id of its container."""
+    node.add("v", FOUR, vm=True)
+    number = node.start("v", "compute")
+    node.vms.machines[number] = vm or machine(4, node.topology.online, worker=2)
+    node.run()
+    return number
+
+
+def state_of(node: FakeNode) -> VMState:
+    """Return what the next pass says of the launcher's machine."""
+    state = node.run()
+    vm = next(pod for pod in state.pods if pod.uid == "v").vm
+    assert vm is not None
+    return vm
+
+
+def pins(node: FakeNode, number: str) -> list[str]:
+    """Return where the vCPUs of a machine may run."""
+    return list(map(str, node.vms.machines[number].vcpus))
+
+
+def poll(node: FakeNode) -> bool:
+    """Let the agent look at the thread counts."""
+    return node.runner.run(node.agent.reconciler.vms.poll())

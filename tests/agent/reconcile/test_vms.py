@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.interfaces import StrayTasks
-from agent.node_state import VMState
 from agent.reconcile.reconciler import Settings
-from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
+from agent.reconcile.vms import FREE_THREADS, POLL_SECONDS, REST_SECONDS_A_THREAD, SOON_SECONDS
 from agent.vm_interfaces import VMPinned, VMPlace
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import NodeConfig
@@ -19,7 +18,7 @@ from pinning.planning.refusal import Reason
 from pinning.planning.vm_masks import VMMasks
 from pinning.vm_threads import Role
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import container
+from tests.agent.reconcile.scenes import FOUR, container, launched, pins, poll, state_of
 from tests.agent.vm.fake_vms import FakeVM, machine
 from tests.pinning.world import Wish
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from agent.interfaces import HeldCPUs, RuntimeContainer
     from pinning.planning.observed import Owner
-
-FOUR = Wish("4")  # KubeVirt's dedicated CPUs: the launcher's container is called compute
 
 
 @dataclass
@@ -42,33 +39,6 @@ class KubeletAsked:
         """Say nothing."""
         self.ids.append([seen.id for seen, _ in containers])
         return {}
-
-
-def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
-    """Run a launcher that holds CPUs 1,5 and 2,6 with a machine in it; return the id of its container."""
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
-    node.vms.machines[number] = vm or machine(4, node.topology.online, worker=2)
-    node.run()
-    return number
-
-
-def state_of(node: FakeNode) -> VMState:
-    """Return what the next pass says of the machine."""
-    state = node.run()
-    vm = next(pod for pod in state.pods if pod.uid == "v").vm
-    assert vm is not None
-    return vm
-
-
-def pins(node: FakeNode, number: str) -> list[str]:
-    """Return where the vCPUs of a machine may run."""
-    return list(map(str, node.vms.machines[number].vcpus))
-
-
-def poll(node: FakeNode) -> bool:
-    """Let the agent look at the thread counts."""
-    return node.runner.run(node.agent.reconciler.vms.poll())
 
 
 def test_launchers_threads_are_pinned_inside_its_cpus(node: FakeNode) -> None:
@@ -214,6 +184,44 @@ def test_vcpu_that_somebody_moves_is_put_back_by_the_next_poll(node: FakeNode) -
     node.vms.machines[number].vcpus[2] = CPUSet.parse("0")
     node.runner.run(poll())
     assert pins(node, number) == ["1", "5", "2", "6"]
+
+
+@pytest.mark.parametrize("does", ["make threads", "make vCPUs", "move vCPUs"])
+@pytest.mark.parametrize("count", [FREE_THREADS, 8_000])
+def test_machine_of_thousands_of_threads_rests_between_looks(node: FakeNode, does: str, count: int) -> None:
+    """Whatever it does all the time, it is looked at no more often than its threads allow; one of fewer with each poll."""
+    vm = machine(4, node.topology.online, worker=count - 9)
+    number = launched(node, vm)
+    node.vms.reads.clear()
+    for second in range(50):
+        node.time.now += SOON_SECONDS
+        stir(vm, does, second)
+        poll(node)
+        node.run()
+
+    rest = REST_SECONDS_A_THREAD * (count - FREE_THREADS)
+    looks = node.vms.reads[number]
+    assert looks >= 50 / (rest + SOON_SECONDS)
+    assert looks * rest <= 50
+
+
+def stir(vm: FakeVM, does: str, times: int) -> None:
+    """Let a machine do what makes the agent look at it, and undo it the next time."""
+    listed = vm.vcpus if does == "make vCPUs" else vm.others[Role.WORKER]
+    if does == "move vCPUs":
+        vm.vcpus[times % 4] = CPUSet.parse("0")
+    elif times % 2:
+        listed.pop()
+    else:
+        listed.append(vm.main)
+
+
+def test_machine_that_rests_follows_a_new_target(node: FakeNode) -> None:
+    """Only what it does itself waits: when it loses a CPU its threads leave it with the same pass."""
+    number = launched(node, machine(4, node.topology.online, worker=8_000))
+    node.topology = node.topology.with_online(CPUSet.parse("0-4,6-7"))
+    node.run()
+    assert not any(5 in CPUSet.parse(text) for text in node.vms.machines[number].all_cpus())
 
 
 def test_pinned_threads_are_nobodys_narrowed_tasks(node: FakeNode) -> None:

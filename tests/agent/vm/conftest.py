@@ -1,4 +1,4 @@
-"""A host in plain folders for the tests of virtual machines."""
+"""A host in plain folders for the tests of virtual machines, and its machines."""
 
 from __future__ import annotations
 
@@ -6,10 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from agent.kernel.affinity import Affinities
+from agent.vm.machines import KernelVirtualMachines
 from tests.agent.vm.fake_host import FakeHost
+from tests.agent.vm.launched import Masks
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
     """Return a host with cgroup v2 and nothing on it."""
     return FakeHost(tmp_path / "host")
+
+
+@pytest.fixture
+def masks() -> Masks:
+    """Return masks of threads that may run everywhere."""
+    return Masks()
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """Return a clock that stands still."""
+    return [100.0]
+
+
+@pytest.fixture
+def machines(host: FakeHost, masks: Masks, now: list[float]) -> KernelVirtualMachines:
+    """Return the machines of a host."""
+    affinities = Affinities(masks.read, masks.set, masks.is_movable)
+    return KernelVirtualMachines(host.roots, affinities, lambda: now[0])

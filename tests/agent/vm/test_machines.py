@@ -2,87 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.kernel.affinity import Affinities
-from agent.vm.machines import MISSING_SECONDS, NODE_SECONDS, KernelVirtualMachines
-from agent.vm_interfaces import VMPlace
+from agent.vm.machines import MISSING_SECONDS, MOST_PUT, NODE_SECONDS, ROUNDS, KernelVirtualMachines
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.vm_masks import VMMasks, sandbox_masks
+from pinning.planning.vm_masks import sandbox_masks
 from pinning.vm_threads import Role
 from tests.agent.vm.fake_host import FakeHost, stat
+from tests.agent.vm.launched import (
+    ALL,
+    COMPUTE,
+    LAUNCHER,
+    LIBVIRT,
+    SANDBOX,
+    THREADS,
+    Masks,
+    pin,
+    start,
+)
 
-COMPUTE = "/kubepods/pod1/compute"
-LAUNCHER = VMPlace("compute-1", 300, COMPUTE, is_sandbox=False)
-SANDBOX_ID = "5" * 64
-SANDBOX = VMPlace(SANDBOX_ID, 300, f"/kubepods/pod1/{SANDBOX_ID}", is_sandbox=True)
-ALL = CPUSet.parse("0-7")
-LIBVIRT = ["/usr/bin/qemu-system-x86_64", "-name", "guest=default_vm,debug-threads=on", "-smp", "2,maxcpus=8"]
-KATA = ["/usr/bin/qemu-system-x86_64", "-name", f"sandbox-{SANDBOX_ID}", "-smp", "2,maxcpus=2"]
-THREADS = {301: "IO iothread1", 302: "CPU 0/KVM", 303: "CPU 1/KVM", 304: "worker"}
+if TYPE_CHECKING:
+    from pathlib import Path
 
-
-class Masks:
-    """Where threads may run, in memory, each inside what its cgroup has."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, CPUSet] = {}
-        self.cut: dict[int, CPUSet] = {}  # a narrower cgroup
-        self.bound: set[int] = set()  # threads that the kernel lets nobody move
-        self.ended: set[int] = set()
-        self.sets = 0
-
-    def read(self, task: int) -> CPUSet:
-        """Return where a thread may run."""
-        return EMPTY if task in self.ended else self.of.get(task, ALL)
-
-    def set(self, task: int, cpus: CPUSet) -> CPUSet:
-        """Move a thread as far as the kernel would."""
-        self.sets += 1
-        usable = cpus & self.cut.get(task, ALL)
-        if usable and task not in self.bound:
-            self.of[task] = usable
-        return self.read(task)
-
-    def is_movable(self, task: int) -> bool:
-        """Say whether a thread is not bound."""
-        return task not in self.bound
-
-
-@pytest.fixture
-def masks() -> Masks:
-    """Return masks of threads that may run everywhere."""
-    return Masks()
-
-
-@pytest.fixture
-def now() -> list[float]:
-    """Return a clock that stands still."""
-    return [100.0]
-
-
-@pytest.fixture
-def machines(host: FakeHost, masks: Masks, now: list[float]) -> KernelVirtualMachines:
-    """Return the machines of a host."""
-    affinities = Affinities(masks.read, masks.set, masks.is_movable)
-    return KernelVirtualMachines(host.roots, affinities, lambda: now[0])
-
-
-def start(host: FakeHost, place: VMPlace = LAUNCHER) -> None:
-    """Run a QEMU in the cgroup of a place."""
-    host.process(300, KATA if place.is_sandbox else LIBVIRT, threads=THREADS)
-    host.cgroup(place.cgroup or "", [300], [300, *THREADS])
-
-
-def pin(machines: KernelVirtualMachines, place: VMPlace, cpus: str) -> VMMasks:
-    """Pin a machine as a sandbox with these CPUs, and return what was asked for."""
-    seen = machines.read(place)
-    assert seen
-    asked = sandbox_masks(seen, CPUSet.parse(cpus), CPUSet.parse(cpus))
-    machines.pin(place, asked)
-    return asked
+    from agent.vm_interfaces import VMPlace
 
 
 def test_nothing_is_there_before_it_starts(host: FakeHost, machines: KernelVirtualMachines) -> None:
@@ -174,6 +119,26 @@ def test_threads_that_come_meanwhile_are_put_too(
     pin(growing, SANDBOX, "6-7")
 
     assert str(masks.of[305]) == "6-7"
+
+
+@pytest.mark.parametrize(("threads", "rounds"), [(5, ROUNDS), (2_000, MOST_PUT // 2_000 + 1)])
+def test_machine_that_makes_threads_all_the_time_is_left_to_the_next_look(
+    host: FakeHost, masks: Masks, threads: int, rounds: int
+) -> None:
+    """A look has so many rounds, and fewer at thousands of threads, though a new thread comes with each."""
+    start(host, SANDBOX)
+    for tid in range(1_000, 1_000 + threads):
+        host.thread(300, tid, "worker")
+    made: list[int] = []
+
+    def set_and_grow(task: int, cpus: CPUSet) -> CPUSet:
+        if task in {304, *made}:
+            made.append(host.thread(300, 10_000 + len(made), "worker"))
+        return masks.set(task, cpus)
+
+    growing = KernelVirtualMachines(host.roots, Affinities(masks.read, set_and_grow, masks.is_movable))
+    pin(growing, SANDBOX, "6-7")
+    assert len(made) == rounds
 
 
 def test_what_is_refused_is_told_by_role(
