@@ -39,17 +39,14 @@ class LiveClaims:
         self._is_told = True  # nothing changed since `_changed` was called last
 
     def restore(self, claims: Sequence[Claim]) -> None:
-        """Go on with the claims of the agent before this one whose processes still run; the newest counts first.
+        """Go on with the claims of the agent before this one whose processes still run.
 
-        An older one may have ended before its process did.
+        Of two that meet the later one counts: the other may have ended before its process did.
         """
-        for claim in reversed(claims):
-            registry = self.registry.restore(claim)
-            if registry is self.registry:
-                continue
+        for claim in filter(self.registry.is_free, reversed(claims)):
             with suppress(Gone):
                 self._pidfds[claim.process] = held(claim.process).pidfd
-                self.registry = registry
+                self.registry.put(claim)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Let claims end with their processes from now on."""
@@ -67,19 +64,17 @@ class LiveClaims:
 
     def take(self, peer: Peer, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
         """Give a process what it wants; raise Denied."""
-        registry = self.registry.take(peer.process, holder, want, own)
+        claim = self.registry.choose(peer.process, holder, want, own)
         self._hold(peer)
-        return self._taken(registry, peer.process)
+        return self._put(claim)
 
     def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
         """Give a process other cores, because its container owns other ones now; raise Denied."""
-        registry = self.registry.take(claim.process, claim.holder, claim.want, own)
-        return self._taken(registry, claim.process)
+        return self._put(self.registry.choose(claim.process, claim.holder, claim.want, own))
 
-    def _taken(self, registry: Registry, process: Process) -> Claim:
-        claim = registry.claims[process]
-        if registry is not self.registry:
-            self.registry = registry
+    def _put(self, claim: Claim) -> Claim:
+        if claim is not self.registry.of(claim.process):
+            self.registry.put(claim)
             self._took(claim)
             self._tell()
         return claim
@@ -111,9 +106,8 @@ class LiveClaims:
             if self._loop:
                 self._loop.remove_reader(pidfd)
             os.close(pidfd)
-        claim = self.registry.of(process)
+        claim = self.registry.release(process)
         if claim:
-            self.registry = self.registry.release(process)
             self.ended.append(claim)
             self._tell()
 

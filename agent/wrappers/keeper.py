@@ -77,7 +77,7 @@ class WrapperKeeper:
         self._store = store
         self._texts = texts
         kept = store.load()
-        self._saver = Saver(store, self._kept)
+        self._saver = Saver(store, self._kept, edges.monotonic)
         self._claims = LiveClaims(self._saver.took)
         self._claims.restore(kept.claims)
         self._uses = ContainerUses(kept.uses)
@@ -175,7 +175,7 @@ class WrapperKeeper:
         text = self._texts[request.verb]
         return await self._reports.of(
             request.verb,
-            lambda: (self._view, self._claims.registry),
+            lambda: (self._view, self._claims.registry.version),
             lambda: accepted(text(self.shown(self._newest().state))),
         )
 
@@ -204,12 +204,12 @@ class WrapperKeeper:
         """Save what a pass changed."""
         try:
             self._saver.save()
-        except OSError as error:  # the next pass tries again, and nobody is answered until then
+        except OSError as error:  # it is tried again, and nobody gets CPUs until then
             logger.warning("wrappers not saved", extra={"facts": {"reason": str(error)}})
 
     def _kept(self) -> Kept:
         """Return everything that the next agent has to know."""
-        return Kept(tuple(self._claims.registry.claims.values()), self._uses.wanted)
+        return Kept(tuple(self._claims.registry), self._uses.wanted)
 
 
 def _open_more_files() -> None:

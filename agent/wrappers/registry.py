@@ -1,4 +1,4 @@
-"""Which wrapper has which whole cores of its own container. Pure and immutable: a change is a new registry.
+"""Which wrapper has which whole cores of its own container. No I/O: what somebody may have is chosen first, then noted.
 
 A container's cores are what the ledger gave it; here they are lent to its processes, one at a time. What a container
 holds is decided elsewhere, and nothing here reaches beyond it.
@@ -6,15 +6,15 @@ holds is decided elsewhere, and nothing here reaches beyond it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wrappers.errors import Denied
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agent.wrappers.wants import Want
     from pinning.planning.observed import Owner
@@ -54,73 +54,70 @@ class Claim:
     cpus: CPUSet = EMPTY  # of its container's own; empty in a pool that all share
 
 
-@dataclass(frozen=True)
 class Registry:
-    """Every live claim of the node."""
+    """Every live claim of the node. Those in other containers cost an answer, or an end, nothing."""
 
-    claims: Mapping[Process, Claim] = field(default_factory=lambda: MappingProxyType({}))
-    # The same by container: what one of them has costs nobody else's answer anything.
-    containers: Mapping[str, Mapping[Process, Claim]] = field(default_factory=lambda: MappingProxyType({}))
+    def __init__(self) -> None:
+        self.version = 0  # another one after each change
+        self._claims: dict[Process, Claim] = {}
+        self._containers: dict[str, dict[Process, Claim]] = {}  # the same, of those alone that have one
 
     def __iter__(self) -> Iterator[Claim]:
-        """Yield the claims by process."""
-        for process in sorted(self.claims):
-            yield self.claims[process]
+        """Go through the claims there are now, by process."""
+        return iter(sorted(self._claims.values(), key=attrgetter("process")))
 
     def __len__(self) -> int:
-        return len(self.claims)
+        return len(self._claims)
 
     def of(self, process: Process) -> Claim | None:
         """Return what a process has."""
-        return self.claims.get(process)
+        return self._claims.get(process)
 
     def of_container(self, container_id: str) -> tuple[Claim, ...]:
-        """Return the claims in one container, the oldest first."""
-        return tuple(self.containers.get(container_id, {}).values())
+        """Return the claims in one container."""
+        return tuple(self._containers.get(container_id, {}).values())
 
-    def take(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Registry:
-        """Give a process what it wants of its container's cores `own`; raise Denied.
+    def choose(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
+        """Return what a process may have that wants this of its container's cores `own`; raise Denied.
 
         One that has that already keeps it. One that wants something else gives back what it has, if it gets that.
         """
         held = self.of(process)
         if held and (held.holder, held.want) == (holder, want) and held.cpus <= _cpus(own):
-            return self
-        inside = self.containers.get(holder.id, {})
+            return held
+        inside = self._containers.get(holder.id, {})
         if process not in inside and len(inside) >= MOST_CLAIMS:
             raise Denied(f"this container runs {len(inside)} wrappers, and may run no more at a time")
         if not want.pool.resource:
-            return self._with(Claim(process, holder, want))
+            return Claim(process, holder, want)
         others = [claim for claim in inside.values() if claim.cpus and claim.process != process]
-        return self._with(Claim(process, holder, want, _take(own, want, others)))
+        return Claim(process, holder, want, _take(own, want, others))
 
-    def restore(self, claim: Claim) -> Registry:
-        """Go on with a claim of the agent before this one, unless it is known, or another has some of its CPUs."""
-        is_taken = bool(claim.cpus) and any(
-            other.cpus & claim.cpus for other in self.of_container(claim.holder.id)
+    def is_free(self, claim: Claim) -> bool:
+        """Say whether the process of a claim has nothing yet, and no other in its container has some of the CPUs."""
+        inside = self._containers.get(claim.holder.id, {}) if claim.cpus else {}
+        return claim.process not in self._claims and all(
+            claim.cpus.isdisjoint(other.cpus) for other in inside.values()
         )
-        return self if claim.process in self.claims or is_taken else self._with(claim)
 
-    def release(self, process: Process) -> Registry:
-        """Take back what a process has; nothing where it has nothing."""
-        claims, containers = dict(self.claims), dict(self.containers)
-        claim = claims.pop(process, None)
+    def put(self, claim: Claim) -> None:
+        """Let a process have this, and nothing else."""
+        self.release(claim.process)
+        self._claims[claim.process] = claim
+        self._containers.setdefault(claim.holder.id, {})[claim.process] = claim
+        self.version += 1
+
+    def release(self, process: Process) -> Claim | None:
+        """Take back what a process has, and return it; nothing where it has nothing."""
+        claim = self._claims.pop(process, None)
         if claim is None:
-            return self
-        inside = dict(containers.pop(claim.holder.id))
+            return None
+        inside = self._containers[claim.holder.id]
         del inside[process]
-        if inside:
-            containers[claim.holder.id] = inside
-        return Registry(MappingProxyType(claims), MappingProxyType(containers))
-
-    def _with(self, claim: Claim) -> Registry:
-        process, container = claim.process, claim.holder.id
-        before = self.release(process) if process in self.claims else self
-        inside = {**before.containers.get(container, {}), process: claim}
-        return Registry(
-            MappingProxyType({**before.claims, process: claim}),
-            MappingProxyType({**before.containers, container: inside}),
-        )
+        if not inside:
+            del self._containers[claim.holder.id]
+        self.version += 1
+        return claim
 
 
 def _take(own: Sequence[OwnCore], want: Want, others: Sequence[Claim]) -> CPUSet:

@@ -21,7 +21,7 @@ class Reports:
     async def of(
         self, verb: str, of_what: Callable[[], tuple[object, ...]], make: Callable[[], bytes]
     ) -> bytes:
-        """Return the answer for a verb, which is another one when what it is made of is another object."""
+        """Return the answer for a verb, which is made anew when what it is made of is another."""
         async with self._lock:
             if not self._is_kept(verb, of_what()):
                 await asyncio.sleep(self._rests)
@@ -32,4 +32,4 @@ class Reports:
 
     def _is_kept(self, verb: str, state: tuple[object, ...]) -> bool:
         kept = self._kept.get(verb)
-        return kept is not None and all(one is other for one, other in zip(kept[0], state, strict=True))
+        return kept is not None and kept[0] == state

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import json
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
 SPARE_LINES: Final = 1000  # beyond twice those that count, before the file is written anew
+REST_SECONDS: Final = 1.0  # after a failure, before another try for those who ask: it writes everything
 
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
 
@@ -38,7 +40,7 @@ Used = tuple[Owner, frozenset[PoolUse]]  # which pools a container reaches besid
 class Kept(NamedTuple):
     """What outlives an agent."""
 
-    claims: tuple[Claim, ...] = ()  # the oldest first
+    claims: tuple[Claim, ...] = ()  # of two that have one core the later counts
     uses: Mapping[str, Used] = {}  # of containers that were wrapped, by their ids
 
 
@@ -52,7 +54,10 @@ class Store:
         self._lines = 0
 
     def add(self, texts: Iterable[str], kept: Callable[[], Kept]) -> None:
-        """Leave the texts to the next agent, which are of some of what is `kept` in all; raise OSError."""
+        """Leave the texts to the next agent, which are of some of what is `kept` in all; raise OSError.
+
+        After a failure everything is left to it.
+        """
         lines = list(texts)
         if self._end < 0 or self._lines + len(lines) > SPARE_LINES:
             self.save(kept())
@@ -60,7 +65,7 @@ class Store:
         try:
             _append(self._end, "".join(lines).encode())
         except OSError:
-            self._close()  # the next time everything is written
+            self._close()
             raise
         self._lines += len(lines)
 
@@ -100,10 +105,15 @@ def _append(end: int, content: bytes) -> None:
 class Saver:
     """Saves what is new, once for all that comes in one turn of the loop."""
 
-    def __init__(self, store: Store, kept: Callable[[], Kept]) -> None:
+    def __init__(
+        self, store: Store, kept: Callable[[], Kept], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
         self._kept = kept
+        self._clock = clock
         self._due: list[str] = []  # what is not saved yet
+        self._failed: tuple[object, ...] = ()  # with what, if the last try did
+        self._again = 0.0  # when those who ask have another try
         self._saving: asyncio.Future[None] | None = None  # that which all wait for
 
     def took(self, claim: Claim) -> None:
@@ -116,14 +126,22 @@ class Saver:
 
     def save(self) -> None:
         """Save now what is not saved yet; raise OSError."""
-        if self._due:
-            self._store.add(self._due, self._kept)
-            self._due = []
-
-    async def saved(self) -> None:
-        """Return as soon as everything is saved that came until now; raise OSError."""
         if not self._due:
             return
+        try:
+            self._store.add(self._due, self._kept)
+        except OSError as error:
+            self._due = self._due[-1:]  # the next time everything is written: a full disk fills no memory
+            self._failed, self._again = error.args, self._clock() + REST_SECONDS
+            raise
+        self._due, self._failed = [], ()
+
+    async def saved(self) -> None:
+        """Return as soon as everything is saved that came until now; raise OSError, also for a failure just now."""
+        if not self._due:
+            return
+        if self._failed and self._clock() < self._again:
+            raise OSError(*self._failed)
         if self._saving is None:
             loop = asyncio.get_running_loop()
             self._saving = loop.create_future()

@@ -13,15 +13,21 @@ from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
 
 
 def test_what_cannot_be_noted_is_not_given(tmp_path: Path) -> None:
-    """A claim that the next agent would not know of is refused, and its core is free."""
+    """A claim that the next agent would not know of is refused, and its core is free; the next pass mends it."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod())
-        (tmp_path / f"{FILE.removesuffix('.json')}.new").mkdir()  # where the file is written first
+        beside = tmp_path / f"{FILE.removesuffix('.json')}.new"  # where the file is written first
+        beside.mkdir()
         async with scene.agent(), scene.container() as container:
             asked = await container.ask(isolate("exclusive"))
             assert asked.text == "the agent cannot note it in its state directory: Is a directory"
             assert scene.tasks == {}
+            beside.rmdir()
+            scene.run_pass()
+            asked = await container.ask(isolate("exclusive"))
+            assert asked.word == "ok"
+            assert [claim.process.pid for claim in scene.store.load().claims] == [asked.pid]
 
     asyncio.run(talk())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.wrappers.errors import Denied
-from agent.wrappers.registry import Claim, Holder, OwnCore, Process, Registry
+from agent.wrappers.registry import MOST_CLAIMS, Claim, Holder, OwnCore, Process, Registry
 from agent.wrappers.wants import Pool, Want
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner
@@ -26,35 +28,44 @@ def holder(name: str = "a") -> Holder:
     return Holder(name, Owner("pod", name), f"default/pod/{name}")
 
 
-def cpus(registry: Registry, number: int) -> str:
-    """Return what a process has, as text."""
-    claim = registry.of(process(number))
-    assert claim is not None
+def take(
+    registry: Registry, number: int, want: Want = ONE, own: tuple[OwnCore, ...] = OWN, name: str = "a"
+) -> str:
+    """Let a process have what it wants, and return its CPUs."""
+    claim = registry.choose(process(number), holder(name), want, own)
+    registry.put(claim)
     return str(claim.cpus)
 
 
 def test_cores_are_taken_in_the_order_of_their_numbers() -> None:
     """The first wrapper gets the first core, the next one the next, whole cores always."""
-    registry = Registry().take(process(1), holder(), ONE, OWN).take(process(2), holder(), ONE, OWN)
-    registry = registry.take(process(3), holder(), Want(Pool.EXCLUSIVE, 2), OWN)
+    registry = Registry()
+    taken = [take(registry, 1), take(registry, 2), take(registry, 3, Want(Pool.EXCLUSIVE, 2))]
 
-    assert [cpus(registry, number) for number in (1, 2, 3)] == ["0,4", "1,5", "2-3,6-7"]
+    assert taken == ["0,4", "1,5", "2-3,6-7"]
+    assert [str(claim.cpus) for claim in registry] == taken
 
 
 def test_a_freed_core_is_the_next_to_be_taken() -> None:
     """The lowest free number goes first, whoever had it."""
-    registry = Registry().take(process(1), holder(), ONE, OWN).take(process(2), holder(), ONE, OWN)
+    registry = Registry()
+    take(registry, 1)
+    take(registry, 2)
+    released = registry.release(process(1))
 
-    assert cpus(registry.release(process(1)).take(process(3), holder(), ONE, OWN), 3) == "0,4"
+    assert released is not None
+    assert released.cpus == CPUSet([0, 4])
+    assert registry.release(process(1)) is None
+    assert take(registry, 3) == "0,4"
 
 
 def test_a_socket_is_kept_to() -> None:
     """With a socket its cores alone count."""
-    registry = Registry().take(process(1), holder(), Want(Pool.EXCLUSIVE, 2, 1), OWN)
+    registry = Registry()
 
-    assert cpus(registry, 1) == "2-3,6-7"
+    assert take(registry, 1, Want(Pool.EXCLUSIVE, 2, 1)) == "2-3,6-7"
     with pytest.raises(Denied) as refused:
-        registry.take(process(2), holder(), Want(Pool.EXCLUSIVE, 1, 1), OWN)
+        take(registry, 2, Want(Pool.EXCLUSIVE, 1, 1))
     assert str(refused.value) == (
         "Not enough free cpu lists in pool exclusive: 1 wanted on socket 1, 0 of the 2 that this container has on"
         " socket 1 are free (4 on all sockets); process 1 of the host has the others"
@@ -63,10 +74,11 @@ def test_a_socket_is_kept_to() -> None:
 
 def test_a_full_pool_says_who_has_it() -> None:
     """Wanted, found, and the processes to ask."""
-    registry = Registry().take(process(1), holder(), Want(Pool.EXCLUSIVE, 3), OWN)
+    registry = Registry()
+    take(registry, 1, Want(Pool.EXCLUSIVE, 3))
 
     with pytest.raises(Denied) as refused:
-        registry.take(process(2), holder(), Want(Pool.EXCLUSIVE, 2), OWN)
+        take(registry, 2, Want(Pool.EXCLUSIVE, 2))
     assert str(refused.value) == (
         "Not enough free cpu lists in pool exclusive: 2 wanted, 1 of the 4 that this container has are free;"
         " process 1 of the host has the others"
@@ -75,48 +87,79 @@ def test_a_full_pool_says_who_has_it() -> None:
 
 def test_one_process_has_what_it_has() -> None:
     """Asked again it keeps its cores, also where none is free; a process that has its number now is another one."""
-    registry = Registry().take(process(1), holder(), Want(Pool.EXCLUSIVE, 4), OWN)
+    registry = Registry()
+    take(registry, 1, Want(Pool.EXCLUSIVE, 4))
 
-    assert registry.take(process(1), holder(), Want(Pool.EXCLUSIVE, 4), OWN) is registry
+    assert registry.choose(process(1), holder(), Want(Pool.EXCLUSIVE, 4), OWN) is registry.of(process(1))
     with pytest.raises(Denied):
-        registry.take(process(1, started=2), holder(), ONE, OWN)
+        registry.choose(process(1, started=2), holder(), ONE, OWN)
 
 
 def test_one_process_may_want_something_else() -> None:
     """It gives back what it has for that, and keeps it if that cannot be."""
-    registry = Registry().take(process(1), holder(), Want(Pool.EXCLUSIVE, 3), OWN)
+    registry = Registry()
+    take(registry, 1, Want(Pool.EXCLUSIVE, 3))
 
-    assert cpus(registry.take(process(1), holder(), Want(Pool.EXCLUSIVE, 4), OWN), 1) == "0-7"
-    assert cpus(registry.take(process(1), holder(), Want(Pool.SHARED), OWN), 1) == ""
     with pytest.raises(Denied):
-        registry.take(process(1), holder(), Want(Pool.EXCLUSIVE, 5), OWN)
-    assert cpus(registry, 1) == "0-2,4-6"
+        take(registry, 1, Want(Pool.EXCLUSIVE, 5))
+    assert [str(claim.cpus) for claim in registry] == ["0-2,4-6"]
+    assert take(registry, 1, Want(Pool.EXCLUSIVE, 4)) == "0-7"
+    assert take(registry, 1, Want(Pool.SHARED)) == ""
+    assert take(registry, 2, Want(Pool.EXCLUSIVE, 4)) == "0-7"
+
+
+def test_a_process_has_something_in_one_container_alone() -> None:
+    """One that asks from another container gives back what it had in the first."""
+    registry = Registry()
+    take(registry, 1)
+    take(registry, 1, name="b")
+
+    assert [len(registry.of_container(name)) for name in "ab"] == [0, 1]
+    assert len(registry) == 1
+
+
+def test_each_change_is_another_version() -> None:
+    """What is made of the claims is made anew when they are others, and only then."""
+    registry = Registry()
+    seen = [registry.version]
+    take(registry, 1)
+    seen.append(registry.version)
+    registry.release(process(1))
+    seen.append(registry.version)
+
+    assert len(set(seen)) == len(seen)
+    registry.choose(process(1), holder(), ONE, OWN)
+    registry.release(process(1))
+    assert registry.version == seen[-1]
 
 
 def test_what_a_container_no_longer_owns_is_not_kept() -> None:
     """A process that asks again after its container was moved gets cores that this owns."""
-    registry = Registry().take(process(1), holder(), ONE, OWN[:1])
+    registry = Registry()
+    take(registry, 1, own=OWN[:1])
 
-    assert cpus(registry.take(process(1), holder(), ONE, OWN[2:]), 1) == "2,6"
+    assert take(registry, 1, own=OWN[2:]) == "2,6"
 
 
 def test_shared_pools_take_no_core() -> None:
     """Any number of processes may share, up to a bound that protects the agent."""
     registry = Registry()
     for number in range(1024):
-        registry = registry.take(process(number), holder(), Want(Pool.SHARED), ())
+        take(registry, number, Want(Pool.SHARED), ())
 
     assert union(claim.cpus for claim in registry) == EMPTY
     with pytest.raises(Denied, match="this container runs 1024 wrappers, and may run no more at a time"):
-        registry.take(process(2000), holder(), Want(Pool.INFRA), ())
-    assert len(registry.take(process(2000), holder("b"), Want(Pool.INFRA), ())) == 1025
+        take(registry, 2000, Want(Pool.INFRA), ())
+    take(registry, 2000, Want(Pool.INFRA), (), "b")
+    assert len(registry) == 1025
 
 
 def test_containers_do_not_meet() -> None:
     """Who is busy in one container is nothing to another one."""
-    registry = Registry().take(process(1), holder("a"), Want(Pool.EXCLUSIVE, 4), OWN)
+    registry = Registry()
+    take(registry, 1, Want(Pool.EXCLUSIVE, 4), name="a")
 
-    assert cpus(registry.take(process(2), holder("b"), ONE, OWN), 2) == "0,4"
+    assert take(registry, 2, name="b") == "0,4"
 
 
 class Unseen(Process):
@@ -130,19 +173,45 @@ def test_the_claims_of_others_cost_an_answer_nothing() -> None:
     """Nobody looks at them, however many there are."""
     registry = Registry()
     for number in range(3):
-        registry = registry.restore(Claim(Unseen(number, 1), holder("b"), ONE, CPUSet([number])))
+        registry.put(Claim(Unseen(number, 1), holder("b"), ONE, CPUSet([number])))
 
-    assert cpus(registry.take(process(9), holder(), ONE, OWN), 9) == "0,4"
-    assert len(registry.release(Unseen(1, 1)).of_container("b")) == 2
+    assert take(registry, 9) == "0,4"
+    registry.release(Unseen(1, 1))
+    assert len(registry.of_container("b")) == 2
+
+
+def test_the_claims_of_others_are_not_copied() -> None:
+    """With those of 20 full containers beside it, a start and an end take the memory that they take alone."""
+    alone, beside = Registry(), Registry()
+    for number in range(20 * MOST_CLAIMS):
+        take(beside, 100 + number, Want(Pool.INFRA), (), f"b{number % 20}")
+
+    assert _bytes_of_a_start_and_an_end(beside) < _bytes_of_a_start_and_an_end(alone) + len(beside)
+
+
+def _bytes_of_a_start_and_an_end(registry: Registry) -> int:
+    take(registry, 1)
+    registry.release(process(1))
+    tracemalloc.start()
+    try:
+        take(registry, 1)
+        registry.release(process(1))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_claim_of_the_last_agent_counts_unless_another_has_its_cores() -> None:
     """What was saved twice over is held once."""
-    saved = Claim(process(1), holder(), ONE, CPUSet([0, 4]))
-    registry = Registry().restore(saved)
+    registry, saved = Registry(), Claim(process(1), holder(), ONE, CPUSet([0, 4]))
 
-    assert cpus(registry, 1) == "0,4"
-    assert registry.restore(Claim(process(2), holder(), ONE, CPUSet([4]))) is registry
+    assert registry.is_free(saved)
+    registry.put(saved)
+    assert not registry.is_free(saved)
+    assert not registry.is_free(Claim(process(2), holder(), ONE, CPUSet([4])))
+    assert registry.is_free(Claim(process(2), holder(), ONE, CPUSet([1, 5])))
+    assert registry.is_free(Claim(process(2), holder("b"), ONE, CPUSet([4])))
+    assert registry.is_free(Claim(process(2), holder(), Want(Pool.INFRA)))
 
 
 STEPS = st.lists(
@@ -166,14 +235,16 @@ def test_no_two_processes_of_a_container_ever_have_one_core(
     registry = Registry()
     for step, number, name, pool, cores, socket in steps:
         if step == "release":
-            registry = registry.release(process(number))
+            registry.release(process(number))
             continue
+        want = Want(pool, cores, socket)
         try:
-            registry = registry.take(process(number), holder(name), Want(pool, cores, socket), OWN)
+            take(registry, number, want, name=name)
         except Denied:
             pass
         else:
-            assert registry.take(process(number), holder(name), Want(pool, cores, socket), OWN) is registry
+            again = registry.choose(process(number), holder(name), want, OWN)
+            assert again is registry.of(process(number))
         _check(registry)
 
 
@@ -189,4 +260,4 @@ def _check(registry: Registry) -> None:
             assert all(claim.want.socket in (None, core.package) for core in held)
         free = [core for core in OWN if core.cpus.isdisjoint(union(taken))]
         if free:  # all of them can still be taken
-            registry.take(process(99), holder(name), Want(Pool.EXCLUSIVE, len(free)), OWN)
+            registry.choose(process(99), holder(name), Want(Pool.EXCLUSIVE, len(free)), OWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.wrappers.registry import Claim, Holder, Process
-from agent.wrappers.store import SPARE_LINES, Kept, Saver, Store, claim_text, read, write
+from agent.wrappers.store import REST_SECONDS, SPARE_LINES, Kept, Saver, Store, claim_text, read, write
 from agent.wrappers.wants import Pool, Want
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
@@ -105,17 +106,18 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path: Path) -> None:
 
 
 class Writes(Store):
-    """A file in memory; as many additions fail as `failures` says."""
+    """A file in memory on a disk that may be full."""
 
     def __init__(self) -> None:
         self.added: list[list[str]] = []
+        self.is_full = False
         self.failures = 0
 
     def add(self, texts: Iterable[str], _: object) -> None:
         """Note the texts."""
-        if self.failures:
-            self.failures -= 1
-            raise OSError("no room")
+        if self.is_full:
+            self.failures += 1
+            raise OSError(errno.ENOSPC, "no room")
         self.added.append(list(texts))
 
 
@@ -138,16 +140,62 @@ def test_many_that_come_in_one_turn_are_saved_at_once() -> None:
 
 
 def test_what_was_not_saved_is_saved_the_next_time() -> None:
-    """Nobody takes a failure for done: all who waited for it raise it, and whoever asks again tries again."""
-    writes = Writes()
-    saver = Saver(writes, lambda: KEPT)
-    writes.failures = 1
+    """Nobody takes a failure for done: all who waited for it raise it, and a second later who asks tries again."""
+    writes, seconds = Writes(), [0.0]
+    saver = Saver(writes, lambda: KEPT, lambda: seconds[0])
+    writes.is_full = True
 
     async def play() -> None:
         saver.took(KEPT.claims[0])
         found = await asyncio.gather(saver.saved(), saver.saved(), return_exceptions=True)
-        assert [str(each) for each in found] == ["no room", "no room"]
+        assert [str(each) for each in found] == ["[Errno 28] no room"] * 2
+        writes.is_full = False
+        with pytest.raises(OSError, match="no room"):
+            await saver.saved()
+        seconds[0] += REST_SECONDS
         await saver.saved()
 
     asyncio.run(play())
     assert writes.added == [[claim_text(KEPT.claims[0])]]
+
+
+def test_a_full_disk_fills_no_memory_and_is_tried_once_a_second() -> None:
+    """However many ask meanwhile, each is refused; with the next pass all are answered again."""
+    writes, seconds = Writes(), [0.0]
+    saver = Saver(writes, lambda: KEPT, lambda: seconds[0])
+    writes.is_full = True
+
+    async def ask() -> None:
+        saver.took(KEPT.claims[0])
+        await saver.saved()
+
+    async def play() -> None:
+        for second in range(1, 11):
+            seconds[0] += REST_SECONDS
+            for _ in range(100):
+                with pytest.raises(OSError, match="no room") as refused:
+                    await ask()
+                assert refused.value.strerror == "no room"
+            assert writes.failures == second
+        writes.is_full = False
+        saver.save()
+        await ask()
+
+    asyncio.run(play())
+    assert [len(texts) for texts in writes.added] == [100, 1]  # of the last second, and the one after that
+
+
+def test_after_a_failure_everything_is_written(tmp_path: Path) -> None:
+    """Of what could not be saved meanwhile nothing is lost, though it is not kept line by line."""
+    path = tmp_path / "wrappers.json"
+    saver = Saver(Store(path, "boot"), lambda: KEPT)
+    beside = path.with_suffix(".new")
+    beside.mkdir()
+    for claim in KEPT.claims:
+        saver.took(claim)
+        with pytest.raises(IsADirectoryError):
+            saver.save()
+    beside.rmdir()
+    saver.save()
+
+    assert path.read_text() == write(KEPT, "boot")
