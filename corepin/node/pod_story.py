@@ -156,13 +156,31 @@ def _decisions(status: Mapping[str, Any], told: Iterable[Moment]) -> Iterator[Mo
             words.append(f"numa {container['numaPolicy']}")
             idle = f", siblings {container['idle']} idle" if container.get("idle") else ""
             message = f"{name} gets CPUs {container['cpus']}{idle} ({', '.join(words)})"
-            yield Moment((container.get("applied") or {}).get("time") or "", "decision", message)
+            yield Moment(_applied_time(container), "decision", message)
+        if container.get("sharedCpus"):
+            yield Moment(_applied_time(container), "decision", f"{name} {_sharing(container)}")
+
+
+def _applied_time(container: Mapping[str, Any]) -> str:
+    return (container.get("applied") or {}).get("time") or ""
+
+
+def _sharing(container: Mapping[str, Any]) -> str:
+    """Say what a container may run on beside its own CPUs, and what that means for its threads and its limit."""
+    words = f"may run on CPUs {container['sharedCpus']} too, beside others"
+    if container.get("confinedBy") == "affinity":
+        words += "; threads that nobody moves there are kept off them by their affinity"
+    if container.get("cpuLimit") == "unset":
+        words += "; its CPU limit is not enforced"
+    return words
 
 
 def _proofs(status: Mapping[str, Any]) -> Iterator[Moment]:
     for name, container in status.get("containers", {}).items():
         if applied := container.get("applied"):
-            message = f"the kernel keeps {name} on CPUs {applied['cpus']}, {PATH_WORDS.get(applied['path'], applied['path'])}"
+            path = PATH_WORDS.get(applied["path"], applied["path"])
+            whom = f"{name}, but for threads that were moved," if container.get("sharedCpus") else name
+            message = f"the kernel keeps {whom} on CPUs {applied['cpus']}, {path}"
             yield Moment(applied["time"], "proof", message + _window(applied.get("windowSeconds")))
     if machine := status.get("vm"):
         vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine["vcpus"]))

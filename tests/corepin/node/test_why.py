@@ -88,6 +88,24 @@ def test_decision_outlives_its_event() -> None:
     assert decided == ["main gets CPUs 2-3, siblings 6-7 idle (cpu exclusive, smt isolate, numa packed)"]
 
 
+def test_shared_cpus_of_a_container_are_told() -> None:
+    """What it may run on beside its own CPUs follows the decision, whether the event of that is still there or not."""
+    asked = {**ISOLATE, "shared-cpus.corepin.io/pod": "true"}
+    pod, events = shown(bound("web", container("main", 1), annotations=asked), when=LATER)
+    sharing = (
+        "main may run on CPUs 0,2-4,6-7 too, beside others; threads that nobody moves there are kept off them"
+        " by their affinity; its CPU limit is not enforced"
+    )
+
+    for told in (events, []):
+        moments = [it.message for it in story_of(pod, told).moments if it.stage in {"decision", "proof"}]
+        assert moments[0].partition("main ")[0] in {"Pinned: container ", ""}
+        assert moments[1:] == [
+            sharing,
+            "the kernel keeps main, but for threads that were moved, on CPUs 1, written to its cgroup",
+        ]
+
+
 def test_refused_claim_says_what_it_waits_for() -> None:
     """The refusal with its remedy is both in the story and at its end."""
     full = bound("big", container("main", 6), annotations=EXCLUSIVE)
