@@ -55,6 +55,23 @@ class Mutations:
         return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
 
     @cached_property
+    def mount_paths(self) -> dict[str, frozenset[str]]:
+        """Return where each host directory is mounted in containers; one that is mounted nowhere is left out."""
+        paths: dict[str, set[str]] = {}
+        for mount in self.per_container.get("volumeMounts", ()):
+            if mount["name"] in self.host_paths:
+                paths.setdefault(mount["name"], set()).add(mount["mountPath"])
+        return {name: frozenset(found) for name, found in paths.items()}
+
+    def per_pod_without(self, volumes: frozenset[str]) -> Fragment:
+        """Return what is added to a pod that needs none of these volumes."""
+        if not volumes:
+            return self.per_pod
+        spec = dict(self.per_pod.get("spec", {}))
+        kept = [volume for volume in spec.pop("volumes", ()) if volume["name"] not in volumes]
+        return {**self.per_pod, "spec": {**spec, "volumes": kept} if kept else spec}
+
+    @cached_property
     def annotations(self) -> frozenset[str]:
         """Return the annotations that decide what is added, beside those that steer corepin."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})

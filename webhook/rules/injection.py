@@ -13,8 +13,9 @@ from webhook.config.mutations import Mutations
 from webhook.rules.patch import Wanted, wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
 
 PREPARED_KEPT: Final = 256  # containers, told apart by place and count; one takes some 2 kB
@@ -45,12 +46,24 @@ class Injection:
         self.container_wanted = lru_cache(maxsize=PREPARED_KEPT)(self._container_wanted)
         self.mounted = {name: _mounted(name, path) for name, path in mutations.host_paths.items()}
 
-    def pod_wanted_beside(self, more: Fragment) -> tuple[Wanted, ...]:
-        """Return what is added to a pod that gets `more` too, prepared once for all pods that get the same."""
-        return self._pod_wanted_beside(msgspec.json.encode(more))
+    def pod_wanted_beside(self, more: Fragment, needless: frozenset[str]) -> tuple[Wanted, ...]:
+        """Return what is added to a pod that gets `more` too, and not the `needless` volumes.
 
-    def _prepare_pod(self, more: bytes) -> tuple[Wanted, ...]:
-        return wanted("", joined(self.mutations.per_pod, msgspec.json.decode(more)))
+        It is prepared once for all pods that get the same.
+        """
+        return self._pod_wanted_beside(msgspec.json.encode(more), needless)
+
+    def _prepare_pod(self, more: bytes, needless: frozenset[str]) -> tuple[Wanted, ...]:
+        return wanted("", joined(self.mutations.per_pod_without(needless), msgspec.json.decode(more)))
+
+    def needless(self, members: Iterable[Member]) -> frozenset[str]:
+        """Return the host directories that no container gets: each has something in their places already."""
+        taken = [_mount_paths(member) for member in members] if self.mutations.mount_paths else []
+        return frozenset(
+            name
+            for name, paths in self.mutations.mount_paths.items()
+            if taken and all(paths <= there for there in taken)
+        )
 
     def container_fragment(self, counted: tuple[Counted, ...]) -> Fragment:
         """Return what is added to a container, at whatever place, for which so much is counted, or nothing."""
@@ -60,6 +73,10 @@ class Injection:
     def _container_wanted(self, pointer: str, counted: tuple[Counted, ...]) -> tuple[Wanted, ...]:
         """Return what is added to the container at a JSON pointer."""
         return wanted(pointer, self.container_fragment(counted))
+
+
+def _mount_paths(member: Member) -> frozenset[str | None]:
+    return frozenset(mount.get("mountPath") for mount in member.container.get("volumeMounts") or ())
 
 
 def _mounted(volume: str, path: str) -> Cause:

@@ -54,7 +54,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))
     warnings = chain(
-        _host_path_warnings(pod, injection),
+        _host_path_warnings(pod, pod_claims, injection),
         _misfits(pod, pod_claims, injection.mutations),
         limit_warnings,
     )
@@ -86,9 +86,10 @@ def plan_injection(
 ) -> list[Operation]:
     """Return the additions that the claims of a pod need, joined with `more` (by the JSON pointer of what gets it)."""
     source = injection if wants_injection(pod, pod_claims) else NOTHING
-    pod_wanted = source.pod_wanted
-    if more and more.get(POD):
-        pod_wanted = source.pod_wanted_beside(more[POD])
+    pod_wanted, needless = source.pod_wanted, source.needless(pod_claims.members)
+    pod_more = (more or {}).get(POD) or {}
+    if pod_more or needless:
+        pod_wanted = source.pod_wanted_beside(pod_more, needless)
     operations = [*missing(pod, pod_wanted), *_service_account(pod, source.mutations.service_account)]
     for member in pod_claims.members:
         pointer, claim = member.pointer, pod_claims.claim_of(member.name)
@@ -111,12 +112,14 @@ def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
             yield add("/spec/serviceAccount", account)
 
 
-def _host_path_warnings(pod: Pod, injection: Injection) -> Iterator[Cause]:
+def _host_path_warnings(pod: Pod, pod_claims: PodClaims, injection: Injection) -> Iterator[Cause]:
+    needless = injection.needless(pod_claims.members)
     present = {volume.get("name"): volume for volume in (pod.get("spec") or {}).get("volumes") or ()}
     for name, path in injection.mutations.host_paths.items():
         other = present.get(name)
         if other is None:
-            yield injection.mounted[name]
+            if name not in needless:
+                yield injection.mounted[name]
         elif (other.get("hostPath") or {}).get("path") != path:
             yield Cause(
                 "spec.volumes", f"volume {name} is the pod's own; CMK would mount host directory {path}"

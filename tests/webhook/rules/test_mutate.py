@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonpatch
 import pytest
+import yaml
 
 from tests.pods import CORES, OTHER_CORES, SMT, container, pod
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
@@ -18,6 +19,7 @@ from webhook.rules.mutate import plan_mutation
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cmk"
 RESOURCES = load_mutations((EXAMPLES / "mutations-resources.yaml").read_bytes())
 CLUSTER_INIT = load_mutations((EXAMPLES / "mutations-cluster-init.yaml").read_bytes())
+WITHOUT_WEBHOOK = Path(__file__).parents[2] / "smt_cluster" / "cmk_pods_without_webhook.yaml"
 MUTATE = "cmk.intel.com/mutate"
 INJECTED = {"cmk.intel.com/resources-injected": "true"}
 PROC_FS = {"name": "CMK_PROC_FS", "value": "/host/proc"}
@@ -195,12 +197,39 @@ def test_what_is_there_already_stays() -> None:
     )
     spec = applied(document, RESOURCES)["spec"]
     names = [volume["name"] for volume in spec["volumes"]]
-    assert names == ["cmk-host-proc", "tools", "cmk-config-dir", "cmk-install-dir"]
+    assert names == ["cmk-host-proc", "tools", "cmk-config-dir"]
     assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == [
         "/opt/bin",
         "/host/proc",
         "/etc/cmk",
     ]
+
+
+@pytest.mark.parametrize(
+    "mutations", [BUILT_IN, RESOURCES, CLUSTER_INIT], ids=["built-in", "resources", "cluster-init"]
+)
+@pytest.mark.parametrize("document", list(yaml.safe_load_all(WITHOUT_WEBHOOK.read_text(encoding="utf-8"))))
+def test_who_mounts_everything_himself_gets_no_volume(document: Any, mutations: Mutations) -> None:
+    """CMK's pods for clusters without its webhook keep their volumes and mounts, and nobody is told of others."""
+    before, after = document["spec"], applied(document, mutations)["spec"]
+    assert after["volumes"] == before["volumes"]
+    assert [each["volumeMounts"] for each in after["containers"]] == [
+        each["volumeMounts"] for each in before["containers"]
+    ]
+    assert plan_mutation(document, Settings(), Injection(mutations)).warnings == ()
+
+
+def test_a_directory_that_one_container_lacks_is_added() -> None:
+    """It is mounted there, told, and whoever has something in its place keeps that."""
+    own = {"name": "mine", "mountPath": "/etc/cmk"}
+    document = pod(cores(volumeMounts=[own]), container("two"), volumes=[{"name": "mine", "emptyDir": {}}])
+    spec = applied(document)["spec"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["mine", "cmk-install-dir", "cmk-config-dir"]
+    assert [
+        {mount["mountPath"]: mount["name"] for mount in each["volumeMounts"]}["/etc/cmk"]
+        for each in spec["containers"]
+    ] == ["mine", "cmk-config-dir"]
+    assert len(plan_mutation(document, Settings(), Injection(BUILT_IN)).warnings) == 2
 
 
 @pytest.mark.parametrize(
