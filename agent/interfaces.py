@@ -328,7 +328,8 @@ class PassedContainer(NamedTuple):
     owner: Owner
     name: str  # namespace/pod/container
     cgroup: str | None
-    is_right: bool  # the kernel was seen to let it run exactly where the pass wants it
+    cpus: CPUSet  # where the pass wants it
+    is_right: bool  # the kernel was seen to let it run exactly there
 
 
 class Wrappers(Protocol):

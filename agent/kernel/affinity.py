@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.kernel.procfs import FLAGS, stat_fields
+from agent.kernel.tasks import EVERY_CPU
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+EVERYWHERE: Final = CPUSet(EVERY_CPU)  # else a task would stay behind when its cgroup grows
 _BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.kernel.affinity import KERNEL
-from agent.kernel.tasks import EVERY_CPU
-from pinning.machine.cpuset import EMPTY, CPUSet
+from agent.kernel.affinity import EVERYWHERE, KERNEL
+from pinning.machine.cpuset import EMPTY
 from pinning.task_parts import Parts, Tally, follow, is_away
 
 if TYPE_CHECKING:
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
     from agent.interfaces import Cpusets
     from agent.kernel.affinity import Affinities
+    from pinning.machine.cpuset import CPUSet
 
 ROUNDS: Final = 100  # looks at the tasks of a container: who forks faster than this has its own reasons
-EVERYWHERE: Final = CPUSet(EVERY_CPU)  # else a task would stay behind when its cgroup grows
 
 
 class KernelSplit:

@@ -188,7 +188,12 @@ def _alive(records: Iterable[ContainerRecord]) -> tuple[PassedContainer, ...]:
     """Return the containers that are alive after a pass, and whether each is where it wanted it."""
     return tuple(
         PassedContainer(
-            record.seen.id, record.owner, record.name, record.cgroup, bool(record.wanted) and record.is_right
+            record.seen.id,
+            record.owner,
+            record.name,
+            record.cgroup,
+            record.wanted,
+            is_right=bool(record.wanted) and record.is_right,
         )
         for record in records
         if record.seen.state is not State.EXITED

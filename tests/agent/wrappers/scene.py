@@ -117,7 +117,7 @@ def _asked(told: Mapping[str, Any]) -> Asked:
 
 
 class Masks:
-    """Where threads were put; those that were put nowhere run everywhere."""
+    """What was asked for threads, which run on what of that their container has; the others on all of it."""
 
     def __init__(self) -> None:
         self.put: dict[int, CPUSet] = {}
@@ -125,12 +125,12 @@ class Masks:
 
     def read(self, task: int) -> CPUSet:
         """Return where a thread may run."""
-        return self.put.get(task, self.allowed)
+        return self.put.get(task, self.allowed) & self.allowed
 
     def set(self, task: int, cpus: CPUSet) -> CPUSet:
         """Put a thread somewhere."""
-        self.put[task] = cpus & self.allowed
-        return self.put[task]
+        self.put[task] = cpus
+        return self.read(task)
 
     @property
     def as_affinities(self) -> Affinities:
@@ -194,6 +194,7 @@ class Scene:
                 Owner(pod.uid, each.name),
                 f"{pod.namespace}/{pod.name}/{each.name}",
                 f"/pods/{pod.uid}/{each.name}",
+                each.cpus,
                 is_right=self.is_right,
             )
             for pod in state.pods

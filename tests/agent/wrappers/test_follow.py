@@ -6,6 +6,9 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from agent.kernel.affinity import EVERYWHERE
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
@@ -53,6 +56,35 @@ def test_who_moved_by_himself_stays(tmp_path: Path) -> None:
             scene.ledger = None
             scene.run_pass()
             assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet(range(8))}
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("request_", "few", "asked_for"),
+    [
+        pytest.param(isolate("infra"), "0,2-4,6-7", EVERYWHERE, id="all that the container has"),
+        pytest.param(isolate("shared", socket="0"), "0,4", CPUSet([0, 4]), id="a part of it"),
+    ],
+)
+def test_who_runs_wherever_its_container_does_names_no_cpus(
+    tmp_path: Path, request_: str, few: str, asked_for: CPUSet
+) -> None:
+    """What it started while the pool was small would stay on it; one that has a part of the pool alone is kept on that."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, plain_pod())
+        scene.masks.allowed = CPUSet(range(8))
+        async with scene.agent(), scene.container("q") as container:
+            asked = await container.ask(request_)
+            whole = scene.masks.read(asked.pid)
+            scene.pods, scene.masks.allowed = (cmk_pod(cores=1), plain_pod()), CPUSet.parse("0,2-4,6-7")
+            scene.run_pass()
+            assert scene.masks.put == {asked.pid: asked_for}
+            assert scene.masks.read(asked.pid) == CPUSet.parse(few)
+            scene.pods, scene.ledger, scene.masks.allowed = (plain_pod(),), None, CPUSet(range(8))
+            scene.run_pass()
+            assert scene.masks.read(asked.pid) == whole
 
     asyncio.run(talk())
 

@@ -114,6 +114,29 @@ def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path
         assert allowed(exclusive) == shared
 
 
+def test_what_a_command_started_follows_its_pool(tmp_path: Path) -> None:
+    """A process that it started while others had CPUs gets these too when they are free again."""
+    with running(tmp_path) as agent:
+        last = len(os.sched_getaffinity(0)) - 1
+        go = tmp_path / "go"
+        starting = f"echo ready; until [ -e {go} ]; do sleep 0.05; done; sleep 1000 & echo child $!; wait"
+        agent.pod("wrapped", f"cmk isolate --pool=infra sh -- -c '{starting}'", cores=0)
+        agent.until_written("wrapped", "ready")
+        agent.until("it is told", lambda: bool(agent.tasks))
+        (pid,) = agent.tasks
+        whole = allowed(pid)
+        agent.pod("owner", "sleep 1000")
+        agent.until("the pool shrinks", lambda: agent.tasks[pid][1] != whole)
+        shrunk = agent.tasks[pid][1]
+        assert shrunk == ("0" if last == 1 else f"0-{last - 1}")
+        go.touch()
+        words = agent.until_written("wrapped", "child ")[-1].split()
+        assert [allowed(pid), allowed(int(words[1]))] == [shrunk, shrunk]
+        (tmp_path / "pods" / "owner.yaml").unlink()
+        agent.until("the pool grows", lambda: agent.tasks[pid][1] == whole)
+        assert [allowed(pid), allowed(int(words[1]))] == [whole, whole]
+
+
 def test_a_thousand_starts_and_ends_leave_nothing(tmp_path: Path) -> None:
     """None was refused, and neither a claim nor a descriptor of the agent is left of them."""
     with running(tmp_path) as agent:
