@@ -5,6 +5,7 @@ Whoever learns something of a container says so with one of its verbs; nobody el
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -36,10 +37,10 @@ class Retried:
         self.not_before = 0.0
         self.backoff.reset()
 
-    def failed(self, why: str, now: float) -> None:
-        """Put the next try off."""
+    def failed(self, why: str, now: float, *, latest: float = math.inf) -> None:
+        """Put the next try off, but not beyond the latest time for it."""
         self.failure = why
-        self.not_before = now + self.backoff.next()
+        self.not_before = min(now + self.backoff.next(), latest)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from agent.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy, read_memory_policy
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
+from agent.reconcile.container_record import FIRST_RETRY_SECONDS
 from agent.reconcile.exposure import Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
@@ -256,12 +257,14 @@ class Reconciler:
 
     def retry_seconds(self) -> float | None:
         """Return the seconds until something is to be tried again, None when nothing is."""
-        now = self._clock.monotonic()
-        records: list[Retried] = [*self.observer.records.values(), *self.observer.sandboxes.records.values()]
+        now, machines = self._clock.monotonic(), self.observer.sandboxes.records
+        # What runs in a machine is tried with the machine; what is due and waits for others lets no pass follow at once.
+        alone = (it for it in self.observer.records.values() if it.seen.sandbox not in machines)
+        records: list[Retried] = [*alone, *machines.values()]
         waits = [record.not_before - now for record in records if record.failure]
         ends = self._foreign_writes.ends()
         waits += [] if ends is None else [ends]
-        return max(0.0, min(waits)) if waits else None
+        return max(FIRST_RETRY_SECONDS, min(waits)) if waits else None
 
     async def sweep(self, is_wanted_elsewhere: Callable[[], bool]) -> Sweep:
         """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones."""

@@ -29,10 +29,15 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
 
 AT_ONCE: Final = 8  # machines before others get their turn
-LOST_SECONDS: Final = 30.0  # that others wait for a machine that is not found: it may run anywhere
+LOST_SECONDS: Final = 30.0  # that others wait for machines that are not found: these may run anywhere
+WINDOW_SECONDS: Final = (
+    600.0  # in which they do, whichever machines these are, and however often one comes back
+)
+SLOT_SECONDS: Final = 10.0  # of that time that are forgotten together
 NOT_FOUND: Final = (
     "its threads are not found, so that nobody can say where it runs: look at the log of the agent"
 )
+NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class SandboxRecord(Retried):
     seen: RuntimeSandbox
     threads: VMCPUs | None = None  # where they may run; None: not found
     lost_since: float | None = None  # on the monotonic clock
+    is_refused: bool = False  # while it is not found: the runtime did not take its CPUs last
 
     @property
     def name(self) -> str:
@@ -61,10 +67,39 @@ class SandboxRecord(Retried):
         """Take over what was read of its threads."""
         self.threads = threads
         self.lost_since = None if threads else now if self.lost_since is None else self.lost_since
+        self.is_refused &= threads is None
 
-    def is_missed(self, now: float) -> bool:
-        """Say whether it is not found, and not for long: it may run anywhere, and nobody's word says where."""
-        return self.lost_since is not None and now - self.lost_since < LOST_SECONDS
+
+@dataclass(slots=True)
+class Patience:
+    """How long others wait for machines that are not found: LOST_SECONDS in WINDOW_SECONDS for all of them together.
+
+    So whoever makes one such machine after the other, or one that comes and goes, delays nobody any longer.
+    """
+
+    waited: dict[int, float] = field(default_factory=dict)  # seconds, by the slot in which they were over
+    since: float | None = None  # others wait since then, and that is still to be counted; None: they do not
+
+    def begin(self, now: float) -> None:
+        """Let others wait until the next count."""
+        self.since = now if self.since is None else self.since
+
+    def count(self, now: float) -> None:
+        """Count what others have waited; from now on they do not."""
+        if self.since is not None:
+            slot = int(now // SLOT_SECONDS)
+            self.waited = self._recent(now)
+            self.waited[slot] = self.waited.get(slot, 0.0) + now - self.since
+        self.since = None
+
+    def left(self, now: float) -> float:
+        """Return the seconds that others may still wait; none are left at 0 and below."""
+        uncounted = 0.0 if self.since is None else now - self.since
+        return LOST_SECONDS - sum(self._recent(now).values()) - uncounted
+
+    def _recent(self, now: float) -> dict[int, float]:
+        oldest = int((now - WINDOW_SECONDS) // SLOT_SECONDS)
+        return {slot: seconds for slot, seconds in self.waited.items() if slot >= oldest}
 
 
 @dataclass(slots=True)
@@ -74,6 +109,7 @@ class Sandboxes:
     vms: VMKeeper
     clock: Clock
     records: dict[str, SandboxRecord] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
 
     def listed(self, machines: Iterable[RuntimeSandbox]) -> None:
         """Take over what the runtime lists."""
@@ -84,7 +120,8 @@ class Sandboxes:
         self.vms.listed(record.seen for record in self.records.values())
 
     async def read(self) -> None:
-        """Read from the kernel where every machine may run."""
+        """Read from the kernel where every machine may run; what others waited for some until now is over."""
+        self.patience.count(self.clock.monotonic())
         for number, (key, record) in enumerate(self.records.items(), 1):
             record.read(self.vms.allowed(key), self.clock.monotonic())
             if number % AT_ONCE == 0:
@@ -103,7 +140,19 @@ class Sandboxes:
                 sent.setdefault(container.seen.sandbox, []).append(container.sent)
         self.vms.told = frozenset(key for key, cpusets in sent.items() if any(cpusets))
         now = self.clock.monotonic()
-        return tuple(_seen(record, sent.get(key, []), now) for key, record in self.records.items())
+        return tuple(
+            _seen(record, sent.get(key, []), is_missed=self.missed_until(record, now) > now)
+            for key, record in self.records.items()
+        )
+
+    def missed_until(self, record: SandboxRecord, now: float) -> float:
+        """Return until when others wait for a machine, which counts from now on: it is not found, and may run anywhere."""
+        if record.lost_since is None:
+            return now
+        until = min(record.lost_since + LOST_SECONDS, now + self.patience.left(now))
+        if until > now:
+            self.patience.begin(now)
+        return until
 
     def confine(self, sandbox_id: str, target: SandboxSet) -> VMCPUs | None:
         """Move the threads of a machine, and return where they may run then."""
@@ -136,16 +185,17 @@ class Sandboxes:
         return (record.name for record in self.records.values() if record.failure or record.threads is None)
 
 
-def _seen(record: SandboxRecord, sent: list[CPUSet], now: float) -> SeenSandbox:
-    """Return a machine; of one that stays lost, what the runtime took for all of it has to do."""
-    threads = record.threads
+def _seen(record: SandboxRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
+    """Return a machine; of one that stays lost, what the runtime took for all of it has to do, and if it refuses nobody waits."""
+    threads, key, pod_uid = record.threads, record.seen.id, record.seen.pod_uid
     taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
     if threads:
-        return SeenSandbox(record.seen.id, record.seen.pod_uid, threads.cpus, threads.vcpus, taken)
-    if record.is_missed(now):
-        return SeenSandbox(record.seen.id, record.seen.pod_uid, EMPTY, sent=taken)
+        return SeenSandbox(key, pod_uid, threads.cpus, threads.vcpus, taken)
+    if is_missed:
+        return SeenSandbox(key, pod_uid, EMPTY, sent=taken)
     same = taken[0] if len(set(taken)) == 1 else EMPTY
-    return SeenSandbox(record.seen.id, record.seen.pod_uid, same, sent=taken, is_movable=bool(taken))
+    is_awaited = not record.is_refused
+    return SeenSandbox(key, pod_uid, same, sent=taken, is_movable=bool(taken), is_awaited=is_awaited)
 
 
 class SandboxMover:
@@ -169,13 +219,24 @@ class SandboxMover:
         if told := _told(record, live, found, target):
             are_told = all(await asyncio.gather(*(self._tell(container, target.cpus) for container in told)))
             found = self._sandboxes.confine(sandbox_id, target)
-        if found is None and record.is_missed(self._clock.monotonic()):
-            record.failed(NOT_FOUND, self._clock.monotonic())
-            return False
         if found is None:
-            return are_told  # the runtime's word is all there is
+            return self._note_lost(record, are_told=are_told)
         self._note(record, live, found, target, are_told=are_told)
         return found.cpus <= target.cpus
+
+    def _note_lost(self, record: SandboxRecord, *, are_told: bool) -> bool:
+        """Note that a machine is not found; say whether it may be taken for moved: later the runtime's word is all there is."""
+        record.is_refused = not are_told
+        now = self._clock.monotonic()
+        until = self._sandboxes.missed_until(record, now)
+        if until > now:
+            record.failed(NOT_FOUND, now, latest=until)
+            return False
+        if are_told:
+            record.succeeded()
+        else:
+            record.failed(NOT_TAKEN, now)
+        return are_told
 
     def _note(
         self,
@@ -196,7 +257,7 @@ class SandboxMover:
         elif are_told:
             record.succeeded()
         else:
-            record.failed("the runtime did not take the CPUs of every container", self._clock.monotonic())
+            record.failed(NOT_TAKEN, self._clock.monotonic())
 
 
 def _told(

@@ -157,6 +157,7 @@ def _sandbox(
 ) -> _Writer:
     had, has = holders(seen, observed, before), holders(seen, observed, run_sets.ledger)
     current, target = seen.cpus or run_sets.sets.universe, sandboxes[seen.id]
+    charged = current | union(assignment.idle for assignment in had)
     return _Writer(
         id=seen.id,
         owner=Owner(seen.pod_uid, ""),
@@ -164,7 +165,7 @@ def _sandbox(
         footprint=union(assignment.footprint for assignment in has),
         current=current,
         held=union(assignment.cpus for assignment in had),
-        charged=current | union(assignment.idle for assignment in had),
+        charged=charged if seen.is_awaited else EMPTY,
         must_wait=True,  # its threads run before any container does
         sandbox=target,
     )

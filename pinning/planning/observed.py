@@ -142,6 +142,7 @@ class SeenSandbox:
     vcpus: CPUSet = EMPTY  # of its vCPUs' threads alone; empty where these cannot be told from the others
     sent: tuple[CPUSet, ...] = ()  # what the runtime took last for each live container; () where it gets none
     is_movable: bool = True  # false: neither its threads nor the runtime can be told
+    is_awaited: bool = True  # false: others have waited long enough until it leaves their CPUs
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,23 @@ def test_failure_is_not_tried_again_at_once(node: FakeNode) -> None:
     assert node.cpus(number) == "1,5"
 
 
+def test_due_write_that_waits_for_another_makes_no_pass_follow_at_once(node: FakeNode) -> None:
+    """Its own time is over, and until the other one is tried nothing can be done for it."""
+    node.add("a", TWO)
+    number = node.start("a")
+    node.cpusets[node.cgroup(number)] = CPUSet.parse("0,4")
+    node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
+    node.run()
+    node.time.now += 60
+    node.add("b", PLAIN)
+    node.cgroups.errors[node.cgroup(node.start("b"))] = Unavailable("EBUSY")
+    node.run()
+
+    retry = node.agent.reconciler.retry_seconds()
+    assert retry is not None
+    assert retry > 0
+
+
 def test_failure_that_no_longer_matters_is_forgotten(node: FakeNode) -> None:
     """A write that failed and is not needed any more is not told for ever."""
     node.add("b", PLAIN)

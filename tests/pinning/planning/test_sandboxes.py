@@ -168,3 +168,15 @@ def test_an_unread_machine_may_be_anywhere() -> None:
     node.add("a", [EXCLUSIVE])
     number = node.start("a", "c0")
     assert shown(node.plan().actions) == ["shrink s-k 0,2-8,10-15", f"grant {number} 1,9 < s-k"]
+
+
+def test_machine_that_was_waited_for_long_enough_is_moved_beside_others() -> None:
+    """It is still to be moved, and neither a grant nor the start of a container waits for that."""
+    node = kata(world(), PLAIN)
+    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_awaited=False)
+    node.add("a", [EXCLUSIVE])
+    number = node.start("a", "c0")
+    planned = node.plan()
+
+    assert shown(planned.actions) == ["shrink s-k 0,2-8,10-15", f"grant {number} 1,9"]
+    assert not any(action.vacates for action in planned.actions)

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from agent.reconcile.sandboxes import LOST_SECONDS
+from agent.errors import Refused
+from agent.reconcile.container_record import FIRST_RETRY_SECONDS
+from agent.reconcile.sandboxes import LOST_SECONDS, WINDOW_SECONDS
 from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
 from pinning.machine.cpuset import CPUSet
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container
 
@@ -88,6 +91,115 @@ def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
     node.kata.lost = frozenset()
     node.time.now += LATER
     assert container(node.run(), "a").is_pinned
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+def test_lost_machine_whose_runtime_refuses_is_waited_for_no_longer(node: FakeNode, was_told: bool) -> None:
+    """It is tried later each time, without a pass that follows at once, and others have their CPUs meanwhile."""
+    node.add("k", PLAIN)
+    node.kata.boot("k")
+    inside = node.start("k")
+    if was_told:
+        node.run()
+    node.runtime.errors[inside] = Refused("no")
+    node.kata.lost = frozenset({"s-k"})
+    node.add("a", TWO)
+    number = node.start("a")
+    node.run()
+    assert node.cpus(number) == "0-7"
+
+    node.time.now += LOST_SECONDS
+    pauses = []
+    for _ in range(12):
+        state = node.run()
+        assert container(state, "a").is_pinned
+        pauses.append(node.agent.reconciler.retry_seconds() or 0.0)
+        node.time.now += pauses[-1]
+    assert state.failures == ("test/pod-k", "test/pod-k/c0")
+    assert min(pauses) >= FIRST_RETRY_SECONDS / 2
+    assert pauses[-1] > 10 * pauses[0]
+
+    del node.runtime.errors[inside]
+    node.run()
+    assert str(node.records[inside]) == "0,2-4,6-7"
+    assert node.agent.reconciler.retry_seconds() is None
+
+
+def test_refused_machine_that_never_held_others_up_does_not_begin_to(node: FakeNode) -> None:
+    """Whoever asks for CPUs after its time gets them in the first pass."""
+    node.add("k", PLAIN)
+    node.kata.boot("k")
+    node.runtime.errors[node.start("k")] = Refused("no")
+    node.kata.lost = frozenset({"s-k"})
+    node.add("b", TWO)
+    node.start("b")
+    node.run()
+    node.time.now += LOST_SECONDS
+    node.run()
+    node.add("a", TWO)
+    node.start("a")
+
+    assert container(node.run(), "a").is_pinned
+
+
+@pytest.fixture
+def watch(node: FakeNode) -> FakeWatch:
+    """Return who is told which CPUs are busy, on a node where one container is an owner."""
+    node.container_watch = watch = FakeWatch(node)
+    node.new_agent()
+    node.add("a", TWO)
+    node.start("a")
+    node.run()
+    return watch
+
+
+def is_held_up(node: FakeNode, watch: FakeWatch) -> bool:
+    """Do a pass, and say whether others may not start on their CPUs after it."""
+    node.run()
+    table = watch.tables[-1]
+    assert table is not None
+    return bool(table.busy)
+
+
+@pytest.mark.parametrize("has_quota", [False, True])
+def test_machines_that_are_lost_one_after_the_other_have_one_time_together(
+    node: FakeNode, watch: FakeWatch, has_quota: bool
+) -> None:
+    """A new one each time hold others up for as long as a single one does; after ten minutes they may again."""
+    step, held = LOST_SECONDS / 3, []
+    for turn in range(round(WINDOW_SECONDS / step)):
+        uid = f"k{turn // 3}"
+        if turn % 3 == 0:
+            node.add(uid, PLAIN)
+            node.kata.boot(uid, has_quota=has_quota)
+            node.start(uid)
+            node.kata.lost |= {f"s-{uid}"}
+        held.append(is_held_up(node, watch))
+        node.time.now += step
+    assert held == [True] * 3 + [False] * (len(held) - 3)
+
+    node.time.now += LOST_SECONDS
+    node.add("z", PLAIN)
+    node.kata.boot("z", has_quota=has_quota)
+    node.start("z")
+    node.kata.lost |= {"s-z"}
+    assert is_held_up(node, watch)
+
+
+def test_machine_that_comes_and_goes_has_no_more_time_than_one_that_stays_away(
+    node: FakeNode, watch: FakeWatch
+) -> None:
+    """That it was found between begins no other time."""
+    node.add("k", PLAIN)
+    node.kata.boot("k")
+    node.start("k")
+    step, held = LOST_SECONDS / 6, []
+    for turn in range(round(WINDOW_SECONDS / step)):
+        node.kata.lost = frozenset() if turn % 2 else frozenset({"s-k"})
+        held.append(is_held_up(node, watch))
+        node.time.now += step
+
+    assert held == [True, False] * 6 + [False] * (len(held) - 12)
 
 
 def test_vcpus_that_were_hidden_for_a_moment_get_their_pins_back_soon(node: FakeNode) -> None:
