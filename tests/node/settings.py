@@ -30,7 +30,7 @@ def kubelet_settings(node: Node, **settings: object) -> Iterator[None]:
 
 def until_observing(node: Node) -> None:
     """Wait until the agent knows that the kubelet gives CPUs out: a pod makes it look, else it does so twice a minute."""
-    node.apply(pod("first"))
+    node.run(pod("first"))  # running: what is deleted sooner may start afterwards
     until_equal("the agent observes", lambda: node.agent.metric("corepin_agent_observes"), 1.0)
     node.clear()
 
