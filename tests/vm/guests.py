@@ -13,6 +13,7 @@ PACKAGES: Final = {"qemu-system-x86": "qemu-system-x86_64"}
 QEMU: Final = "/usr/bin/qemu-system-x86_64"
 CPU: Final = "max-x86_64-cpu"  # what `-cpu max` is, for who plugs one more
 FIRMWARE: Final = "firmware"
+OVERHEARD: Final = "overheard.sock"  # beside the monitor
 _MEGABYTES: Final = 32
 
 
@@ -29,6 +30,8 @@ class Guest:
     is_paused: bool = True
     host_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to: guestMappingPassthrough
     vsock: int = 0  # its address: the kernel has a vhost thread for it; 0: it has none
+    is_target: bool = False  # it waits for a guest that comes from elsewhere
+    is_overheard: bool = False  # it has one more monitor, at which the test listens: see `SocketsFolder`
 
     def running(self) -> Guest:
         """Return the same, which runs at once: a firmware beside its monitor keeps every vCPU busy."""
@@ -70,6 +73,8 @@ def _machine(guest: Guest, qmp: Path) -> list[str]:
         *("-qmp", f"unix:path={qmp},server=on,wait=off"),
         *(["-S"] if guest.is_paused else ["-bios", str(qmp.parent / FIRMWARE)]),
         *(["-device", f"vhost-vsock-pci,guest-cid={guest.vsock}"] if guest.vsock else []),
+        *(["-incoming", "defer"] if guest.is_target else []),
+        *(["-qmp", f"unix:path={qmp.parent / OVERHEARD},server=off"] if guest.is_overheard else []),
     ]
 
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import struct
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.kernel.cgroupfs import V2, Hierarchy
 from pinning.machine.cpuset import CPUSet
 from tests.node.waiting import until
 from tests.vm.firmware import write_firmware
-from tests.vm.guests import FIRMWARE
+from tests.vm.guests import FIRMWARE, OVERHEARD
 from tests.vm.lifeline import hold
 from tests.vm.pods import MONITOR
 from tests.vm.qmp import SECONDS, monitor
 from tests.vm.threads import Truth, allowed, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from tests.vm.qmp import Monitor
+
+_CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +37,34 @@ class SocketsFolder:
 
     path: Path
     held: int
+    listener: socket.socket  # where the machine has a monitor of its own, if its guest is overheard
 
     @classmethod
     def new(cls) -> SocketsFolder:
         """Make a folder whose path is short enough for a socket in it."""
         path = Path(tempfile.mkdtemp(prefix="vm-"))
         write_firmware(path / FIRMWARE)
-        return cls(path, hold(path))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path / OVERHEARD))
+        listener.listen()
+        return cls(path, hold(path), listener)
+
+    def callers(self) -> list[int]:
+        """Return the processes that have connected to the monitor since this was asked last."""
+        found = []
+        self.listener.settimeout(0)
+        with suppress(BlockingIOError):
+            while True:
+                connection, _ = self.listener.accept()
+                with connection:
+                    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                found.append(_CREDENTIALS.unpack(peer)[0])
+        return found
 
     def remove(self) -> None:
         """Let go of the machine, and remove the folder."""
         os.close(self.held)
+        self.listener.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -74,6 +96,14 @@ class Machine:
     def masks(self) -> dict[int, CPUSet]:
         """Return where each thread may run."""
         return {tid: allowed(tid) for tid in self.truth().all}
+
+    def pin(self, vcpus: Iterable[int], emulator: CPUSet) -> None:
+        """Put each vCPU on a CPU and all else on the emulator's, as libvirt does."""
+        truth = self.truth()
+        for tid, cpu in zip(truth.vcpus, vcpus, strict=True):
+            os.sched_setaffinity(tid, {cpu})
+        for tid in (*truth.others, *truth.iothreads.values()):
+            os.sched_setaffinity(tid, emulator)
 
     def clean(self) -> None:
         """Remove its folder, and end it if it still runs."""

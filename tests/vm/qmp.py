@@ -50,6 +50,11 @@ class Monitor:
             key = "-".join(str(place.get(part, 0)) for part in ("socket-id", "core-id", "thread-id"))
             self.ask("device_add", driver=CPU, id=f"cpu-{key}", **place)
 
+    def enable(self, *capabilities: str) -> None:
+        """Switch on what a migration is to do, at either end."""
+        wanted = [{"capability": name, "state": True} for name in capabilities]
+        self.ask("migrate-set-capabilities", capabilities=wanted)
+
     def add_iothread(self, name: str) -> None:
         """Start one more iothread."""
         self.ask("object-add", **{"qom-type": "iothread", "id": name})

@@ -7,18 +7,23 @@ two nodes, one of each runtime, which do the same at the same time.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from pinning.machine.cpuset import CPUSet
-from tests.node.waiting import SECONDS, until
+from tests.node.waiting import SECONDS, until, until_equal
 from tests.vm.guests import Guest
 from tests.vm.machines import keep_house
-from tests.vm.seen import see
+from tests.vm.migration import MIGRATION, halfway
+from tests.vm.pods import SOCKETS
+from tests.vm.seen import Seen, see
 from tests.vm.told import told, until_reason, until_told
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.vm.machines import Machine
     from tests.vm.nodes import Launchers
 
@@ -37,6 +42,18 @@ def pinned(node: Launchers, machine: Machine, cpus: list[int]) -> None:
     """Wait until the agent says that each vCPU has its CPU, and check that it is so."""
     until_told(node.agent, machine.name, vcpus=[str(cpu) for cpu in cpus], oneToOne=True)
     assert see(machine.truth()).one_each() == cpus
+
+
+def disturb(machine: Machine, others: Collection[int], cpus: CPUSet) -> None:
+    """Move some threads to CPUs, and then the first vCPU away from there, for which the agent looks."""
+    for tid in others:
+        os.sched_setaffinity(tid, cpus)
+    os.sched_setaffinity(machine.truth().vcpus[0], BOTH - cpus)
+
+
+def until_seen(machine: Machine, wanted: Seen) -> None:
+    """Wait until every thread is where it is to be."""
+    until_equal(f"threads of {machine.name}", lambda: see(machine.truth()), wanted)
 
 
 class TestOnOneCPU:
@@ -88,8 +105,7 @@ class TestOnBothCPUs:
         """What libvirt pinned one to one is taken over as it is, also in another order than the agent's."""
         machines = launched(launchers, "swapped", Guest(2))
         for _, machine in machines:
-            for tid, cpu in zip(machine.truth().vcpus, (1, 0), strict=True):
-                os.sched_setaffinity(tid, {cpu})
+            machine.pin((1, 0), BOTH)
         for node, machine in machines:
             pinned(node, machine, [1, 0])
 
@@ -97,13 +113,56 @@ class TestOnBothCPUs:
         """A foreign taskset on one vCPU changes no number of threads, and is found before the next look at all of them."""
         machines = launched(launchers, "moved", Guest(2))
         for _, machine in machines:
-            for tid, cpu in zip(machine.truth().vcpus, (1, 0), strict=True):
-                os.sched_setaffinity(tid, {cpu})
+            machine.pin((1, 0), BOTH)
         for node, machine in machines:
             pinned(node, machine, [1, 0])
             os.sched_setaffinity(machine.truth().vcpus[0], {0})
         for _, machine in machines:
             until("put back", lambda machine=machine: see(machine.truth()).one_each() == [1, 0])  # type: ignore[misc]
+
+    def test_monitor_is_never_opened(self, launchers: Both) -> None:
+        """Whoever connects to where a machine has its monitor reaches the test: the machine itself does, and nobody else."""
+        machines = launched(launchers, "overheard", Guest(2, is_overheard=True))
+        for _, machine in machines:
+            machine.pin((1, 0), BOTH)
+        for node, machine in machines:
+            pinned(node, machine, [1, 0])
+            assert machine.owned
+            assert machine.owned.callers() == [machine.pid]
+
+    @pytest.mark.parametrize(
+        ("local", "other", "pins", "emulator"),
+        [
+            pytest.param("source", "target", (1, 0), BOTH, id="to containerd, in libvirt's order"),
+            pytest.param("target", "source", (1,), CPUSet((0,)), id="from containerd, with an own emulator"),
+        ],
+    )
+    def test_migrated_machine_is_pinned_at_both_ends(
+        self, launchers: Both, local: str, other: str, pins: tuple[int, ...], emulator: CPUSet
+    ) -> None:
+        """Until it goes over and when it has, each vCPU is on its CPU, and a migration's own threads are with the emulator."""
+        nodes = {local: launchers[0], other: launchers[1]}
+        guest = Guest(len(pins), iothreads=("iothread1",)).running()
+        source = nodes["source"].launch("source", guest, cpus=2)
+        target = nodes["target"].launch("target", replace(guest, is_target=True), cpus=2)
+        wanted = Seen(tuple(map(str, pins)), {"iothread1": str(emulator)}, (), (str(emulator),))
+        before = set[int]()
+        for machine in (source, target):
+            machine.pin(pins, emulator)
+            pinned(nodes[machine.name], machine, list(pins))
+            until_seen(machine, wanted)
+            before.update(machine.truth().others)
+        paths = {local: f"{nodes[other].machines[other].folder}/{MIGRATION}", other: f"{SOCKETS}/{MIGRATION}"}
+        with halfway(source, target, to=paths["source"], at=paths["target"]):
+            for machine in (source, target):
+                new = set(machine.truth().others) - before
+                assert len(new) > 1
+                disturb(machine, new, CPUSet(pins[:1]))
+            for machine in (source, target):
+                until_seen(machine, wanted)
+        disturb(target, (), CPUSet(pins[:1]))
+        until_seen(target, wanted)
+        pinned(nodes["target"], target, list(pins))
 
     def test_plugged_vcpu_gets_its_cpu(self, launchers: Both) -> None:
         """It has the guest's last place and is the second of two; the first one stays where it was."""

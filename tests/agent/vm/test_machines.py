@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,7 @@ from tests.agent.vm.fake_host import FakeHost, stat
 from tests.agent.vm.launched import (
     ALL,
     COMPUTE,
+    KATA,
     LAUNCHER,
     LIBVIRT,
     SANDBOX,
@@ -174,6 +177,29 @@ def test_other_vcpus_than_the_masks_are_for_are_not_touched(
     assert pinned
     assert len(pinned.seen.vcpus) == 3
     assert masks.of.keys() == {300, 301, 304}
+
+
+@pytest.mark.parametrize(("place", "command"), [(LAUNCHER, LIBVIRT), (SANDBOX, KATA)])
+def test_monitor_is_never_opened(
+    host: FakeHost, machines: KernelVirtualMachines, place: VMPlace, command: list[str]
+) -> None:
+    """It is named on the command line, which is read; nobody comes when the machine is found, pinned and looked at again."""
+    with TemporaryDirectory(prefix="vm-") as folder, socket.socket(socket.AF_UNIX) as monitor:
+        monitor.bind(f"{folder}/monitor.sock")
+        monitor.listen()
+        chardev = f"socket,id=charmonitor,path={folder}/monitor.sock,server=on,wait=off"
+        words = [*command, "-chardev", chardev, "-qmp", f"unix:path={folder}/monitor.sock,server=on,wait=off"]
+        host.process(300, words, threads=THREADS)
+        host.cgroup(place.cgroup or "", [300], [300, *THREADS])
+        pin(machines, place, "6-7")
+        host.thread(300, 305, "CPU 2/KVM")
+        assert (machines.count(place), machines.has_strayed(place)) == (6, False)
+        seen = machines.read(place, fully=True)
+        assert seen
+        assert len(seen.vcpus) == 3
+        monitor.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            monitor.accept()
 
 
 def test_housekeeping_is_read(host: FakeHost, machines: KernelVirtualMachines) -> None:

@@ -1,0 +1,49 @@
+"""A live migration, as libvirt makes it: the target waits for the guest, and the guest goes over when it is told to."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from tests.node.waiting import until_equal
+from tests.vm.qmp import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.vm.machines import Machine
+
+MIGRATION: Final = "migration.sock"
+CHANNELS: Final = "multifd"  # threads of their own at both ends
+HALT: Final = "pause-before-switchover"
+HALTED: Final = "pre-switchover"
+
+
+@contextmanager
+def halfway(source: Machine, target: Machine, *, to: str, at: str) -> Iterator[None]:
+    """Migrate a guest over a socket up to the moment in which it stops; when the block ends it goes on at the target.
+
+    The socket has two paths: each of the two sees its own mounts.
+    """
+    with target.talk() as talker:
+        talker.enable(CHANNELS)
+        talker.ask("migrate-incoming", uri=f"unix:{at}")
+    with source.talk() as talker:
+        talker.enable(CHANNELS, HALT)
+        talker.ask("migrate", uri=f"unix:{to}")
+    until_equal("all memory is there", lambda: _progress(source), HALTED, SECONDS)
+    yield
+    with source.talk() as talker:
+        talker.ask("migrate-continue", state=HALTED)
+    until_equal("the guest went over", lambda: _progress(source), "completed", SECONDS)
+    until_equal("it runs there", lambda: _is_running(target), wanted=True, seconds=SECONDS)
+
+
+def _progress(machine: Machine) -> str:
+    with machine.talk() as talker:
+        return str(talker.ask("query-migrate").get("status"))
+
+
+def _is_running(machine: Machine) -> bool:
+    with machine.talk() as talker:
+        return bool(talker.ask("query-status")["running"])
