@@ -201,7 +201,7 @@ def test_machine_of_thousands_of_threads_rests_between_looks(node: FakeNode, doe
 
     rest = REST_SECONDS_A_THREAD * (count - FREE_THREADS)
     looks = node.vms.reads[number]
-    assert looks >= 50 / (rest + SOON_SECONDS)
+    assert looks + 1 >= 50 / (rest + SOON_SECONDS)
     assert looks * rest <= 50
 
 
