@@ -24,7 +24,7 @@ _ENDED: Final = ("CONTAINER_EXITED", "not running or created")  # containerd, CR
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long one attempt may take, on a busy node too
     ("grpc.max_reconnect_backoff_ms", 1000),  # the default is two minutes; a runtime restarts in one second
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.default_authority", "localhost"),  # Go refuses the path of a socket as an authority

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from agent.cri.runtime import CRI
@@ -50,3 +50,31 @@ async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def slow_door(door: Path, behind: Path) -> AsyncIterator[list[asyncio.Future[None]]]:
+    """Let connections through to another socket after 1.5 s, longer than the longest pause; yield the list of them."""
+    attempts: list[asyncio.Future[None]] = []
+
+    async def let_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        attempts.append(over)
+        await asyncio.sleep(1.5)
+        inner_reader, inner_writer = await asyncio.open_unix_connection(behind)
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        over.set_result(None)
+
+    async with await asyncio.start_unix_server(let_through, door):
+        yield attempts
+        await asyncio.wait_for(asyncio.gather(*attempts), SECONDS)
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on what is read until its end."""
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()

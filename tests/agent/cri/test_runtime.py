@@ -15,7 +15,7 @@ from agent.interfaces import RuntimeContainer
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.cri.fake_cri import FakeRuntime
-from tests.agent.cri.playing import INFO, SECONDS, play, watching
+from tests.agent.cri.playing import INFO, SECONDS, play, slow_door, watching
 
 ONE = CPUSet.parse("1")
 
@@ -351,3 +351,17 @@ def test_watch_waits_for_a_runtime_that_is_not_there(
         await runtime.close()
 
     asyncio.run(scenario())
+
+
+def test_runtime_that_is_slow_to_greet_is_waited_for(tmp_path: Path) -> None:
+    """On a busy node its first frame may take longer than any pause between two attempts."""
+
+    async def scenario(fake: FakeRuntime, _: CRI) -> None:
+        fake.add("one", INFO)
+        async with slow_door(tmp_path / "slow.sock", fake.socket) as attempts:
+            runtime = CRI(tmp_path / "slow.sock", poll_seconds=1, timeout_seconds=60)
+            found = await runtime.containers()
+            await runtime.close()
+        assert ([container.id for container in found], len(attempts)) == (["one"], 1)
+
+    play(tmp_path, scenario)
