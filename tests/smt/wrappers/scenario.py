@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 FOLDER: Final = Path("/tmp/wrappers")
 ISOLATE: Final = "CMK_NUM_CORES=1 CMK_LOCK_TIMEOUT=1000 cmk isolate --pool=exclusive"
 TELL: Final = f"{ISOLATE} sh -- -c 'echo on $CMK_CPUS_ASSIGNED; exec sleep 1000000'"
+HELD: Final = FOLDER / "held"
+HOLD: Final = (
+    f"while [ -e {HELD} ]; do :; done"  # without a fork: it could get the number that is to come again
+)
 CYCLES: Final = 50  # a thousand are run on the host: tests/agent/wrappers/test_on_this_machine.py
 RACERS: Final = 50
 
@@ -75,7 +79,7 @@ def race(agent: WrappingAgent, cores: int) -> None:
 
 def at_once(agent: WrappingAgent, count: int) -> None:
     """Let as many run as there are cores; each asks again when it has ended."""
-    one = f"({TELL}; {TELL}; {TELL})"
+    one = f"({TELL}; {HOLD}; {TELL}; {HOLD}; {TELL})"
     agent.pod("at-once", f"{' & '.join([one] * count)} & wait", count)
     agent.until("all run", lambda: len(_told(agent)) == count)
     tasks = agent.wrapped("at-once")
@@ -134,9 +138,11 @@ def number_comes_again(
     before, told = agent.wrapped("at-once"), len(_told(agent))
     pid = min(before)
     folder = cgroup(pid)
+    HELD.touch()
     with without(agent):
         kill(pid)
         another = start_as(pid, folder)
+        HELD.unlink()
     agent.until("its core is taken again", lambda: _is_taken_again(agent, before))
     agent.until("the next command tells", lambda: len(_told(agent)) > told)
     after = agent.wrapped("at-once")
