@@ -26,7 +26,7 @@ from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
 from apiserver.errors import APIError, Failed, Gone, Refused
 from apiserver.pages import decode, decode_any, pages
-from pinning.contract import STATUS_CPUS
+from pinning.contract import STATUS_CPUS, CPUPolicy
 from pinning.machine.cpuset import union
 from pinning.pods.identity import by_runtime_uid, name_of
 
@@ -96,7 +96,9 @@ def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | 
             "numaNodes": list(container.numa_nodes),
         }
     if container.others:
-        status |= {"sharedCpus": str(container.others), "confinedBy": "affinity", "cpuLimit": "unset"}
+        status |= {"sharedCpus": str(container.others), "confinedBy": "affinity"}
+        if container.policy is CPUPolicy.EXCLUSIVE:
+            status["cpuLimit"] = "unset"
     if container.memory:
         words = {"memory": container.memory.word, "memoryNote": container.memory.note}
         status |= {name: text for name, text in words.items() if text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from agent.report.pod_status import PodReport, pod_status
 from agent.report.publisher import Later
 from apiserver.client import Api
 from apiserver.errors import Unavailable
-from pinning.contract import STATUS_CPUS
+from pinning.contract import STATUS_CPUS, CPUPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.pods.types import Pod
 from tests.agent.report.pod_server import Server, run
@@ -63,6 +64,19 @@ def test_who_may_use_the_shared_set_is_told_which_that_is() -> None:
     assert (main["cpus"], main["sharedCpus"]) == ("1", "0,2-4,6-7")
     assert (main["confinedBy"], main["cpuLimit"]) == ("affinity", "unset")
     assert (main["pinned"], main["applied"]["cpus"]) == (True, "1")
+
+
+def test_limit_of_who_owns_no_cpus_is_not_told_as_unset() -> None:
+    """A container with the policy `share` may run under `cmk isolate` too; the kernel goes on enforcing its limit."""
+    state = state_of(
+        bound("a", container("main", 1), annotations={**ISOLATE, "shared-cpus.corepin.io/pod": "true"})
+    )
+    [pod] = state.pods
+    [main] = pod.containers
+    sharing = replace(pod, containers=(replace(main, policy=CPUPolicy.SHARE),))
+    told = written(replace(state, pods=(sharing,)))["containers"]["main"]
+    assert told["confinedBy"] == "affinity"
+    assert "cpuLimit" not in told
 
 
 def test_a_refused_container_is_told_as_not_pinned() -> None:
