@@ -7,6 +7,7 @@ kept off: this shows what the agent does, and protects nothing.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from agent.interfaces import StartState, StrayTasks
 
 MARK: Final = "COREPIN_LOCAL"  # environment variable with the cgroup of a process
+_LOOKS: Final = 200  # at a process that becomes another program, at most
+_LOOK_SECONDS: Final = 0.001
+_TIMES_WITHOUT: Final = 10
 
 
 class AffinityCgroups:
@@ -118,8 +122,26 @@ def _marked() -> list[tuple[int, str]]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it is gone, or another user's
-            for entry in (folder / "environ").read_bytes().split(b"\0"):
+            for entry in _environment(folder).split(b"\0"):
                 name, _, cgroup = entry.partition(b"=")
                 if name == MARK.encode() and is_alive(int(folder.name)):
                     found.append((int(folder.name), os.fsdecode(cgroup)))
     return sorted(found)
+
+
+def _environment(folder: Path) -> bytes:
+    """Return the environment of a process; raise OSError for one that is gone.
+
+    While a process becomes another program it has none, and no command line either: then it is looked at again. Who
+    has a command line and no environment, time after time, was started without one.
+    """
+    times_without = 0
+    for _ in range(_LOOKS):
+        if environment := (folder / "environ").read_bytes():
+            return environment
+        (folder / "exe").readlink()  # fails for who has no program: zombies and kernel threads
+        times_without += bool((folder / "cmdline").read_bytes())
+        if times_without == _TIMES_WITHOUT:
+            break
+        time.sleep(_LOOK_SECONDS)
+    return b""

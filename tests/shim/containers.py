@@ -44,15 +44,15 @@ class Locked:
     id: str
     log_file: Path
 
-    @property
-    def log(self) -> str:
-        """Return what it wrote, without times and streams."""
+    def written(self, stream: str) -> list[str]:
+        """Return the lines that it wrote to `stdout` or `stderr`; the runtime copies the two independently."""
         lines = self.log_file.read_text().splitlines() if self.log_file.exists() else []
-        return "".join(f"{line.split(' ', 3)[3]}\n" for line in lines)
+        parts = [line.split(" ", 3) for line in lines]  # when, stream, full or partial, text
+        return [part[3] for part in parts if part[1] == stream]
 
     def wait_for_last_line(self, line: str) -> None:
-        """Wait until what it wrote ends with a line: the runtime tells of its end before it has copied all of that."""
-        until_equal("the last line", lambda: self.log.splitlines()[-1:], [line])
+        """Wait until its output ends with a line: the runtime tells of its end before it has copied all of that."""
+        until_equal("the last line", lambda: self.written("stdout")[-1:], [line])
 
     def exit_code(self) -> int:
         """Wait for its end, and return how it ended."""

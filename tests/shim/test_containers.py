@@ -35,8 +35,8 @@ def test_container_is_locked_up(containerd: Containerd, agent: FakeAgent) -> Non
     container = run(containerd, agent, *words)
 
     assert container.exit_code() == 0
-    until("what it wrote", lambda: "\nSeccomp:" in container.log)  # copied after its end
-    found = dict(line.split(":", 1) for line in container.log.splitlines() if "does nothing" not in line)
+    until("four lines", lambda: len(container.written("stdout")) == 4)  # copied after its end
+    found = dict(line.split(":", 1) for line in container.written("stdout"))
     assert (int(found["CapEff"], 16), int(found["NoNewPrivs"]), int(found["Seccomp"])) == (0, 1, 2)
     assert found["Uid"].split()[0] == "65534"
 
@@ -50,7 +50,7 @@ def test_stopped_container_handles_the_signal(containerd: Containerd, agent: Fak
     """SIGTERM reaches the command as the container's first process."""
     script = "trap 'echo stopped; exit 42' TERM; echo ready; while :; do busybox sleep 0.05; done"
     container = run(containerd, agent, "sh", "--", "-c", script)
-    until("the command", lambda: "ready" in container.log)
+    until("the command", lambda: "ready" in container.written("stdout"))
     container.stop()
 
     assert container.exit_code() == 42
@@ -62,7 +62,7 @@ def test_container_that_waits_for_the_agent_stops_at_once(
 ) -> None:
     """While no agent answers the shim is the first process, which no signal ends unless it handles it."""
     container = run(containerd, no_agent, "true", CMK_LOCK_TIMEOUT="3600")
-    until("its word", lambda: "waiting up to 3600 s" in container.log)
+    until("its word", lambda: "waiting up to 3600 s" in "".join(container.written("stderr")))
     container.stop()
 
     assert container.exit_code() == 143

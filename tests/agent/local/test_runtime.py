@@ -147,6 +147,21 @@ def move_below(cgroup: str, pid: int) -> None:
     (below / "cgroup.procs").write_text(str(pid))
 
 
+def test_process_that_becomes_another_program_is_found(world: World) -> None:
+    """For a moment it has no environment, by which affinity knows it; no look takes it for gone."""
+    script = world.folder / "again.sh"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o755)
+    world.put({"name": "app", "command": [str(script)]})
+
+    async def steps() -> None:
+        found = await world.until(running("app"))
+        pids = [found["app"].pid]
+        assert {tuple(world.cgroups.pids(world.cgroup("app"))) for _ in range(500)} == {tuple(pids)}
+
+    run(world, steps())
+
+
 def test_deaf_process_is_killed_after_its_grace(world: World) -> None:
     """SIGTERM first, SIGKILL when the time is over."""
     world.put(
@@ -290,10 +305,7 @@ def test_pod_that_is_back_waits_for_its_old_processes(world: World) -> None:
         world.put(app())
         found = await world.until(lambda found: running("app")(found) and found["app"].pid != first.pid)
         assert not is_alive(first.pid)
-        cgroup = world.cgroup(
-            "app"
-        )  # between two commands a process has no environment, by which affinity knows it
-        await world.until(lambda _: world.cgroups.pids(cgroup) == [found["app"].pid])
+        assert world.cgroups.pids(world.cgroup("app")) == [found["app"].pid]
 
     run(world, steps())
 

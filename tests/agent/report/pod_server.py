@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
 
+from agent.node_state import NodeState
+from agent.report.pod_status import PodReport
+from agent.report.publisher import Later
 from apiserver.access import Access
 from apiserver.client import METADATA, METADATA_LIST, Api
 from pinning.pods.types import Pod
@@ -33,6 +37,27 @@ class Server:
         if self.failures and (code := self.failures.pop(0)) != 200:
             return httpx.Response(code, json={"message": "no"})
         return httpx.Response(200, json={"metadata": {"resourceVersion": str(100 + len(self.patches))}})
+
+
+class RefusingServer(Server):
+    """Refuses some pods for as long as they are named."""
+
+    def __init__(self, code: int, *names: str) -> None:
+        super().__init__()
+        self.code = code
+        self.names = set(names)
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Take one patch, or refuse it."""
+        answer = await super().__call__(request)
+        is_bad = request.url.path.rpartition("/")[2] in self.names
+        return httpx.Response(self.code, json={"message": "too much"}) if is_bad else answer
+
+
+async def tell(report: PodReport, state: NodeState) -> None:
+    """Tell a state of which some pods may be refused."""
+    with suppress(Later):
+        await report.publish(state)
 
 
 def run(act: Callable[[Api], Awaitable[None]], server: Server) -> None:

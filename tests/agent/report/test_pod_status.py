@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from agent.clock import Clock
 from agent.node_state import NodeState, Path, PodState, Proof
 from agent.report.pod_status import PodReport, pod_status
 from agent.report.publisher import Later
 from apiserver.client import Api
-from apiserver.errors import Unavailable
 from pinning.contract import STATUS_CPUS, CPUPolicy
 from pinning.machine.cpuset import CPUSet
-from pinning.pods.types import Pod
-from tests.agent.report.pod_server import Server, run
+from tests.agent.report.pod_server import RefusingServer, Server, run, tell
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
 from tests.pods import container
 
@@ -230,136 +225,13 @@ def test_a_static_pod_is_told_at_its_mirror() -> None:
     assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
 
 
-@pytest.mark.parametrize(
-    ("code", "tried", "error"),
-    [
-        pytest.param(422, 2, Later, id="refused"),
-        pytest.param(413, 2, Later, id="too large"),
-        pytest.param(403, 2, Later, id="forbidden"),
-        pytest.param(409, 2, Later, id="another pod of that name"),
-        pytest.param(500, 2, Later, id="its webhook fails"),
-        pytest.param(503, 1, Unavailable, id="out of reach"),
-        pytest.param(401, 1, Unavailable, id="no valid token"),
-        pytest.param(404, 2, None, id="gone"),
-    ],
-)
-def test_one_pod_that_fails_costs_the_others_nothing(
-    code: int, tried: int, error: type[Exception] | None
-) -> None:
-    """Others are told though one is refused; a server out of reach is not asked for each pod; a later try mends it."""
-    pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
-    server = Server(code)
-    now = [0.0]
-
-    async def act(api: Api) -> None:
-        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
-        if error is None:
-            await report.publish(state_of(*pods))
-        else:
-            with pytest.raises(error):
-                await report.publish(state_of(*pods))
-        assert api.requests == tried
-        now[0] = 10.0
-        await report.publish(state_of(*pods))
-        assert report.writes == 2
-
-    run(act, server)
-
-
-class Bad(Server):
-    """Refuses some pods for as long as they are named."""
-
-    def __init__(self, code: int, *names: str) -> None:
-        super().__init__()
-        self.code = code
-        self.names = set(names)
-
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
-        """Take one patch, or refuse it."""
-        answer = await super().__call__(request)
-        is_bad = request.url.path.rpartition("/")[2] in self.names
-        return httpx.Response(self.code, json={"message": "too much"}) if is_bad else answer
-
-
-async def tell(report: PodReport, state: NodeState) -> None:
-    """Tell a state of which some pods may be refused."""
-    with suppress(Later):
-        await report.publish(state)
-
-
-@pytest.mark.parametrize("code", [422, 500])
-def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCaptureFixture) -> None:
-    """However many there are and however often there is news: one try in five seconds, and one line in the log each."""
-    names = [f"p{number}" for number in range(40)]
-    pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
-    server, now = Bad(code, *names), [0.0]
-    state = state_of(*pods)
-
-    async def act(api: Api) -> None:
-        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
-        while len(server.patches) < len(names):
-            with suppress(Later, Unavailable):
-                await report.publish(state)
-        for second in range(1, 1001):
-            now[0] = float(second)
-            await tell(report, state)
-
-    run(act, server)
-    assert len(server.patches) <= len(names) + 1000 / 5
-    assert caplog.messages.count("pod status not written") == len(names)
-
-
-def test_refused_pod_that_changed_is_tried_soon() -> None:
-    """Its user took something away: the next try comes after seconds, though it had waited for minutes."""
-    server, now = Bad(422, "a"), [0.0]
-
-    def pod_of_version(version: str) -> Pod:
-        return bound("a", annotations=EXCLUSIVE, resourceVersion=version)
-
-    async def act(api: Api) -> None:
-        pods = source(pod_of_version("7"))
-        report = PodReport(api, "node-1", pods, Clock(monotonic=lambda: now[0]))
-        for minute in range(30):
-            now[0] = 60.0 * minute
-            await tell(report, state_of(pod_of_version("7")))
-        tried, server.names = len(server.patches), set()
-        assert tried < 15
-        now[0] += 6
-        await tell(report, state_of(pod_of_version("7")))
-        assert len(server.patches) == tried
-        pods.shown = source(pod_of_version("8")).shown
-        await report.publish(state_of(pod_of_version("8")))
-        assert report.writes == 1
-
-    run(act, server)
-
-
-def test_after_a_failure_of_all_requests_everybody_is_told_at_once() -> None:
-    """Two pods are asked for, then the server is let be; when one is told again, all are."""
-    names = [f"p{number}" for number in range(6)]
-    pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
-    server, now = Bad(500, *names), [0.0]
-
-    async def act(api: Api) -> None:
-        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
-        for round_ in range(3):
-            with pytest.raises(Unavailable):
-                await report.publish(state_of(*pods))
-            assert api.requests == 2 * round_ + 2
-        server.names, now[0] = set(), 31.0
-        await report.publish(state_of(*pods))
-        assert report.writes == len(names)
-
-    run(act, server)
-
-
 def test_pod_that_is_over_loses_the_annotation() -> None:
     """The source shows it no more, the API may; one that is being deleted takes it along, and failing costs nobody."""
     annotations = {STATUS_CPUS: "{}", **EXCLUSIVE}
     pods = {name: bound(name, container("main", 1), annotations=annotations) for name in "abc"}
     plain = bound("d")
     (pods["c"]["metadata"] or {})["deletionTimestamp"] = WHEN
-    server = Bad(500, "b")
+    server = RefusingServer(500, "b")
 
     async def act(api: Api) -> None:
         shown = source(*pods.values())
