@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.errors import Gone
+from agent.errors import Gone, Refused
 from agent.vm.names import role_of
 from agent.vm.outside import companion_threads, pit_threads, still_outside, vhost_threads
 from agent.vm.process import MOST_THREADS, opened, thread_count
@@ -72,7 +72,7 @@ def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
     with opened(node.roots.proc, vmm.pid) as process:
         _check_identity(process, vmm)
         if (count := process.count()) > MOST_THREADS:
-            return VMThreads(vmm, (), "", f"its {count} threads are too many to look at", count)
+            raise Refused(f"its {count} threads are too many to look at")
         tasks = process.names(_settled(known))
         if known and known.told_by and {thread.task: thread.name for thread in known.own} == tasks:
             return replace(known, threads=known.own)

@@ -10,6 +10,7 @@ import pytest
 
 from agent.kernel.affinity import Affinities
 from agent.vm.machines import MISSING_SECONDS, MOST_PUT, NODE_SECONDS, ROUNDS, KernelVirtualMachines
+from agent.vm.process import MOST_THREADS
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.vm_masks import sandbox_masks
 from pinning.vm_threads import Role
@@ -320,6 +321,21 @@ def test_machine_that_cannot_be_listed_is_still_pinned(
     (host.roots.proc / "aside").rename(folder)
     host.thread(300, 305, "worker")
     assert (machines.read(SANDBOX).notes, 305 in machines.tasks(SANDBOX)) == ((), True)  # type: ignore[union-attr]
+
+
+def test_machine_that_makes_threads_without_end_keeps_its_pins(
+    host: FakeHost, machines: KernelVirtualMachines
+) -> None:
+    """It is not taken for one that ended: its known threads stay where they are to run, and it is told why no others."""
+    start(host, SANDBOX)
+    pin(machines, SANDBOX, "6-7")
+    for number in range(MOST_THREADS):
+        (host.roots.proc / f"300/task/{2000 + number}").mkdir()
+    seen = machines.read(SANDBOX)
+
+    assert seen
+    assert (str(seen.allowed), *map(str, seen.vcpus)) == ("6-7", "6", "7")
+    assert seen.notes[0].endswith("threads are too many to look at")
 
 
 def test_machine_that_never_could_be_listed_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:
