@@ -187,14 +187,23 @@ class KubeCluster:
             raise ClusterError(f"{method} {path}: the API server does not answer: {error}") from error
         if response.status >= 300:
             raise _failure(response.status, f"{method} {path}", content)
+        return _read(f"{method} {path}", content)
+
+
+def _read(request: str, content: bytes) -> dict[str, Any]:
+    try:
         answer: dict[str, Any] = json.loads(content)
-        return answer
+    except (ValueError, RecursionError) as error:  # of something between, or nested in thousands
+        raise ClusterError(
+            f"{request}: the API server's answer is no JSON that can be read: {error}"
+        ) from error
+    return answer
 
 
 def _failure(status: int, request: str, content: bytes) -> ClusterError:
     try:
         message = json.loads(content)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         message = content[:200].decode(errors="replace")
     kind = {NOT_FOUND: Missing, CONFLICT: Conflict}.get(status, ClusterError)
     return kind(f"{request}: {status}: {message}")
