@@ -93,7 +93,13 @@ class NRIRuntime:
 
     def synchronized(self, times: int = 1) -> Any:
         """Wait until so many plugins came, or one so many times; return what the last one answered."""
-        return until("a plugin came", lambda: self.do("Synchronized")[times - 1 :])[-1]
+        answered = until("a plugin came", lambda: self.do("Synchronized")[times - 1 :])[-1]
+        until("it is asked from now on", lambda: self.joined() >= times)
+        return answered
+
+    def joined(self, plugin: str = "") -> int:
+        """Return how often a plugin, or any, has come and is asked: a moment after it knows itself as connected."""
+        return self.log.count(f'{plugin}\\" connected and synchronized')
 
     def _answer(self) -> Any:
         assert self._process

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.nri.guard import AGENT, Guard
+from agent.nri.guard import AGENT, GUARD, Guard
 from agent.nri.wire import WORKER_EVENTS, Client
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED
@@ -49,7 +49,9 @@ class Agent(Guard):
 @contextmanager
 def guarding(nri: NRIRuntime) -> Iterator[GuardProcess]:
     """Run the command, and yield it once it guards."""
+    before = nri.joined(str(GUARD))
     with guard_on(nri.socket, nri.directory) as guard:
+        until("the guard is asked", lambda: nri.joined(str(GUARD)) > before)
         until("the guard guards", lambda: guard.readiness() == (200, "ok"))
         yield guard
 
@@ -59,9 +61,10 @@ def agent_on(nri: NRIRuntime) -> Iterator[Agent]:
     """Yield a plugin with the agent's name that is connected."""
     agent = Agent()
     client = Client(nri.socket, AGENT, agent, masks=(WORKER_EVENTS,))
+    before = nri.joined(str(AGENT))
     client.start()
     try:
-        until("the agent is connected", lambda: client.status.is_connected)
+        until("the agent is asked", lambda: nri.joined(str(AGENT)) > before)
         yield agent
     finally:
         agent.well.set()
@@ -111,7 +114,7 @@ def test_two_guards_agree(nri: NRIRuntime) -> None:
     with ExitStack() as first:
         old = first.enter_context(guarding(nri))
         with guarding(nri), agent_on(nri):
-            assert nri.log.count('90-corepin-guard\\" connected') == 2
+            assert nri.joined(str(GUARD)) == 2
             assert created(nri, MARKED) == "2-3"
             first.close()
             assert old.daemon.process.returncode == 0
@@ -141,7 +144,7 @@ def test_a_guard_that_hangs_is_left_behind(version: str, tmp_path: Path) -> None
             with pytest.raises(Failed, match="90-corepin-guard"):
                 created(nri, {})
             assert created(nri, {}) is None
-        until("it guards again", lambda: nri.log.count("connected and synchronized") == 2)
+        until("it guards again", lambda: nri.joined(str(GUARD)) == 2)
         assert "was promised CPUs of its own" in held_back(nri)
 
 
