@@ -176,3 +176,7 @@ def _forget_unused(cache: Path) -> None:
     """Remove the images of older checkouts."""
     for image in sorted(cache.glob("image-*"), key=lambda it: it.stat().st_mtime)[:-_KEPT]:
         shutil.rmtree(image, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    build_image()
