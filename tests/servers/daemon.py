@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.kernel.procfs import STATE, stat_fields
+
 START_SECONDS = 60.0  # three on an idle machine
 STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -55,10 +57,18 @@ class Daemon:
     def hung(self) -> Iterator[None]:
         """Let the process do nothing until the block ends."""
         self.process.send_signal(signal.SIGSTOP)
+        while not self._is_stopped():  # the thread that takes the signal stops the others, once it has a CPU
+            time.sleep(0.001)
         try:
             yield
         finally:
             self.process.send_signal(signal.SIGCONT)
+
+    def _is_stopped(self) -> bool:
+        """Say whether each thread is stopped, or the process has ended."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        states = [stat_fields(int(task.name))[STATE : STATE + 1] for task in tasks]
+        return all(state in ([], ["T"], ["Z"], ["X"]) for state in states)
 
     def _failure(self, problem: str) -> DaemonFailed:
         tail = "\n".join(self.log_file.read_text(errors="replace").splitlines()[-15:])
