@@ -19,6 +19,8 @@ from agent.local.cgroups import ROOT
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agent.interfaces import StartState, StrayTasks
 
 MARK: Final = "COREPIN_LOCAL"  # environment variable with the cgroup of a process
@@ -120,28 +122,32 @@ class AffinityCgroups:
 def _marked() -> list[tuple[int, str]]:
     """Return every process of ours with the cgroup that its environment names."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it is gone, or another user's
-            for entry in _environment(folder).split(b"\0"):
-                name, _, cgroup = entry.partition(b"=")
-                if name == MARK.encode() and is_alive(int(folder.name)):
-                    found.append((int(folder.name), os.fsdecode(cgroup)))
+    for pid, environment in _environments():
+        for entry in environment.split(b"\0"):
+            name, _, cgroup = entry.partition(b"=")
+            if name == MARK.encode() and is_alive(pid):
+                found.append((pid, os.fsdecode(cgroup)))
     return sorted(found)
 
 
-def _environment(folder: Path) -> bytes:
-    """Return the environment of a process; raise OSError for one that is gone.
+def _environments() -> Iterator[tuple[int, bytes]]:
+    """Yield every process that has an environment, and that.
 
-    While a process becomes another program it has none, and no command line either: then it is looked at again. Who
-    has a command line and no environment, time after time, was started without one.
+    While a process becomes another program it has none, and no command line either: then it is looked at again, after
+    one wait for all of them. Who has a command line and no environment, time after time, was started without one.
     """
-    times_without = 0
+    times_without = dict.fromkeys(Path("/proc").glob("[0-9]*"), 0)
     for _ in range(_LOOKS):
-        if environment := (folder / "environ").read_bytes():
-            return environment
-        (folder / "exe").readlink()  # fails for who has no program: zombies and kernel threads
-        times_without += bool((folder / "cmdline").read_bytes())
-        if times_without == _TIMES_WITHOUT:
-            break
+        for folder in list(times_without):
+            times = times_without.pop(folder)
+            with suppress(OSError):  # it is gone, or another user's
+                if environment := (folder / "environ").read_bytes():
+                    yield int(folder.name), environment
+                    continue
+                (folder / "exe").readlink()  # fails for who has no program: zombies and kernel threads
+                times += bool((folder / "cmdline").read_bytes())
+                if times < _TIMES_WITHOUT:
+                    times_without[folder] = times
+        if not times_without:
+            return
         time.sleep(_LOOK_SECONDS)
-    return b""
