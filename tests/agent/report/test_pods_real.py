@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -34,26 +35,35 @@ def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None
         for _ in range(3):
             await report.publish(agent.state())
         assert agent.api.requests - before == 1
-        annotations = cluster.get("pod", "a", "-n", cluster.namespace)["metadata"]["annotations"]
+        annotations = (await metadata(cluster, "a"))["annotations"]
         assert annotations["note"] == "mine"
         main = json.loads(annotations["status.corepin.io/cpus"])["containers"]["main"]
         assert (main["cpus"], main["pinned"], main["applied"]["cpus"]) == ("1,5", True, "1,5")
-        assert "annotations" not in cluster.get("pod", "b", "-n", cluster.namespace)["metadata"]
-        cluster.server.kubectl(
-            "annotate", "pod/a", "-n", cluster.namespace, "cpu-manager.corepin.io/pod=none", "--overwrite"
-        )
+        assert "annotations" not in await metadata(cluster, "b")
+        await kubectl(cluster, "annotate", "pod/a", "cpu-manager.corepin.io/pod=none", "--overwrite")
         await agent.until(
             lambda: any("none" in str(pod.get("metadata")) for pod in agent.pods.pods().values())
         )
         before = agent.api.requests
         await report.publish(agent.state())
         assert agent.api.requests - before == 1
-        assert cluster.get("pod", "a", "-n", cluster.namespace)["metadata"]["annotations"] == {
+        assert (await metadata(cluster, "a"))["annotations"] == {
             "note": "mine",
             "cpu-manager.corepin.io/pod": "none",
         }
 
     run(cluster, act)
+
+
+async def kubectl(cluster: Cluster, *args: str) -> None:
+    """Run kubectl in the cluster's namespace, while the agent's own connections go on."""
+    await asyncio.to_thread(cluster.server.kubectl, *args, "-n", cluster.namespace)
+
+
+async def metadata(cluster: Cluster, name: str) -> Any:
+    """Return the metadata of a pod, while the agent's own connections go on."""
+    pod = await asyncio.to_thread(cluster.get, "pod", name, "-n", cluster.namespace)
+    return pod["metadata"]
 
 
 def fill(cluster: Cluster, name: str) -> None:
@@ -78,10 +88,9 @@ def fill_to_the_brim(cluster: Cluster, name: str) -> None:
     raise AssertionError("no size fits")
 
 
-def annotation(cluster: Cluster, name: str) -> Any:
+async def annotation(cluster: Cluster, name: str) -> Any:
     """Return the status annotation of a pod, None when it has none."""
-    metadata = cluster.get("pod", name, "-n", cluster.namespace)["metadata"]
-    text = metadata.get("annotations", {}).get("status.corepin.io/cpus")
+    text = (await metadata(cluster, name)).get("annotations", {}).get("status.corepin.io/cpus")
     return text and json.loads(text)
 
 
@@ -99,14 +108,14 @@ def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytes
             with pytest.raises(Later, match="refused: 2 pods"):
                 await report.publish(agent.state())
         assert report.writes == 1
-        assert annotation(cluster, "c") is not None
-        cluster.server.kubectl("annotate", "pod/a-full", "-n", cluster.namespace, "note-")
-        newest = cluster.get("pod", "a-full", "-n", cluster.namespace)["metadata"]["resourceVersion"]
+        assert await annotation(cluster, "c") is not None
+        await kubectl(cluster, "annotate", "pod/a-full", "note-")
+        newest = (await metadata(cluster, "a-full"))["resourceVersion"]
         await agent.until(lambda: newest in {version(pod) for pod in agent.pods.pods().values()})
         now[0] = 6.0
         with pytest.raises(Later, match="refused: 1 pods"):
             await report.publish(agent.state())
-        assert annotation(cluster, "a-full") is not None
+        assert await annotation(cluster, "a-full") is not None
 
     run(cluster, act)
     assert caplog.messages.count("pod status not written") == 2
@@ -126,14 +135,12 @@ def test_pod_that_is_over_loses_its_annotation(cluster: Cluster) -> None:
         await agent.count(1)
         report = PodReport(agent.api, cluster.node, agent.pods)
         await report.publish(agent.state())
-        assert annotation(cluster, "a") is not None
-        cluster.server.kubectl(
-            "patch", "pod/a", "-n", cluster.namespace, "--subresource=status", "--type=merge", "-p", finished
-        )
+        assert await annotation(cluster, "a") is not None
+        await kubectl(cluster, "patch", "pod/a", "--subresource=status", "--type=merge", "-p", finished)
         await agent.count(0)
         await report.publish(agent.state())
         await report.publish(agent.state())
-        assert (annotation(cluster, "a"), report.writes) == (None, 2)
+        assert (await annotation(cluster, "a"), report.writes) == (None, 2)
 
     run(cluster, act)
 
@@ -230,9 +237,7 @@ def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
         )
         for report in reports:
             await report.publish(agent.state())
-        cluster.server.kubectl(
-            "annotate", "pod/a", "-n", cluster.namespace, "smt-policy.corepin.io/pod=require"
-        )
+        await kubectl(cluster, "annotate", "pod/a", "smt-policy.corepin.io/pod=require")
         await agent.until(lambda: any("require" in str(pod) for pod in agent.pods.pods().values()))
         before, state = agent.api.requests, agent.state()
         for _ in range(2):
