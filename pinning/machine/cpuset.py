@@ -100,9 +100,6 @@ class CPUSet:
     def __sub__(self, other: CPUSet) -> CPUSet:
         return CPUSet.of_mask(self.mask & ~other.mask)
 
-    def __xor__(self, other: CPUSet) -> CPUSet:
-        return CPUSet.of_mask(self.mask ^ other.mask)
-
     def __le__(self, other: CPUSet) -> bool:
         """Say whether every CPU of this set is in the other."""
         return self.mask & ~other.mask == 0

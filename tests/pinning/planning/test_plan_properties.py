@@ -209,7 +209,8 @@ class Node(RuleBasedStateMachine):
     def flip_cpu(self, pick: int) -> None:
         """Take one CPU offline or back."""
         cpu = CPUSet([list(self.all_cpus)[pick % len(self.all_cpus)]])
-        online = self.world.topology.online ^ cpu
+        online = self.world.topology.online
+        online = online - cpu if cpu <= online else online | cpu
         self.world.set_online(online or self.all_cpus)
 
     @rule()
