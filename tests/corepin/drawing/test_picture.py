@@ -124,6 +124,13 @@ def test_siblings_stand_below_each_other(topology: Topology, width: int) -> None
         assert len({line.index(label) for line in drawn.splitlines() if label in line}) == 1
 
 
+def test_core_with_fewer_threads_leaves_a_blank() -> None:
+    """Where cores of one and of two threads have one cache and no known types, the columns stay in line."""
+    drawn = draw(filled(read_lscpu(lscpu_text("core-ultra-9-185h")), [2]), 80, colour=False)
+
+    assert "   0 #   1 A   3 A   6 .   8 .  10 .| 12 .\n   5 #   2 A   4 A   7 .   9 .  11 .|\n" in drawn
+
+
 def test_what_a_cell_shows() -> None:
     """Offline is told before the owner, the first owner before others, and each state has its own sign."""
     topology = machine("xeon-d-1541").with_online(CPUSet.parse("0-6,8-15"))

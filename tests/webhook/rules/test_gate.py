@@ -176,10 +176,13 @@ def test_users_volume_of_its_name_stays() -> None:
     assert spec["initContainers"][0]["volumeMounts"][0]["name"] == "corepin-gate-3"
 
 
-def test_volume_of_the_mutations_file_stays() -> None:
-    """A file may add a volume of that name too."""
-    volumes = applied(pod(container("main", {CORES: "1"})), ON, NAMED)["spec"]["volumes"]
+@pytest.mark.parametrize("own", [[], ["mine"]])
+def test_volume_of_the_mutations_file_stays(own: list[str]) -> None:
+    """A file may add a volume of that name too, to a pod that has some or none."""
+    listed: Any = {"volumes": [{"name": name, "emptyDir": {}} for name in own]} if own else {}
+    volumes = applied(pod(container("main", {CORES: "1"}), **listed), ON, NAMED)["spec"]["volumes"]
     assert [(it["name"], "downwardAPI" in it) for it in volumes] == [
+        *((name, False) for name in own),
         ("corepin-gate", False),
         ("corepin-gate-2", True),
     ]

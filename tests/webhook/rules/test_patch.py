@@ -101,6 +101,7 @@ def told_apart(entry: Any, by: str | None) -> Any:
         pytest.param({"env": [{"name": "x"}]}, {"env": [{"name": "y"}]}, ["/env/-"], id="other name"),
         pytest.param({"env": ["odd"]}, {"env": [{"name": "y"}]}, ["/env/-"], id="an entry of another kind"),
         pytest.param({"a": "x"}, {"a": {"b": 1}}, [], id="a scalar is never replaced"),
+        pytest.param({"a": "x"}, {"a": ["y"]}, [], id="a scalar becomes no list"),
         pytest.param({"a": ["x"]}, {"a": ["x", "y"]}, ["/a/-"], id="plain lists by equality"),
     ],
 )
