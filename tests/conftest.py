@@ -1,7 +1,7 @@
 """What all tests share."""
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, is_hypothesis_test, settings
 
 from tests.signals import keep_from_children
 
@@ -18,8 +18,14 @@ _SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 2100, "node": 1500}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests that start whole machines longer than the others until they are taken for hung."""
+    """Give the tests that start whole machines longer than the others until they are taken for hung.
+
+    What Hypothesis draws is not counted for coverage, which would make thousands of examples three times as slow, and
+    a line covered or not by chance: the tests that say what a line is for have to reach it.
+    """
     for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("no_cover")
         limits = [limit for marker, limit in _SECONDS_WITH_SETUP.items() if item.get_closest_marker(marker)]
         if limits and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(max(limits)))
