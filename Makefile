@@ -27,7 +27,7 @@ demo: setup ## start the webhook, send it the examples, show what it says and wh
 try: setup ## a cluster of one node on this machine with corepin installed, until Ctrl-C; SMT=1: on cores of two threads
 	@exec $(BIN)/python -m demo.cluster $(if $(SMT),--smt)
 
-test: check ## every check and every test; builds Kubernetes and the image the first time
+test: setup ## every check and every test; builds Kubernetes and the image the first time
 	@scripts/setup chromium
 	@scripts/test
 	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100

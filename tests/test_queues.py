@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-APART = re.findall(
-    r"tests/\w+", re.findall(r"^apart=\((.*?)\)", Path("scripts/test").read_text(), re.MULTILINE)[0]
+EMULATED = re.findall(
+    r"tests/\w+", re.findall(r"^emulated=\((.*?)\)", Path("scripts/test").read_text(), re.MULTILINE)[0]
 )
 MARKED = [path for path in Path("tests").rglob("*.py") if re.search(r"mark\.smt\b", path.read_text())]
 
@@ -14,4 +14,4 @@ MARKED = [path for path in Path("tests").rglob("*.py") if re.search(r"mark\.smt\
 def test_emulated_machines_are_in_the_one_queue_that_starts_them() -> None:
     """The others leave out what is marked so: elsewhere nobody would run it."""
     assert MARKED
-    assert [str(path) for path in MARKED if "/".join(path.parts[:2]) not in APART] == []
+    assert [str(path) for path in MARKED if "/".join(path.parts[:2]) not in EMULATED] == []

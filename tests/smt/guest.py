@@ -285,7 +285,7 @@ def _command(kernel: Path, machine: GuestMachine, files: _Files, kernel_options:
         *("-append", kernel_options),
     ]
     run = [*virtme, *emulated, *nodes, "--script-sh", "true", "--qemu-opts", *qemu]
-    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(machine.seconds), "nice", "-n", "5", *run]
+    timed = ["timeout", "--signal=TERM", "--kill-after=10", str(machine.seconds), *run]
     return terminated_with_parent(timed)
 
 
