@@ -26,6 +26,7 @@ from cri_api.v1 import api_pb2
 
 from tests import debian
 from tests.agent.cri.containerd_config import config_text
+from tests.agent.cri.snapshotter import best_snapshotter
 from tests.agent.image_archive import add_link, write_archive
 from tests.servers.build import cache_folder, find
 from tests.servers.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
@@ -102,7 +103,7 @@ class Containerd:
 
     programs: Programs
     directory: Path
-    snapshotter: str = "native"  # works on any file system, and copies every layer for every container
+    snapshotter: str = "native"
     daemon: Daemon | None = None
     cgroup: str = field(default_factory=lambda: f"/corepin-test-{os.getpid()}-{next(_numbers)}")
     _channel: Any = None
@@ -279,12 +280,11 @@ class Pod:
 
 
 @contextmanager
-def start_containerd(
-    version: str, directory: Path, host: tuple[str, ...] = (), snapshotter: str = "native"
-) -> Iterator[Containerd]:
+def start_containerd(version: str, directory: Path, host: tuple[str, ...] = ()) -> Iterator[Containerd]:
     """Run a containerd with an image until the block ends; raise RuntimeMissing when there is none."""
     programs = find_programs(version)
     folders = (*programs.folders, install_shim(directory / "shims"))
+    snapshotter = best_snapshotter(directory)
     containerd = Containerd(replace(programs, folders=folders, host=host), directory, snapshotter)
     (directory / "config.toml").write_text(config_text(programs.version, directory, IMAGE, snapshotter))
     held = lifeline.hold(directory)

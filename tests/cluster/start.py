@@ -81,10 +81,8 @@ def _start_servers(stack: ExitStack, directory: Path, place: Place) -> ControlPl
 
 
 def _start_runtime(stack: ExitStack, directory: Path, place: Place) -> Containerd:
-    """Start containerd; where the kernel can lay file systems over one another no container copies its image."""
     _write_network(directory / "cni", place)
-    snapshotter = "overlayfs" if "overlay" in Path("/proc/filesystems").read_text() else "native"
-    return stack.enter_context(start_containerd(VERSIONS[1], directory, place.run, snapshotter))
+    return stack.enter_context(start_containerd(VERSIONS[1], directory, place.run))
 
 
 def _program(server: Server) -> Path:
