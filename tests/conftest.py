@@ -20,8 +20,8 @@ _SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 2100, "node": 1500}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests that start whole machines longer than the others until they are taken for hung.
 
-    What Hypothesis draws is not counted for coverage, which would make thousands of examples three times as slow, and
-    a line covered or not by chance: the tests that say what a line is for have to reach it.
+    What Hypothesis draws is not counted for coverage, which would make thousands of examples more than twice as slow,
+    and a line covered or not by chance: the tests that say what a line is for have to reach it.
     """
     for item in items:
         if is_hypothesis_test(getattr(item, "obj", None)):

@@ -35,11 +35,11 @@ def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None
         for _ in range(3):
             await report.publish(agent.state())
         assert agent.api.requests - before == 1
-        annotations = (await metadata(cluster, "a"))["annotations"]
+        annotations = (await metadata_of(cluster, "a"))["annotations"]
         assert annotations["note"] == "mine"
         main = json.loads(annotations["status.corepin.io/cpus"])["containers"]["main"]
         assert (main["cpus"], main["pinned"], main["applied"]["cpus"]) == ("1,5", True, "1,5")
-        assert "annotations" not in await metadata(cluster, "b")
+        assert "annotations" not in await metadata_of(cluster, "b")
         await kubectl(cluster, "annotate", "pod/a", "cpu-manager.corepin.io/pod=none", "--overwrite")
         await agent.until(
             lambda: any("none" in str(pod.get("metadata")) for pod in agent.pods.pods().values())
@@ -47,7 +47,7 @@ def test_pods_are_told_once_and_again_when_they_change(cluster: Cluster) -> None
         before = agent.api.requests
         await report.publish(agent.state())
         assert agent.api.requests - before == 1
-        assert (await metadata(cluster, "a"))["annotations"] == {
+        assert (await metadata_of(cluster, "a"))["annotations"] == {
             "note": "mine",
             "cpu-manager.corepin.io/pod": "none",
         }
@@ -60,7 +60,7 @@ async def kubectl(cluster: Cluster, *args: str) -> None:
     await asyncio.to_thread(cluster.server.kubectl, *args, "-n", cluster.namespace)
 
 
-async def metadata(cluster: Cluster, name: str) -> Any:
+async def metadata_of(cluster: Cluster, name: str) -> Any:
     """Return the metadata of a pod, while the agent's own connections go on."""
     pod = await asyncio.to_thread(cluster.get, "pod", name, "-n", cluster.namespace)
     return pod["metadata"]
@@ -90,7 +90,7 @@ def fill_to_the_brim(cluster: Cluster, name: str) -> None:
 
 async def annotation(cluster: Cluster, name: str) -> Any:
     """Return the status annotation of a pod, None when it has none."""
-    text = (await metadata(cluster, name)).get("annotations", {}).get("status.corepin.io/cpus")
+    text = (await metadata_of(cluster, name)).get("annotations", {}).get("status.corepin.io/cpus")
     return text and json.loads(text)
 
 
@@ -110,7 +110,7 @@ def test_pods_that_cannot_be_told_delay_no_other(cluster: Cluster, caplog: pytes
         assert report.writes == 1
         assert await annotation(cluster, "c") is not None
         await kubectl(cluster, "annotate", "pod/a-full", "note-")
-        newest = (await metadata(cluster, "a-full"))["resourceVersion"]
+        newest = (await metadata_of(cluster, "a-full"))["resourceVersion"]
         await agent.until(lambda: newest in {version(pod) for pod in agent.pods.pods().values()})
         now[0] = 6.0
         with pytest.raises(Later, match="refused: 1 pods"):
