@@ -23,6 +23,7 @@ class Access:
     url: str
     ca_file: Path | None = None
     token_file: Path | None = None
+    proxy: str | None = None
 
     @classmethod
     def in_cluster(cls, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:

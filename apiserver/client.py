@@ -38,6 +38,11 @@ class Reach(Protocol):
         """Where it is."""
         ...
 
+    @property
+    def proxy(self) -> str | None:
+        """The URL of the HTTP proxy on the way there, None without one."""
+        ...
+
     def context(self) -> ssl.SSLContext:
         """Return what TLS trusts, and shows of itself."""
         ...
@@ -61,6 +66,7 @@ class Api:
             base_url=access.url,
             verify=access.context(),
             transport=transport,
+            proxy=access.proxy,
             trust_env=False,  # a proxy of the environment is not for the cluster's own API server
             timeout=APPLY_SECONDS,
             # identity: a few kilobytes of gzip would be unpacked into any number of megabytes at once

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.errors import CommandFailed
-from corepin.node.kube_api import USER_AGENT, kube_settings
+from corepin.node.kube_access import cluster_client
+from corepin.node.kube_api import read_object
 from pinning.errors import BadJSON
-from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import httpx
 
 TIMEOUT_SECONDS: Final = 30
 JSON: Final = "application/json"
@@ -21,13 +24,10 @@ BAD: Final = 400  # status codes from here on are refusals
 
 
 @contextmanager
-def kube_client() -> Iterator[Any]:
+def kube_client() -> Iterator[httpx.Client]:
     """Yield the client of the cluster; raise CommandFailed where none can be asked."""
-    from kubernetes import client
-
-    with client.ApiClient(kube_settings(None)) as api:
-        api.user_agent = USER_AGENT
-        yield api
+    with cluster_client(None, TIMEOUT_SECONDS) as client:
+        yield client
 
 
 class Answered(CommandFailed):
@@ -38,29 +38,21 @@ class Answered(CommandFailed):
         self.status = status
 
 
-def send(api: Any, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
+def send(api: httpx.Client, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
     """Return what the API server answers to one request, decoded; raise Answered or CommandFailed."""
-    from kubernetes.client import ApiException
-    from urllib3.exceptions import HTTPError
-
-    headers = {"Accept": JSON, "Content-Type": content_type}
-    asked = api.param_serialize(method, path, header_params=headers, body=body, auth_settings=["BearerToken"])
-    try:
-        response = api.call_api(*asked, _request_timeout=TIMEOUT_SECONDS)
-        text = response.read()
-    except ApiException as error:
-        raise CommandFailed(f"{method} {path}: {error.reason}") from error
-    except HTTPError as error:
-        raise CommandFailed(f"the API server is out of reach: {error}") from error
-    content = _decoded(text)
-    if response.status >= BAD:
-        message = content.get("message", "") if isinstance(content, dict) else ""
-        raise Answered(f"{method} {path.partition('?')[0]}", response.status, message or response.reason)
-    return content
+    headers = {"accept": JSON, "content-type": content_type}
+    content = None if body is None else json.dumps(body).encode()
+    response = api.request(method, path, content=content, headers=headers)
+    answer = _decoded(response.content)
+    if response.status_code >= BAD:
+        message = answer.get("message", "") if isinstance(answer, dict) else ""
+        reason = message or response.reason_phrase
+        raise Answered(f"{method} {path.partition('?')[0]}", response.status_code, reason)
+    return answer
 
 
 def _decoded(text: bytes) -> Any:
     try:
-        return parse_json(text)
+        return read_object(text)
     except BadJSON:
         return None

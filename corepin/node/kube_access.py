@@ -1,18 +1,30 @@
-"""The access to the API server that a kubeconfig gives, or the pod in which the command runs, for our own client."""
+"""The access to the API server that a kubeconfig gives, or the pod in which the command runs: one for all commands.
+
+The `kubernetes` package reads the kubeconfig, and runs the plugins that bring tokens. Requests go through httpx.
+"""
 
 from __future__ import annotations
 
 import os
 import ssl
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from apiserver.access import Access
 from apiserver.errors import Unavailable
-from corepin.node.kube_api import is_in_a_pod, kube_settings
+from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
     from apiserver.client import Reach
+
+USER_AGENT: Final = "corepin"  # as audit logs name the command
+DEFAULT_KUBECONFIG: Final = "~/.kube/config"
+PROXIES: Final = ("http://", "https://")
 
 
 def cluster_access(context: str | None = None) -> Reach:
@@ -20,6 +32,30 @@ def cluster_access(context: str | None = None) -> Reach:
     if is_in_a_pod():
         return Access.in_cluster(os.environ)
     return KubeconfigAccess(kube_settings(context))
+
+
+@contextmanager
+def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client]:
+    """Yield a client of the cluster; raise CommandFailed where none can be asked, or the API server does not answer."""
+    import httpx
+
+    try:
+        access = cluster_access(context)
+        with httpx.Client(
+            base_url=access.url,
+            verify=access.context(),
+            proxy=access.proxy,
+            trust_env=False,  # the access has the proxy of the environment, where one is to be used
+            timeout=seconds,
+            headers={"user-agent": USER_AGENT, "accept-encoding": "identity", **access.headers()},
+        ) as client:
+            yield client
+    except Unavailable as error:
+        raise no_cluster(error) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandFailed(
+            f"the API server is out of reach: {str(error) or type(error).__name__}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -33,10 +69,29 @@ class KubeconfigAccess:
         """Where the API server is."""
         return str(self.settings.host)
 
+    @property
+    def proxy(self) -> str | None:
+        """The kubeconfig's `proxy-url`, else that of the environment; raise CommandFailed for one of another kind."""
+        from kubernetes.client.rest import should_bypass_proxies
+
+        proxy = self.settings.proxy
+        if not proxy or should_bypass_proxies(self.url, self.settings.no_proxy or ""):
+            return None
+        if not proxy.startswith(PROXIES):
+            kind = proxy.partition("://")[0]
+            raise CommandFailed(
+                f"proxy-url: {kind!r} is not supported: name a proxy with http:// or https://"
+            )
+        return str(proxy)
+
     def context(self) -> ssl.SSLContext:
         """Return what TLS trusts, and the user's certificate; raise Unavailable where these cannot be read."""
         try:
-            context = ssl.create_default_context(cafile=self.settings.ssl_ca_cert)
+            context = _Context.named(self.settings.tls_server_name)
+            if self.settings.ssl_ca_cert:
+                context.load_verify_locations(self.settings.ssl_ca_cert)
+            else:
+                context.load_default_certs()
             if self.settings.cert_file:
                 context.load_cert_chain(self.settings.cert_file, self.settings.key_file)
         except (OSError, ValueError) as error:
@@ -50,3 +105,62 @@ class KubeconfigAccess:
         """Return the user's token, fresh where a plugin brings it."""
         token = self.settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         return {"authorization": token} if token else {}
+
+
+class _Context(ssl.SSLContext):
+    """Asks for the kubeconfig's `tls-server-name` and checks it, also behind a proxy, where httpx takes no such name."""
+
+    server_name: str | None = None
+
+    @classmethod
+    def named(cls, server_name: str | None) -> _Context:
+        """Return a context that verifies its peer by this name, by the address's where it is None."""
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context.server_name = server_name
+        return context
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # noqa: FBT001, FBT002 - as in the standard library
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Begin a connection of asyncio."""
+        name = self.server_name or server_hostname
+        return super().wrap_bio(incoming, outgoing, server_side, name, session)
+
+    def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
+        """Begin a connection of a socket."""
+        name = {"server_hostname": self.server_name} if self.server_name else {}
+        return super().wrap_socket(*args, **{**more, **name})
+
+
+def kube_settings(context: str | None) -> Any:
+    """Return what a kubeconfig says; nothing is kept for other calls."""
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    try:
+        config.load_kube_config(  # type: ignore[no-untyped-call]
+            kubeconfig(), context=context, client_configuration=settings
+        )
+    except (config.ConfigException, OSError) as error:
+        raise no_cluster(error) from error
+    return settings
+
+
+def is_in_a_pod() -> bool:
+    """Say whether the account of this pod is to be used, not a kubeconfig."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+
+
+def kubeconfig() -> str:
+    """Return the path of the kubeconfig, or several, as kubectl names them."""
+    return os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
+
+
+def no_cluster(error: Exception) -> CommandFailed:
+    """Return the failure of a command that finds no access."""
+    return CommandFailed(f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or log in")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from scripts.release.source import Source
 
-NEEDS: Final = ("argcomplete", "kubernetes", "msgspec", "pyyaml")  # of the plugin's verbs
+NEEDS: Final = ("argcomplete", "httpx", "kubernetes", "msgspec", "pyyaml")  # of the plugin's verbs
 UNUSED: Final = frozenset(
     {"aiohttp", "aiohttp-retry"}
 )  # of the other half of kubernetes, which is asynchronous
