@@ -59,9 +59,10 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
     try:
         return run(args)
     except CommandFailed as error:
-        from corepin.documents import plain
+        from corepin.documents import write_error
+        from corepin.terminal import plain
 
-        print(f"{program} {args.verb}: {plain(str(error))}", file=sys.stderr)
+        write_error(f"{program} {args.verb}: {plain(str(error))}")
         return FAILED
 
 

@@ -10,8 +10,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from corepin.drawing.spans import Painted
 from corepin.errors import CommandFailed
 from corepin.json_text import is_json, read_json
+from corepin.terminal import harmless
 from kubeyaml.reader import SIZE_LIMIT, BadYAML, decode_text, read_yaml
 
 if TYPE_CHECKING:
@@ -160,20 +162,25 @@ def _shown(source: str) -> str:
     return "standard input" if source == STDIN else source
 
 
-def plain(text: str) -> str:
-    """Return one line of text that a terminal shows and does not obey: control characters are spelled out."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def write_out(text: str) -> None:
-    """Print the text; raise CommandFailed where nobody reads it any more (`corepin inject ... | head`).
+    """Print text made harmless for a terminal; raise CommandFailed where its reader has gone (`... | head`).
 
     It is UTF-8 wherever it goes, as the files are: a name that the locale cannot spell is no reason to fail.
     """
+    write_painted(Painted(harmless(text)))
+
+
+def write_error(text: str) -> None:
+    """Print text on standard error, made harmless for a terminal."""
+    print(harmless(text), file=sys.stderr)
+
+
+def write_painted(text: Painted) -> None:
+    """Print text with colours of ours as it is; all else in it was made harmless when it was painted."""
     if sys.stdout is None:  # `>&-`
         raise CommandFailed("standard output is closed")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+        sys.stdout.reconfigure(encoding="utf-8")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NUMBER_LIKE: Final = re.compile(r"[-+.]?[0-9][-+.:_0-9a-fA-FoxOX]*|[yYnN]")
+_ESCAPABLE: Final = re.compile(r"[^ -~\n]")
 _TEXT: Final = "tag:yaml.org,2002:str"
 
 
@@ -26,8 +27,11 @@ class _Dumper(yaml.CSafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> Any:
-    """Quote what looks like a number to kubectl (`12e4567`), and keep many lines as many lines."""
-    style = "|" if "\n" in text else '"' if _NUMBER_LIKE.fullmatch(text) else None
+    """Quote what looks like a number to kubectl (`12e4567`), and keep many lines as many lines.
+
+    Texts with other characters than ASCII are quoted as well, so that any of these may be escaped afterwards.
+    """
+    style = '"' if _ESCAPABLE.search(text) or _NUMBER_LIKE.fullmatch(text) else "|" if "\n" in text else None
     return dumper.represent_scalar(_TEXT, text, style=style)
 
 

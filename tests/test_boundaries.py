@@ -119,13 +119,19 @@ ROOMS = {
     "corepin.rule_files": ("corepin.flags", "webhook.config"),
     "corepin.terminal": (),
     "corepin.json_text": ("kubeyaml",),
-    "corepin.documents": ("corepin.errors", "corepin.json_text", "kubeyaml"),
+    "corepin.documents": (
+        *("corepin.drawing.spans", "corepin.errors", "corepin.json_text", "corepin.terminal", "kubeyaml"),
+    ),
     "corepin.node_file": ("corepin.documents", "corepin.errors", "pinning"),
-    "corepin.cli": ("corepin.documents", "corepin.errors"),  # it finds the verbs by their names
-    "corepin.drawing": ("pinning.contract", "pinning.machine"),
+    "corepin.cli": (
+        "corepin.documents",
+        "corepin.errors",
+        "corepin.terminal",
+    ),  # it finds the verbs by their names
+    "corepin.drawing": ("corepin.terminal", "pinning.contract", "pinning.machine"),
     "corepin.run": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node_file"),
-        *("corepin.host_flags", "corepin.rule_files"),
+        *("corepin.host_flags", "corepin.rule_files", "corepin.terminal"),
         *("agent.config", "agent.errors", "agent.main", "apiserver.errors", "certs", "logs", "pinning"),
         *("agent.kubelet.policy", "agent.nri.guard", "agent.nri.guard_process"),
         *(
@@ -136,14 +142,17 @@ ROOMS = {
             "webhook.server",
         ),
     ),
-    "corepin.plugin": (*("corepin.errors", "corepin.flags", "corepin.node", "pinning.contract"),),
+    "corepin.plugin": (
+        *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node", "corepin.terminal"),
+        "pinning.contract",
+    ),
     "corepin.node": (
         *("corepin.documents", "corepin.drawing", "corepin.errors", "corepin.flags", "corepin.terminal"),
         "corepin.host_flags",
         *("agent.doctor", "agent.kernel.cgroup_names", "apiserver", "pinning"),
     ),
     "corepin.cmk": (
-        *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan"),
+        *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan", "corepin.terminal"),
         *("kubeyaml", "pinning"),
     ),
     "dashboard.model": ("corepin.drawing", "pinning"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from typing import TYPE_CHECKING, Final
 
-from corepin.documents import plain
+from corepin.documents import write_error
 from corepin.errors import CommandFailed
+from corepin.terminal import plain
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,7 @@ def warn_obsolete(args: argparse.Namespace, reasons: dict[str, str]) -> None:
 
 def note(text: str) -> None:
     """Tell something beside the answer."""
-    print(f"corepin cmk: {plain(text)}", file=sys.stderr)
+    write_error(f"corepin cmk: {plain(text)}")
 
 
 def name(flag: str, text: str) -> str:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.drawing.floorplan import floorplan
 from corepin.drawing.spans import Line, Span, paint, text_line, wrapped
+from corepin.terminal import plain
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from corepin.drawing.spans import Painted
     from pinning.machine.topology import Topology
 
 NARROWEST: Final = 40
@@ -104,8 +106,13 @@ def reading_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((len(part) if at % 2 else 0, part) for at, part in enumerate(parts))
 
 
-def draw(picture: Picture, width: int, *, colour: bool) -> str:
+def draw(picture: Picture, width: int, *, colour: bool) -> Painted:
     """Return headline, machine and legend; no line is wider than `width`, which is taken as 40 at least."""
+    return paint(draw_lines(picture, width), colour=colour)
+
+
+def draw_lines(picture: Picture, width: int) -> list[Line]:
+    """Return the lines of `draw`, not painted yet."""
     width = max(width, NARROWEST)
     owners, signs = owner_keys(picture), sign_keys(picture)
     cells = {
@@ -114,8 +121,8 @@ def draw(picture: Picture, width: int, *, colour: bool) -> str:
     seen = [replace(key, cpus=cpus) for key in signs if (cpus := _cpus_shown(cells, key, picture.shared))]
     lines = [*wrapped(headline(picture.topology), width), ()]
     lines += [*floorplan(picture.topology, cells, width), ()]
-    lines += _legend([*owners, *seen], width)
-    return paint(lines, colour=colour)
+    lines += _legend([replace(key, meaning=plain(key.meaning)) for key in (*owners, *seen)], width)
+    return lines
 
 
 def owner_keys(picture: Picture) -> list[Key]:

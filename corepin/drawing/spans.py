@@ -1,10 +1,15 @@
-"""Lines of text whose parts may be coloured, measured without their colour."""
+"""Lines of text whose parts may be coloured, measured without their colour.
+
+`paint` is the only function that writes escape sequences: what it is given has none by then.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType
+
+from corepin.terminal import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +24,7 @@ class Span:
 
 
 Line = tuple[Span, ...]
+Painted = NewType("Painted", str)  # its only escape sequences are colours of ours
 
 
 def text_line(text: str) -> Line:
@@ -41,13 +47,13 @@ def padded(line: Line, width: int) -> Line:
     return (*line, Span(" " * (width - width_of(line))))
 
 
-def paint(lines: Iterable[Line], *, colour: bool) -> str:
+def paint(lines: Iterable[Line], *, colour: bool) -> Painted:
     """Return the text of the lines, with colour or without, and no blanks at any end."""
-    return "".join(_painted(line, colour=colour).rstrip() + "\n" for line in lines)
+    return Painted("".join(_painted(line, colour=colour).rstrip() + "\n" for line in lines))
 
 
 def _painted(line: Line, *, colour: bool) -> str:
     return "".join(
-        f"\033[{span.style}m{span.text}\033[0m" if colour and span.style and span.text.strip() else span.text
-        for span in line
+        f"\033[{span.style}m{text}\033[0m" if colour and span.style and text.strip() else text
+        for span, text in ((span, plain(span.text)) for span in line)
     )

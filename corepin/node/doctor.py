@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -10,12 +9,13 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
-from corepin.documents import plain, write_out
+from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_optional_flag, add_output_flag
 from corepin.host_flags import add_host_flags, keeps_topology, nri_socket, runtime_endpoint
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
+from corepin.terminal import columns, json_text, plain
 from pinning.contract import NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
@@ -154,12 +154,10 @@ def _json(checks: tuple[Check, ...]) -> str:
         }
         for check in checks
     ]
-    return json.dumps({"checks": listed}, ensure_ascii=False) + "\n"
+    return json_text({"checks": listed})
 
 
 def _text(checks: tuple[Check, ...]) -> str:
-    from corepin.terminal import columns
-
     width = columns(sys.stdout, os.environ)
     lines = [line for check in checks for line in _lines(check, width)]
     found = sum(check.verdict == "finding" for check in checks)
@@ -171,13 +169,13 @@ def _text(checks: tuple[Check, ...]) -> str:
 def _lines(check: Check, width: int) -> Iterator[str]:
     """Yield what was seen, and below it what to do."""
     yield from wrap(
-        plain(
-            f"{check.subject}: {check.message}"
-        ),  # threads and cgroups have the names that their makers like
+        plain(f"{check.subject}: {check.message}"),  # processes choose the names of threads and cgroups
         width,
         initial_indent=f"{SIGNS[check.verdict]}  ",
         subsequent_indent=MARGIN,
         break_on_hyphens=False,
     )
     if check.remedy:
-        yield from wrap(f"-> {check.remedy}", width, initial_indent=MARGIN, subsequent_indent=f"{MARGIN}   ")
+        yield from wrap(
+            plain(f"-> {check.remedy}"), width, initial_indent=MARGIN, subsequent_indent=f"{MARGIN}   "
+        )

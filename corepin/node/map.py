@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from corepin.documents import write_out
+from corepin.documents import write_painted
+from corepin.drawing.spans import Painted, paint, text_line
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
 from corepin.node.kube_node import read_node
+from corepin.terminal import columns, harmless, json_text, plain, wants_colour
 from pinning.errors import BadJSON
 from pinning.json_text import parse_json
 
@@ -33,8 +34,8 @@ and the owners of its CPUs.
 """
 LOCAL_SECONDS: Final = 0.5  # between two looks
 CLUSTER_SECONDS: Final = 2.0
-ENTER: Final = "\x1b[?1049h\x1b[?25l"  # the terminal's other screen, without a cursor
-LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+ENTER: Final = Painted("\x1b[?1049h\x1b[?25l")  # the terminal's other screen, without a cursor
+LEAVE: Final = Painted("\x1b[?25h\x1b[?1049l")
 HOME: Final = "\x1b[H"
 TO_LINE_END: Final = "\x1b[K"
 TO_SCREEN_END: Final = "\x1b[J"
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Show the node once, or until Ctrl-C."""
     look = _look(args)
     if not args.watch:
-        write_out(look())
+        write_painted(look())
         return 0
     try:
         _watch(look, CLUSTER_SECONDS if args.node else LOCAL_SECONDS)
@@ -73,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _look(args: argparse.Namespace) -> Callable[[], str]:
+def _look(args: argparse.Namespace) -> Callable[[], Painted]:
     """Return what reads the node and puts it into text; the text raises CommandFailed when there is none."""
     if args.output == "json":
-        return lambda: _cluster_json(args) if args.node else _line(read_state(args.socket))
+        return lambda: Painted(json_text(_cluster_machine(args) if args.node else read_state(args.socket)))
     return lambda: _text(_cluster_view(args) if args.node else _local_view(args.socket))
 
 
@@ -93,46 +94,44 @@ def _cluster_view(args: argparse.Namespace) -> NodeView:
     return view_of_annotations(node.name, node.topology, node.pools)
 
 
-def _cluster_json(args: argparse.Namespace) -> str:
+def _cluster_machine(args: argparse.Namespace) -> dict[str, Any]:
     node = read_node(args.node, args.context)
     try:
         machine = {"topology": parse_json(node.topology), "pools": parse_json(node.pools)}
     except BadJSON as error:
         raise CommandFailed(f"node {node.name}: its annotations are damaged: {error}") from error
-    return _line({"node": node.name, **machine})
+    return {"node": node.name, **machine}
 
 
-def _line(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False) + "\n"
-
-
-def _text(view: NodeView) -> str:
-    from corepin.drawing.picture import draw
-    from corepin.terminal import columns, wants_colour
+def _text(view: NodeView) -> Painted:
+    from corepin.drawing.picture import draw_lines
 
     width = columns(sys.stdout, os.environ)
-    lines = [view.title, *([view.start] if view.start else []), ""]
-    lines += draw(view.picture, width, colour=wants_colour(sys.stdout, os.environ)).rstrip("\n").split("\n")
+    above = [view.title, *([view.start] if view.start else []), ""]
+    below: list[str] = []
     for title, texts in (("containers", view.containers), ("attention", view.troubles)):
         if texts:
-            lines += ["", f"{title}:", *_indented(texts, width)]
-    return "\n".join(lines) + "\n"
+            below += ["", f"{title}:", *_indented(texts, width)]
+    lines = [*map(text_line, above), *draw_lines(view.picture, width), *map(text_line, below)]
+    return paint(lines, colour=wants_colour(sys.stdout, os.environ))
 
 
 def _indented(texts: tuple[str, ...], width: int) -> Iterator[str]:
     for text in texts:
-        yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        yield from wrap(
+            plain(text), width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
 
 
-def _watch(look: Callable[[], str], seconds: float) -> None:
+def _watch(look: Callable[[], Painted], seconds: float) -> None:
     """Show a text whenever it differs. A node that does not answer is said so, and asked again."""
-    shown = ""
+    shown = Painted("")
     with _screen() as show:
         while True:
             try:
                 text = look()
             except CommandFailed as failure:
-                text = f"{failure}\n"
+                text = Painted(f"{harmless(str(failure))}\n")
             if text != shown:
                 show(text)
                 shown = text
@@ -140,19 +139,19 @@ def _watch(look: Callable[[], str], seconds: float) -> None:
 
 
 @contextmanager
-def _screen() -> Iterator[Callable[[str], None]]:
+def _screen() -> Iterator[Callable[[Painted], None]]:
     """Yield what shows a text: over the old one on a terminal, else below it."""
     if not sys.stdout.isatty():
-        yield write_out
+        yield write_painted
         return
-    write_out(ENTER)
+    write_painted(ENTER)
     try:
-        yield lambda text: write_out(_over_the_old(text, os.get_terminal_size(sys.stdout.fileno()).lines))
+        yield lambda text: write_painted(_over_the_old(text, os.get_terminal_size(sys.stdout.fileno()).lines))
     finally:
-        write_out(LEAVE)
+        write_painted(LEAVE)
 
 
-def _over_the_old(text: str, rows: int) -> str:
+def _over_the_old(text: Painted, rows: int) -> Painted:
     """Return what replaces the text on a screen: cut at its last row, or it would scroll. 0 rows: not known."""
     lines = text.splitlines()[: rows - 1 if rows > 1 else None]
-    return HOME + "".join(f"{line}{TO_LINE_END}\n" for line in lines) + TO_SCREEN_END
+    return Painted(HOME + "".join(f"{line}{TO_LINE_END}\n" for line in lines) + TO_SCREEN_END)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from corepin.documents import plain, write_out
+from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.kube_api import add_context_flag, current_namespace, get
+from corepin.terminal import columns, json_text, plain
 
 if TYPE_CHECKING:
     import argparse
@@ -69,14 +69,12 @@ def _read(args: argparse.Namespace) -> tuple[Any, list[Any]]:
 
 def _json(story: Story) -> str:
     moments = [moment._asdict() for moment in story.moments]
-    return json.dumps({"pod": story.title, "story": moments, "waits": story.waits}, ensure_ascii=False) + "\n"
+    return json_text({"pod": story.title, "story": moments, "waits": story.waits})
 
 
 def _text(story: Story) -> str:
-    from corepin.terminal import columns
-
     width = columns(sys.stdout, os.environ)
-    return "\n".join([story.title, "", *_moments(story, width), "", *_waits(story, width)]) + "\n"
+    return "\n".join([plain(story.title), "", *_moments(story, width), "", *_waits(story, width)]) + "\n"
 
 
 def _moments(story: Story, width: int) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, plain, read_documents, write_out
+from corepin.documents import add_file_flag, read_documents, write_error, write_out
 from corepin.rule_files import add_rule_flags
+from corepin.terminal import plain
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     warnings: list[str] = []
     text = write_yaml([_completed(decider, document, warnings) for document in documents])
     for warning in warnings:
-        print(plain(warning), file=sys.stderr)
+        write_error(plain(warning))
     write_out(text)
     return 0
 

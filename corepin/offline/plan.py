@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corepin.documents import add_file_flag, plain, read_documents, read_text, write_out
+from corepin.documents import add_file_flag, read_documents, read_text, write_error, write_out, write_painted
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.kube_api import add_context_flag
+from corepin.terminal import json_text, plain
 
 if TYPE_CHECKING:
     import argparse
@@ -82,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
     node = Node(topology, config)
     steps = node.steps(documents)
     if args.output == "json":
-        write_out("".join(f"{_json(node, step)}\n" for step in steps))
+        write_out("".join(_json(node, step) for step in steps))
         return 0
     from corepin.offline.plan_text import describe
 
     *_, last = (node.empty, *steps)
     colour, width = wants_colour(sys.stdout, os.environ), columns(sys.stdout, os.environ)
-    write_out(describe(node, last, width, colour=colour))
+    write_painted(describe(node, last, width, colour=colour))
     return 0
 
 
@@ -128,7 +128,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _note(text: object) -> None:
-    print(f"corepin plan: {plain(str(text))}", file=sys.stderr)
+    write_error(f"corepin plan: {plain(str(text))}")
 
 
 def _read_published(args: argparse.Namespace) -> tuple[Topology, str]:
@@ -194,7 +194,7 @@ def _json(node: Node, step: Step) -> str:
             for refusal in step.refusals
         ],
     }
-    return json.dumps(line, ensure_ascii=False)
+    return json_text(line)
 
 
 def _assignment(node: Node, step: Step, assignment: Assignment) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from corepin.documents import plain
-from corepin.drawing.picture import Owner, Picture, draw, reading_order
+from corepin.drawing.picture import Owner, Picture, draw_lines, reading_order
 from corepin.drawing.policy_words import NUMA_WORDS, SMT_WORDS
+from corepin.drawing.spans import paint, text_line
+from corepin.terminal import plain
 from pinning.contract import CPUPolicy
 from pinning.planning.memory import too_much_memory
 from pinning.planning.run_sets import asked
@@ -18,12 +19,13 @@ from pinning.pods.resources import members
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from corepin.drawing.spans import Painted
     from corepin.offline.simulate import Node, Step
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Assignment
 
 
-def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
+def describe(node: Node, step: Step, width: int, *, colour: bool) -> Painted:
     """Return the node after its last event."""
     held = sorted(step.ledger, key=lambda assignment: reading_order(assignment.name))
     machines = [
@@ -43,8 +45,7 @@ def describe(node: Node, step: Step, width: int, *, colour: bool) -> str:
         "hidden cost": [*_idle_cost(held), *_sidecar_cost(step)],
     }
     lines = [line for title, texts in parts.items() if texts for line in _section(title, texts, width)]
-    picture = draw(_picture(node, step, held), width, colour=colour).rstrip("\n")
-    return picture + "\n" + "".join(f"{line}\n" for line in lines)
+    return paint([*draw_lines(_picture(node, step, held), width), *map(text_line, lines)], colour=colour)
 
 
 def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
@@ -52,7 +53,7 @@ def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
     pool = sets.pools.set_aside & sets.universe
     owners = (
         Owner(
-            plain(assignment.name),
+            assignment.name,
             assignment.cpus,
             assignment.idle,
             shares=assignment.policy is CPUPolicy.SHARE,

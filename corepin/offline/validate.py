@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING
 
-from corepin.documents import add_file_flag, plain, read_documents, write_out
+from corepin.documents import add_file_flag, read_documents, write_out
 from corepin.flags import add_output_flag
 from corepin.rule_files import add_rule_flags
+from corepin.terminal import json_text, plain
 
 if TYPE_CHECKING:
     import argparse
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     decider = load_decider(args)
     verdicts = [(item, judge(decider, item)) for item in items]
     shown = _json if args.output == "json" else _text
-    write_out("".join(f"{plain(line)}\n" for item, judged in verdicts for line in shown(item, judged)))
+    write_out("".join(line for item, judged in verdicts for line in shown(item, judged)))
     return 0 if all(judged.allowed for _, judged in verdicts) else REFUSED
 
 
@@ -69,13 +69,12 @@ def _json(item: Item, judged: Judged) -> Iterator[str]:
         "causes": [{key: cause[key] for key in ("reason", "message", "field")} for cause in judged.causes],
         "warnings": list(judged.warnings),
     }
-    yield json.dumps(verdict, ensure_ascii=False)
+    yield json_text(verdict)
 
 
 def _text(item: Item, judged: Judged) -> Iterator[str]:
     word = "valid" if judged.allowed else "refused"
-    yield f"{item.document.source}:{item.document.line}: {item.title}: {word}"
-    for cause in judged.causes:
-        yield f"  {cause['field']}: {cause['message']}"
-    for warning in judged.warnings:
-        yield f"  warning: {warning}"
+    lines = [f"{item.document.source}:{item.document.line}: {item.title}: {word}"]
+    lines += [f"  {cause['field']}: {cause['message']}" for cause in judged.causes]
+    lines += [f"  warning: {warning}" for warning in judged.warnings]
+    yield from (f"{plain(line)}\n" for line in lines)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
+from corepin.documents import write_error, write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
-from corepin.node.kube_api import add_context_flag, get
+from corepin.node.kube_api import NotFound, add_context_flag, get
 from corepin.node.kube_node import only_node
-from pinning.contract import PRODUCT
+from corepin.terminal import harmless, harmless_json
+from pinning.contract import AGENT_NAMESPACE, PRODUCT
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 DESCRIPTION = "Look at what stands in the way of pinning on a node, and say what to do about it."
 EPILOG = """\
 `corepin doctor` runs in the pod of the node's agent, by `kubectl exec`. Nothing is changed. Without --node the only node
-that has an agent is meant. Exit code: 0 nothing found, 1 something found, 2 it could not look.
+that has an agent is meant. Only a pod of the agents' namespace whose controller is a DaemonSet there is trusted with
+the terminal and the exit code: labels like the agent's are free for all. Exit code: 0 nothing found, 1 something found,
+2 it could not look.
 """
 SELECTOR: Final = f"app.kubernetes.io/name={PRODUCT},app.kubernetes.io/component=agent"
 CONTAINER: Final = "agent"
@@ -29,6 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "doctor", help="find what stands in the way of pinning", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("--node", metavar="NAME", help="a node of the cluster")
+    place = f"where the agents are (default: {AGENT_NAMESPACE})"
+    parser.add_argument("-n", "--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
     add_context_flag(parser)
     seconds = "how long to watch who runs on exclusive CPUs (default: 1)"
     parser.add_argument("--seconds", metavar="N", default="1", help=seconds)
@@ -38,22 +45,48 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `corepin doctor` in the pod of a node's agent; return its exit code."""
-    namespace, name = _agent_of(args.node or only_node(args.context), args.context)
+    name = _agent_of(args.node or only_node(args.context), args.namespace, args.context)
     kubectl = ["kubectl", *(("--context", args.context) if args.context else ())]
-    there = ["exec", "--namespace", namespace, name, "--container", CONTAINER, "--", PRODUCT, "doctor"]
+    there = ["exec", "--namespace", args.namespace, name, "--container", CONTAINER, "--", PRODUCT, "doctor"]
     flags = ["--seconds", args.seconds, "--output", args.output]
     try:
-        return subprocess.run([*kubectl, *there, *flags], check=False).returncode  # noqa: S603 - as its user types it
+        done = subprocess.run([*kubectl, *there, *flags], capture_output=True, check=False)  # noqa: S603 - as its user types it
     except FileNotFoundError as error:
         raise CommandFailed("kubectl is not on the PATH, and it has to reach the agent's pod") from error
+    if done.stderr:
+        write_error(done.stderr.decode(errors="replace").rstrip("\n"))
+    text = done.stdout.decode(errors="replace")
+    write_out(harmless_json(text) if args.output == "json" else harmless(text))
+    return done.returncode
 
 
-def _agent_of(node: str, context: str | None) -> tuple[str, str]:
-    """Return namespace and name of the agent's pod on a node."""
+def _agent_of(node: str, namespace: str, context: str | None) -> str:
+    """Return the name of the agent's pod on a node; raise CommandFailed where no pod is one."""
     placed = {"labelSelector": SELECTOR, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
-    found = get("/api/v1/pods", "pods", context, **placed)["items"]
-    if not found:
-        remedy = f"`kubectl get pods -A -l {SELECTOR}` lists them"
-        raise CommandFailed(f"no corepin agent runs on node {node}: {remedy}")
-    metadata = found[0]["metadata"]
-    return metadata["namespace"], metadata["name"]
+    folder = quote(namespace, safe="")
+    found = get(f"/api/v1/namespaces/{folder}/pods", f"pods of namespace {namespace}", context, **placed)[
+        "items"
+    ]
+    for pod in found:
+        if _is_of_daemon_set(pod["metadata"], folder, context):
+            return str(pod["metadata"]["name"])
+    reason = (
+        "none of the pods with its labels is controlled by a DaemonSet there" if found else "no such pod runs"
+    )
+    remedy = (
+        f"`kubectl get pods -A -l {SELECTOR}` lists candidates, and --namespace names where the agents are"
+    )
+    raise CommandFailed(f"no corepin agent on node {node} in namespace {namespace} ({reason}): {remedy}")
+
+
+def _is_of_daemon_set(metadata: dict[str, Any], folder: str, context: str | None) -> bool:
+    """Say whether a DaemonSet of the pod's namespace controls the pod: a pod's own reference may name any."""
+    for owner in metadata.get("ownerReferences") or ():
+        if owner.get("controller") and (owner["apiVersion"], owner["kind"]) == ("apps/v1", "DaemonSet"):
+            path = f"/apis/apps/v1/namespaces/{folder}/daemonsets/{quote(owner['name'], safe='')}"
+            try:
+                found = get(path, f"DaemonSet {owner['name']}", context)
+            except NotFound:
+                return False
+            return bool(found["metadata"]["uid"] == owner["uid"])
+    return False

@@ -7,6 +7,7 @@ import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.run import certs_run
 
@@ -91,7 +92,7 @@ def _write(directory: Path, files: dict[str, bytes], force: bool) -> None:  # no
         _refuse_overwriting(directory, () if force else tuple(files))
         for name, content in files.items():
             write(directory / name, content, PRIVATE if name.endswith(".key") else PUBLIC)
-            print(directory / name)
+            write_out(f"{directory / name}\n")
     except OSError as error:
         problem = f"{error.filename2 or error.filename or directory}: {error.strerror}"
         raise CommandFailed(f"{problem}: name a directory that can be written with --dir") from error

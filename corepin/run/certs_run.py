@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_list_flag, listed, optional_address, remote_address
 
@@ -150,7 +151,8 @@ def _once(rotator: Rotator) -> int:
     step = rotator.settle()
     if isinstance(step, Refuse):
         raise CommandFailed(step.reason)
-    print(f"waiting: {step.reason}" if isinstance(step, Wait) else "everything is as it should be")
+    told = f"waiting: {step.reason}" if isinstance(step, Wait) else "everything is as it should be"
+    write_out(f"{told}\n")
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag
+from corepin.terminal import harmless
 from pinning.contract import GATE_FILE, GATE_FOLDER
 from pinning.json_text import parse_json
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     while (refusals := _look(Path(args.status))) != ():
         words = WAITING if refusals is None else "\n".join(refusals)
         if words != told:
-            print(words, flush=True)
+            print(harmless(words), flush=True)
             told = words
         if refusals and args.restart_policy != NEVER:
             _write(Path(args.termination_log), words)

@@ -61,14 +61,14 @@ def api_server(
 
 @contextmanager
 def api_objects(directory: Path, objects: Mapping[str, Any]) -> Iterator[Path]:
-    """Serve objects by path and query to who says to be `corepin`, and nothing else; yield a kubeconfig."""
+    """Serve objects, or bytes, by path and query to who says to be `corepin`, and nothing else; yield a kubeconfig."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = unquote(self.path)
             is_there = path in objects and self.headers["User-Agent"] == "corepin"
             found = objects[path] if is_there else {"kind": "Status", "reason": "NotFound"}
-            body = json.dumps(found).encode()
+            body = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.send_response(200 if is_there else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

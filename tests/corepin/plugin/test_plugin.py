@@ -78,20 +78,37 @@ def test_which_node_has_to_be_clear(
     assert message in error
 
 
-def pods_on(node: str) -> str:
+def pods_on(node: str, namespace: str = "corepin-agent") -> str:
     """Return where the agent of a node is asked for."""
-    return f"/api/v1/pods?labelSelector={SELECTOR}&fieldSelector=spec.nodeName={node},status.phase=Running"
+    selectors = f"labelSelector={SELECTOR}&fieldSelector=spec.nodeName={node},status.phase=Running"
+    return f"/api/v1/namespaces/{namespace}/pods?{selectors}"
+
+
+def controlled(name: str, *, uid: str = "u1", owner: str = "corepin-agent", **more: Any) -> dict[str, Any]:
+    """Return a pod that says to be controlled by a DaemonSet."""
+    reference = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": owner, "uid": uid, "controller": True}
+    return {"metadata": {"name": name, "namespace": "corepin-agent", "ownerReferences": [reference | more]}}
+
+
+AGENT_SET = "/apis/apps/v1/namespaces/corepin-agent/daemonsets/corepin-agent"
+IS_THERE = {AGENT_SET: {"metadata": {"name": "corepin-agent", "uid": "u1"}}}
+
+
+def kubectl_that(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a program that is called kubectl first on the PATH."""
+    program = folder / "kubectl"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
 def test_doctor_runs_where_the_agent_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The plugin executes `corepin doctor` in the pod of the node's agent, and its exit code is ours."""
-    program = tmp_path / "kubectl"
-    program.write_text('#!/bin/sh\necho "$@"\nexit 1\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with api_objects(tmp_path, {pods_on("n1"): named("agent-x"), pods_on("n2"): named()}) as config:
+    kubectl_that(tmp_path, monkeypatch, 'echo "$@"; exit 1')
+    pods = {"items": [*named("strange")["items"], controlled("agent-x")]}
+    with api_objects(tmp_path, {pods_on("n1"): pods, pods_on("n2"): named(), **IS_THERE}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert kubectl(["doctor", "--node", "n1", "--context", "x", "-o", "json"]) == 1
         assert kubectl(["doctor", "--node", "n2"]) == 2
@@ -103,5 +120,76 @@ def test_doctor_runs_where_the_agent_is(
         "exec --namespace corepin-agent agent-x --container agent -- corepin doctor --seconds 1 --output json"
     )
     assert out == f"--context x {there}\n"
-    assert "no corepin agent runs on node n2" in error
+    assert "no corepin agent on node n2 in namespace corepin-agent (no such pod runs)" in error
     assert "kubectl is not on the PATH" in error
+
+
+@pytest.mark.parametrize(
+    ("pod", "objects"),
+    [
+        pytest.param(named("bare")["items"][0], {}, id="no controller"),
+        pytest.param(controlled("x", kind="ReplicaSet"), {}, id="another kind"),
+        pytest.param(controlled("x", controller=False), {}, id="no controlling reference"),
+        pytest.param(controlled("x", apiVersion="tenant.io/v1"), {}, id="another API group"),
+        pytest.param(controlled("x", owner="unknown"), {}, id="no such DaemonSet"),
+        pytest.param(controlled("x", uid="u2"), {}, id="an older DaemonSet of the name"),
+    ],
+)
+def test_doctor_executes_in_no_pod_of_anything_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    pod: dict[str, Any],
+    objects: dict[str, Any],
+) -> None:
+    """Labels, and a reference that a pod's maker wrote, give nobody the terminal: a DaemonSet has to be the controller."""
+    kubectl_that(tmp_path, monkeypatch, "echo executed")
+    with api_objects(tmp_path, {pods_on("n1"): {"items": [pod]}, **IS_THERE, **objects}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["doctor", "--node", "n1"]) == 2
+
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert "none of the pods with its labels is controlled by a DaemonSet there" in error
+
+
+def test_doctor_looks_in_the_namespace_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An installation in another namespace is reached by --namespace, and pods elsewhere are not asked for."""
+    kubectl_that(tmp_path, monkeypatch, 'echo "$@"')
+    objects = {
+        pods_on("n1", "ours"): {"items": [controlled("agent-y")]},
+        AGENT_SET.replace("corepin-agent", "ours", 1): IS_THERE[AGENT_SET],
+    }
+    with api_objects(tmp_path, objects) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["doctor", "--node", "n1", "-n", "ours"]) == 0
+
+    assert capfd.readouterr().out.startswith("exec --namespace ours agent-y ")
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        pytest.param("text", "\\x1b]52;c;x\\x07\\x9b2J\\u202e\ufffd\n", id="text"),
+        pytest.param("json", "\\u001b]52;c;x\\u0007\\u009b2J\\u202e\ufffd\n", id="JSON"),
+    ],
+)
+def test_what_the_pod_prints_is_harmless(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    output: str,
+    shown: str,
+) -> None:
+    """Standard output and standard error of the pod reach the terminal without what it would obey."""
+    said = r"\033]52;c;x\007\302\2332J\342\200\256\377\n"
+    kubectl_that(tmp_path, monkeypatch, f"printf '{said}'; printf '{said}' >&2")
+    with api_objects(tmp_path, {pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["doctor", "--node", "n1", "-o", output]) == 0
+
+    out, error = capfd.readouterr()
+    assert out == shown
+    assert error == "\\x1b]52;c;x\\x07\\x9b2J\\u202e\ufffd\n"

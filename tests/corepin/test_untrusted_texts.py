@@ -1,0 +1,211 @@
+"""What verbs print of texts that tenants chose: in a cluster, on a node, in a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from corepin.cli import kubectl, main
+from corepin.documents import write_out
+from corepin.drawing.picture import Owner, Picture, draw
+from kubeyaml.writer import write_yaml
+from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
+from pinning.machine.cpuset import CPUSet
+from tests.agent.states import EXCLUSIVE, bound, state_of
+from tests.corepin.nodes import agent_socket, api_objects
+from tests.dashboard.documents import grid
+from tests.pods import container
+
+NASTY = "a\x1b]52;c;eA==\x07\x9b2J\u202eb\u200bc\x1b[8m"
+FORGED = "\nnode n1, as it was published"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def assert_harmless(text: str, *, colour: bool = False) -> None:
+    """Assert that a text has nothing that a terminal obeys or hides."""
+    lines = (COLOUR.sub("", text) if colour else text).split("\n")
+    assert [line for line in lines if not line.isprintable()] == []
+    assert "2J" in text
+
+
+def annotated() -> dict[str, Any]:
+    """Return a node of whose pools an owner has a name that its maker chose."""
+    from agent.config import NodeOptions
+    from agent.report.desired_node import pools_text, topology_text
+
+    state = state_of(bound("web", annotations=EXCLUSIVE))
+    pools = json.loads(pools_text(state, (), NodeOptions()))
+    (owner,) = pools["owners"].values()
+    pools["owners"] = {f"team/{NASTY}{FORGED}/main": owner}
+    notes = {STATUS_TOPOLOGY: topology_text(state), STATUS_POOLS: json.dumps(pools)}
+    return {"metadata": {"name": "n1", "annotations": notes}, "status": {}}
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_names_in_published_pools_are_harmless_on_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    """The legend, the list of containers and the JSON of `map` show them escaped, each on its own line."""
+    with api_objects(tmp_path, {"/api/v1/nodes/n1": annotated()}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["map", "--node", "n1", "-o", output]) == 0
+
+    out = capsys.readouterr().out
+    assert_harmless(out)
+    assert sum(line.startswith("node n1") for line in out.split("\n")) == (output == "text")
+    if output == "json":
+        assert f"team/{NASTY}{FORGED}/main" in json.loads(out)["pools"]["owners"]
+
+
+def test_state_of_the_local_socket_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What answers on the socket, broken UTF-8 too, chooses no byte of the terminal."""
+    said = json.dumps({"node": NASTY}, ensure_ascii=False).encode() + b"\xff"
+    with agent_socket(tmp_path / "socket", said, said.rstrip(b"\xff")) as path:
+        assert main(["map", "--socket", path]) == 2
+        assert main(["map", "--socket", path, "-o", "json"]) == 0
+
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"node": NASTY}
+    assert_harmless(shown.out)
+    assert shown.err.count("\n") == 1
+
+
+def test_only_colours_of_ours_are_drawn() -> None:
+    """In colour too a name brings no escape sequence of its own, and breaks no line."""
+    picture = Picture(grid(1, 1, 1, 2), (Owner(f"team/{NASTY}{FORGED}", CPUSet([1])),))
+    assert_harmless(draw(picture, 80, colour=True), colour=True)
+    assert "\x1b[8m" not in draw(picture, 80, colour=True)
+    assert max(map(len, draw(picture, 60, colour=False).split("\n"))) <= 60
+
+
+def pod() -> dict[str, Any]:
+    """Return a pod whose messages were chosen by who may write its status and its events."""
+    return {
+        "metadata": {"name": "web", "namespace": "default", "uid": "u"},
+        "spec": {"nodeName": f"n1{NASTY}{FORGED}", "containers": [container("main")]},
+        "status": {"phase": f"Running{NASTY}", "containerStatuses": [_waiting()]},
+    }
+
+
+def _waiting() -> dict[str, Any]:
+    return {"name": "main", "state": {"waiting": {"reason": NASTY, "message": f"{NASTY}{FORGED}"}}}
+
+
+def _with_raw_byte(body: bytes) -> bytes:
+    fields = b'"managedFields":[{"fieldsV1":{"f:\xff":{}}}],'
+    return body.replace(b'"metadata": {', b'"metadata": {' + fields, 1)
+
+
+def _with_brackets(body: bytes) -> bytes:
+    fields = b'"managedFields":[{"fieldsV1":' + b'{"f:a":' * 5000 + b"1" + b"}" * 5000 + b"}],"
+    return body.replace(b'"metadata": {', b'"metadata": {' + fields, 1)
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(bytes, id="as it is"),
+        pytest.param(_with_raw_byte, id="a byte 0xff"),
+        pytest.param(_with_brackets, id="5000 brackets"),
+    ],
+)
+def test_story_of_a_pod_is_told_and_harmless(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sent: Callable[[bytes], bytes],
+    output: str,
+) -> None:
+    """Title, moments and waits of `why`; what users put into `managedFields` ends nothing."""
+    folder = "/api/v1/namespaces/default"
+    event = {"metadata": {"name": "e"}, "type": "Warning", "reason": NASTY, "message": f"{NASTY}{FORGED}"}
+    objects = {
+        f"{folder}/pods/web": sent(json.dumps(pod()).encode()),
+        f"{folder}/events?fieldSelector=involvedObject.uid=u": sent(json.dumps({"items": [event]}).encode()),
+    }
+    with api_objects(tmp_path, objects) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["why", "default/web", "-o", output]) == 0
+
+    out = capsys.readouterr().out
+    assert_harmless(out)
+    assert not any(line.startswith("node n1") for line in out.split("\n"))
+
+
+@pytest.mark.parametrize("sent", [_with_raw_byte, _with_brackets])
+def test_such_an_object_hides_no_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sent: Callable[[bytes], bytes],
+) -> None:
+    """The same in a node, as `map` and `doctor` read it."""
+    with api_objects(tmp_path, {"/api/v1/nodes/n1": sent(json.dumps(annotated()).encode())}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["map", "--node", "n1"]) == 0
+
+    assert_harmless(capsys.readouterr().out)
+
+
+def test_failure_is_one_harmless_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that names nodes in an error is shown escaped."""
+    names = {"items": [{"metadata": {"name": f"{NASTY}{FORGED}{at}"}} for at in range(2)]}
+    path = "/api/v1/nodes?labelSelector=cmk.intel.com/cmk-node=true&limit=6"
+    with api_objects(tmp_path, {path: names}) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        assert kubectl(["map"]) == 2
+
+    error = capsys.readouterr().err
+    assert_harmless(error)
+    assert error.count("\n") == 1
+
+
+def manifest(folder: Path) -> Path:
+    """Write a pod with such a text in an annotation, in a name, and in a script of several lines."""
+    notes = {"note": NASTY, "script": f"one\n{NASTY}\u202e\ntwo"}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"web{NASTY}", "namespace": "default", "annotations": notes},
+        "spec": {"containers": [{"name": "main", "image": "x"}]},
+    }
+    file = folder / "pod.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_injected_document_is_harmless_and_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`inject` prints YAML that says what the file said."""
+    file = manifest(tmp_path)
+    assert main(["inject", "-f", str(file)]) == 0
+
+    out = capsys.readouterr().out
+    assert_harmless(out)
+    assert yaml.safe_load(out)["metadata"] == json.loads(file.read_text())["metadata"]
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_verdict_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    """`validate` names a pod as its file does."""
+    assert main(["validate", "-f", str(manifest(tmp_path)), "-o", output]) in {0, 1}
+
+    assert_harmless(capsys.readouterr().out)
+
+
+def test_any_text_survives_yaml_that_was_made_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    """The escapes of the edge are those of YAML, in keys, in values and in texts of many lines."""
+    content = {"k\u202eey": "v\u3164", "lines": "a\n\u2066b\n", "ü": "ü\U000e0041", "tab\t": "\x9b"}
+    write_out(write_yaml([content]))
+
+    assert yaml.safe_load(capsys.readouterr().out) == content
