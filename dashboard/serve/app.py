@@ -40,6 +40,9 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+OWN_SITES: Final = frozenset(
+    {"same-origin", "none"}
+)  # of Sec-Fetch-Site; `same-site` is any port of localhost
 MOST_VIEWERS: Final = 100
 MOST_TEXT: Final = 253  # of a filter: the longest name there is
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -100,6 +103,8 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
 
     def answer(request: Request, view: View) -> Response:
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
+            if request.headers.get("sec-fetch-site", "none") not in OWN_SITES:
+                return PlainTextResponse("another site may not hold streams of this page\n", 403)
             if len(viewers) >= MOST_VIEWERS:
                 return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
             return Viewing(stream(watching, view), viewers)

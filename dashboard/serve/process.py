@@ -14,6 +14,7 @@ import uvicorn
 
 from apiserver.client import Api
 from dashboard.serve.app import create_app
+from dashboard.serve.connection import KEEP_ALIVE_SECONDS, Connection
 from dashboard.serve.watching import USER_AGENT, Watching
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from apiserver.client import Reach
 
 SLOW_SECONDS: Final = 60  # for which who is sent something may take nothing of it: then the kernel closes
-MOST_CONNECTIONS: Final = 500  # five times the viewers; each may hold one answer
 GRACE_SECONDS: Final = 2  # for answers that are under way when it ends
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -97,8 +97,8 @@ async def _serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        http="h11",  # which ends a request whose head grows beyond 64 kB
-        limit_concurrency=MOST_CONNECTIONS,
+        http=Connection,  # of h11, which ends a request whose head grows beyond 64 kB
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",
         lifespan="off",
         timeout_graceful_shutdown=GRACE_SECONDS,

@@ -218,3 +218,17 @@ def test_who_takes_nothing_of_an_answer_is_closed() -> None:
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SLOW_SECONDS * 1000
+
+
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)],
+)
+def test_page_elsewhere_gets_no_stream(monkeypatch: pytest.MonkeyPatch, site: str, status: int) -> None:
+    """A page elsewhere may open streams that it cannot read, and would hold the places of viewers by them."""
+    found = watching()
+    found.end()
+    monkeypatch.setattr(f"{__name__}.watching", lambda: found)
+    headers = {"accept": "text/event-stream", "sec-fetch-site": site}
+    assert ask("/api/nodes", **headers).status_code == status
+    assert ask("/api/nodes", **{"sec-fetch-site": site}).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from dashboard.model.records import (
     MOST_MESSAGE,
     MOST_STATUS,
     MOST_WORD,
+    TEXT_BYTES,
+    TOO_LARGE,
     UNREADABLE,
     NodeDecoder,
     PodDecoder,
@@ -95,14 +98,57 @@ def test_status_of_a_pod_is_read() -> None:
     [
         *("", "null", "{", '{"containers": {"a": 5}}', '{"containers": {"a": {"cpus": 5}}}'),
         pytest.param('{"x": ' + "[" * 10_000 + "]" * 10_000 + "}", id="deep"),
-        pytest.param('{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 2000) + "]}}", id="vcpus"),
-        pytest.param('{"x": "' + "x" * MOST_STATUS + '"}', id="long"),
     ],
 )
 def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
     """The pod is there, and says that it cannot be read."""
     found = a_pod(pod("web", annotations={STATUS_CPUS: text}))
     assert (found.status, found.problem) == (None, UNREADABLE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 2000) + "]}}", id="vcpus"),
+        pytest.param('{"x": "' + "x" * MOST_STATUS + '"}', id="long"),
+        pytest.param(
+            '{"containers": {' + ",".join(f'"{at}":{{}}' for at in range(100)) + "}}", id="containers"
+        ),
+    ],
+)
+def test_status_that_would_take_much_memory_is_not_read(text: str) -> None:
+    """The page names the remedy; a short text may stand for a hundred times as much memory."""
+    found = a_pod(pod("web", annotations={STATUS_CPUS: text}))
+    assert (found.status, found.problem) == (None, TOO_LARGE)
+
+
+def test_status_of_a_large_pod_and_of_a_large_machine_is_read() -> None:
+    """Twenty pinned containers, or a machine of 256 vCPUs, are within the limit."""
+    assert a_pod(pod("web", {f"container-{at}": container("1-2,65-66") for at in range(20)})).status
+    vcpus = json.dumps({"vm": {"vcpus": [f"{at}" for at in range(256)]}})
+    assert a_pod(pod("vm", annotations={STATUS_CPUS: vcpus})).status
+
+
+HOSTILE = {
+    "asks": lambda at: {
+        f"cpu-manager.corepin.io/container.{at}-{number}-{'x' * 200}": "y" * 60 for number in range(110)
+    },
+    "status": lambda at: {STATUS_CPUS: json.dumps({"containers": {f"c{at}-{n}": {} for n in range(60)}})},
+    "filled": lambda at: {STATUS_CPUS: json.dumps({"x": f"{at}{'x' * 30_000}"})},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_five_thousand_large_pods_stay_within_the_dashboards_memory(kind: str) -> None:
+    """Each takes at most what was reckoned for it: by a tenth of 5,000 pods of up to 30 kB of annotations of ours."""
+    decoder = PodDecoder()
+    documents = [msgspec.json.encode(pod(f"p{at}", annotations=HOSTILE[kind](at))) for at in range(500)]
+    tracemalloc.start()
+    kept = [decoder.decode(document) for document in documents]
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert all(kept)
+    assert taken < 500 * (MOST_STATUS + MOST_ASKS)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +174,12 @@ def test_words_that_mean_nothing_are_cut() -> None:
     """Annotations have 256 kB, and each viewer of a pod is sent what it asks for."""
     names = [f"cpu-manager.corepin.io/container.c{number}" for number in range(200)]
     asks = a_pod(pod("web", annotations=dict.fromkeys(names, "x" * 1000))).asks
-    assert (len(asks), set(map(len, asks.values()))) == (MOST_ASKS, {MOST_WORD})
+    assert set(map(len, asks.values())) == {MOST_WORD}
+    assert (
+        MOST_ASKS / 2
+        < sum(len(name) + len(text) + 2 * TEXT_BYTES for name, text in asks.items())
+        <= MOST_ASKS
+    )
 
 
 def test_what_is_no_object_is_refused() -> None:

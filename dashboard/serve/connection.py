@@ -1,0 +1,113 @@
+"""One connection of a viewer: uvicorn's protocol with the time limits that it lacks.
+
+The limits are the webhook's, and a test compares them. The code is not: the webhook ends each answer after ten seconds,
+where a stream goes on as long as its viewer does, and makes room by cutting busy connections, where that would be streams.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dashboard.serve.stream import MEDIA_TYPE
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import MutableMapping
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+REQUEST_SECONDS: Final = (
+    10.0  # from a connection's or request's first byte to the answer's last, or a stream's first
+)
+KEEP_ALIVE_SECONDS: Final = 120
+MOST_CONNECTIONS: Final = 500  # five times the viewers; each may hold one answer
+
+
+class Connection(H11Protocol):
+    """A connection that is cut when its client does not complete a request, or take its answer, in time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _is_stream = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for a request; above MOST_CONNECTIONS another connection makes room."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self.opened = self.loop.time()
+        self.app = _Noting(self.app, self)
+        self._owe()
+        if len(self.connections) > MOST_CONNECTIONS:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the time limit."""
+        self._settle()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Begin to wait for the rest of a request."""
+        if self._deadline is None and not self._is_stream:
+            self._owe()
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """Note that nothing is owed; uvicorn closes what stays idle."""
+        self._settle()
+        super().on_response_complete()
+
+    def begin_stream(self) -> None:
+        """Let an answer go on for as long as its viewer takes it, once its request has ended."""
+        if not self.cycle.more_body:
+            self._is_stream = True
+            self._settle()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a complete request waits for its answer, or has a stream."""
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
+
+    def _owe(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._cut)
+
+    def _settle(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _cut(self) -> None:
+        self._deadline = None
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        """Cut the oldest connection that no viewer needs: one without a complete request, or else the newest."""
+        others = cast("set[Connection]", self.connections - {self})
+        min((it for it in others if not it.is_answering), key=_age, default=self).transport.abort()
+
+
+def _age(connection: Connection) -> float:
+    return connection.opened
+
+
+class _Noting:
+    """Tells a connection when the answer of its application is a stream."""
+
+    def __init__(self, app: ASGIApp, connection: Connection) -> None:
+        self._app = app
+        self._connection = connection
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def send_noting(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and _is_stream(message):
+                self._connection.begin_stream()
+            await send(message)
+
+        await self._app(scope, receive, send_noting)
+
+
+def _is_stream(message: MutableMapping[str, Any]) -> bool:
+    types = (value for name, value in message.get("headers", ()) if name == b"content-type")
+    return any(value.startswith(MEDIA_TYPE.encode()) for value in types)

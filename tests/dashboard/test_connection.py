@@ -1,0 +1,156 @@
+"""Connections of the dashboard over real sockets: who is cut, when, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+
+from apiserver.access import Access
+from apiserver.client import Api
+from dashboard.serve import connection
+from dashboard.serve.app import create_app
+from dashboard.serve.connection import KEEP_ALIVE_SECONDS, MOST_CONNECTIONS, REQUEST_SECONDS, Connection
+from dashboard.serve.watching import Watching
+from webhook.server.listener import Limits
+
+SOON = 0.3  # seconds; what is cut is waited for
+WHOLE = b"GET /api/nodes HTTP/1.1\r\nHost: localhost\r\n\r\n"
+STREAM = b"GET /api/nodes HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+UNFINISHED_STREAM = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Length: 9\r\n\r\n")
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+OPENED: list[asyncio.StreamWriter] = []  # by the test that runs
+
+
+def test_limits_are_the_webhooks() -> None:
+    """What the webhook's listener grants, the dashboard's grants too."""
+    limits = Limits()
+    assert (limits.request_seconds, limits.keep_alive_seconds) == (REQUEST_SECONDS, KEEP_ALIVE_SECONDS)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """Serve the page on a port of this machine."""
+    watching = Watching(Api(Access("https://api.test"), "tests"))
+    config = uvicorn.Config(
+        create_app(watching), http=Connection, lifespan="off", log_config=None, timeout_keep_alive=60
+    )
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await server.startup(sockets=[listener])
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            watching.end()
+            for writer in OPENED:
+                writer.transport.abort()
+            OPENED.clear()
+            for it in list(server.server_state.connections):
+                it.transport.abort()
+            await server.shutdown(sockets=[listener])
+
+
+async def ask(port: int, sent: bytes) -> Pair:
+    """Open a connection and send some bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    OPENED.append(writer)
+    writer.write(sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def cut(pair: Pair) -> bool:
+    """Wait until the server ends a connection that was sent nothing."""
+    try:
+        return await pair[0].read() == b""
+    except ConnectionError:
+        return True
+
+
+async def status(pair: Pair) -> bytes:
+    """Return the status of an answer."""
+    return (await pair[0].readline()).split()[1]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET", b"GET /api/nodes HTTP/1.1\r\nHost: loc", WHOLE[:-2]],
+    ids=["", "word", "head", "end"],
+)
+def test_half_request_is_cut(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """A client that does not finish its head in time loses its connection, one that says nothing too."""
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
+
+    async def main() -> None:
+        async with served() as port:
+            assert await cut(await ask(port, sent))
+
+    asyncio.run(main())
+
+
+def test_second_half_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer the time of the next request begins with its first byte."""
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
+
+    async def main() -> None:
+        async with served() as port:
+            reader, writer = await ask(port, WHOLE)
+            assert b" 200 " in await reader.readline()
+            await asyncio.sleep(2 * SOON)  # idle: nothing is owed
+            assert not reader.at_eof()
+            writer.write(b"GET")
+            rest = await reader.read()
+            assert b"HTTP/1.1" not in rest
+
+    asyncio.run(main())
+
+
+def test_stream_outlives_every_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer keeps its stream; one whose request never ends does not."""
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
+
+    async def main() -> None:
+        async with served() as port:
+            viewer, slow = await ask(port, STREAM), await ask(port, UNFINISHED_STREAM)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await slow[0].readuntil(b"never sent")
+            assert await status(viewer) == b"200"
+            await viewer[0].readuntil(b"event: view\n")
+            assert not viewer[0].at_eof()
+
+    asyncio.run(main())
+
+
+def test_half_requests_hold_up_nobody() -> None:
+    """500 and 100 more half requests: a viewer is answered and keeps its stream, the oldest of them make room."""
+
+    async def main() -> None:
+        async with served() as port:
+            viewer = await ask(port, STREAM)
+            assert await status(viewer) == b"200"
+            held = [await ask(port, b"GET / HT") for _ in range(MOST_CONNECTIONS + 100)]
+            assert await cut(held[0])
+            assert await status(await ask(port, WHOLE)) == b"200"
+            assert not viewer[0].at_eof()
+
+    asyncio.run(main())
+
+
+def test_no_stream_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every connection is answered the newest is cut."""
+    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 2)
+
+    async def main() -> None:
+        async with served() as port:
+            viewers = [await ask(port, STREAM) for _ in range(2)]
+            assert [await status(viewer) for viewer in viewers] == [b"200", b"200"]
+            assert await cut(await ask(port, b""))
+            assert not any(reader.at_eof() for reader, _ in viewers)
+
+    asyncio.run(main())
