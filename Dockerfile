@@ -1,9 +1,21 @@
 # One image for every part of corepin: the command chooses (`webhook`, `certs`, ...).
 # Python is Debian's, so the last stage holds no package manager for Python, no compiler and no build tools.
-ARG BASE=docker.io/library/debian:bookworm-slim
+# Both are written by `make renew-pins` from pins.toml. An empty SNAPSHOT takes the packages of the base's own mirror.
+ARG BASE=docker.io/library/debian:bookworm-20251229-slim@sha256:d5d3f9c23164ea16f31852f95bd5959aad1c5e854332fe00f7b3a20fcc9f635c
+ARG SNAPSHOT=20251230T000000Z
+
+FROM ${BASE} AS debian
+ARG SNAPSHOT
+# Packages are signed, so plain HTTP will do: the base has no certificates. The Release files of a snapshot are old.
+RUN [ -z "${SNAPSHOT}" ] || { rm -f /etc/apt/sources.list.d/debian.sources \
+ && at="deb [check-valid-until=no] http://snapshot.debian.org/archive" \
+ && for it in "debian/${SNAPSHOT} bookworm" "debian/${SNAPSHOT} bookworm-updates" "debian-security/${SNAPSHOT} bookworm-security"; do \
+      echo "${at}/${it} main"; done >/etc/apt/sources.list \
+ && apt-get update -qq --error-on=any && rm -rf /var/lib/apt/lists/*; } \
+ || { echo "no Debian packages of ${SNAPSHOT}: try again later, or build with those of today: SNAPSHOT= make image" >&2; exit 1; }
 
 # The command of containers. Nothing of the programs changes it, so that it is rarely built anew.
-FROM ${BASE} AS shim
+FROM debian AS shim
 RUN apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends musl-tools gcc libc6-dev
 WORKDIR /src
@@ -12,7 +24,7 @@ COPY scripts/shim scripts/shim
 COPY shim shim
 RUN XDG_CACHE_HOME=/tmp/cache scripts/shim /cmk
 
-FROM ${BASE} AS build
+FROM debian AS build
 RUN apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends python3 python3-venv ca-certificates
 WORKDIR /src
@@ -40,7 +52,7 @@ RUN /build/bin/pip wheel ${QUIET} --no-deps --no-build-isolation --wheel-dir /wh
  && find /opt/corepin/bin -type f ! -name corepin -delete \
  && /opt/corepin/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/corepin/lib
 
-FROM ${BASE}
+FROM debian
 RUN apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/*

@@ -13,10 +13,10 @@ PURE := pinning/*,webhook/rules/*,corepin/drawing/*,dashboard/model/*,dashboard/
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py)) bench.shim
 
-.PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics chart pictures proto
+.PHONY: help setup demo try test unit e2e-smt soak check release version image bench metrics chart pictures proto renew-pins
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:
 	@scripts/setup
@@ -58,6 +58,9 @@ image: ## build the container image with docker, podman or buildah (IMAGE=corepi
 bench: ## measure allocation, planning, threads of VMs, cmk isolate, the webhook and NRI, each beside a baseline
 	@scripts/setup wrk
 	@for module in $(BENCHES); do echo "== $$module"; $(BIN)/python -m "$$module"; done
+
+renew-pins: setup ## pin the newest base image, Debian packages and actions in pins.toml, and write them where they are used
+	@$(BIN)/python -m scripts.pins --renew
 
 metrics: setup ## write docs/metrics.md from the programs
 	@$(BIN)/python -m scripts.metrics_page

@@ -26,7 +26,7 @@ Thing = TypeVar("Thing")
 TEXTS_KEPT: Final = 64  # machines of one kind have one text
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
 # Bytes that the two parts of a pod take here, however its text is made: 5,000 pods stay below 160 MiB of the 256 that
-# the dashboard has. A status within has 25 containers, or a machine of 300 vCPUs.
+# the dashboard has. A status within has 12 containers, or a machine of 300 vCPUs.
 MOST_STATUS: Final = 24 * 2**10
 MOST_ASKS: Final = 8 * 2**10
 MOST_WORD: Final = 64  # characters of each; the longest word that means anything has 11

@@ -123,8 +123,8 @@ def test_status_that_would_take_much_memory_is_not_read(text: str) -> None:
 
 
 def test_status_of_a_large_pod_and_of_a_large_machine_is_read() -> None:
-    """Twenty pinned containers, or a machine of 256 vCPUs, are within the limit."""
-    assert a_pod(pod("web", {f"container-{at}": container("1-2,65-66") for at in range(20)})).status
+    """Twelve pinned containers, or a machine of 256 vCPUs, are within the limit."""
+    assert a_pod(pod("web", {f"container-{at}": container("1-2,65-66") for at in range(12)})).status
     vcpus = json.dumps({"vm": {"vcpus": [f"{at}" for at in range(256)]}})
     assert a_pod(pod("vm", annotations={STATUS_CPUS: vcpus})).status
 

@@ -1,14 +1,14 @@
 """Build the image from the Dockerfile with Debian's buildah, each content once, into a cache outside the checkout.
 
-Nothing is pulled: the base is made by debootstrap and given the name that the Dockerfile uses. What Debian's packages
-hold is what the mirror held when base and image were made; everything else is part of the cache's key.
+Nothing is pulled: the base is made by debootstrap in the place of the one that pins.toml names, and SNAPSHOT is empty.
+What Debian's packages hold is what the mirror held when base and image were made, because a mirror keeps one version
+alone: a point release breaks no build. Everything else is part of the cache's key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "docker.io/library/corepin:0.1.0"  # what `image: corepin:0.1.0` of the manifests stands for
 SUITE: Final = "bookworm"
+BASE: Final = "docker.io/library/debian:bookworm-slim"  # what the base is called here
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _KEPT: Final = 3  # images of 400 MB: this checkout's, and those of others that tests may be using
 # As in Debian's own image: what apt fetched to make the base is no part of it.
@@ -44,14 +45,6 @@ class Context:
     """What the image is built from: a copy, so that nobody changes it meanwhile."""
 
     folder: Path
-
-    @cached_property
-    def base_name(self) -> str:
-        """Return the name of the base in the Dockerfile."""
-        found = re.search(r"^ARG BASE=(\S+)$", (self.folder / "Dockerfile").read_text(), re.MULTILINE)
-        if found is None:
-            raise BuildFailed("the Dockerfile has no line ARG BASE=...")
-        return found[1]
 
     @cached_property
     def digest(self) -> str:
@@ -91,7 +84,7 @@ def _cache() -> Path:
 
 def _places(cache: Path, context: Context) -> tuple[Path, Path]:
     """Return where base and image of a context are kept."""
-    recipe = f"{SUITE} {context.base_name} {_LEFT_BY_APT}"
+    recipe = f"{SUITE} {BASE} {_LEFT_BY_APT}"
     base = cache / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}" / "base.tar"
     return base, cache / f"image-{base.parent.name[5:]}-{context.digest}" / "image.tar"
 
@@ -148,11 +141,13 @@ def _make_image(context: Context, base: Path, file: Path, work: Path) -> None:
     """Build in a storage of its own, which is thrown away."""
     container = _buildah(work, "from", "scratch").strip()
     _buildah(work, "add", "--quiet", container, str(base), "/")
-    _buildah(work, "commit", "--quiet", "--rm", container, context.base_name)
+    _buildah(work, "commit", "--quiet", "--rm", container, BASE)
     home = write_home(work / "home")
     # Mounted where there is a folder anyway, so that the mount leaves nothing in any layer.
     mount = f"--volume={home}:/root:ro"
-    _buildah(work, "bud", "--pull-never", "--format=docker", mount, f"--tag={NAME}", str(context.folder))
+    pins = (f"--build-arg=BASE={BASE}", "--build-arg=SNAPSHOT=")
+    flags = ("--pull-never", "--format=docker", *pins, mount, f"--tag={NAME}")
+    _buildah(work, "bud", *flags, str(context.folder))
     _buildah(work, "push", "--quiet", NAME, f"docker-archive:{file}:{NAME}")
 
 
