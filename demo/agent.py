@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import time
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from agent.local.affinity import MARK
+from agent.local.environ import environments, variable
 from demo.webhook import COREPIN, DemoFailed, corepin
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 WAIT_SECONDS: Final = 60.0  # one on an idle machine; a busy disk takes half a minute to flush
 LOOK_SECONDS: Final = 0.002
 CGROUPS: Final = (Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
-MARK: Final = b"COREPIN_LOCAL="  # in the environment of every process that the local runtime starts
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,5 @@ def allowed(pid: int) -> str:
 def _homes() -> list[tuple[int, str]]:
     """Return every process that a local runtime started, with its place: /ROOT/POD_UID/CONTAINER."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return sorted((pid, home) for pid in pids if (home := _home(pid)))
-
-
-def _home(pid: int) -> str:
-    with suppress(OSError):  # it is gone, or another user's
-        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(MARK):
-                return os.fsdecode(entry.removeprefix(MARK))
-    return ""
+    marked = ((pid, variable(environment, MARK)) for pid, environment in environments(pids))
+    return sorted((pid, home) for pid, home in marked if home)

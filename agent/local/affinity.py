@@ -7,7 +7,6 @@ kept off: this shows what the agent does, and protects nothing.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,17 +15,13 @@ from agent.errors import Gone
 from agent.kernel.procfs import is_alive
 from agent.kernel.tasks import compare, start_state_of, widen
 from agent.local.cgroups import ROOT
+from agent.local.environ import environments, variable
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agent.interfaces import StartState, StrayTasks
 
 MARK: Final = "COREPIN_LOCAL"  # environment variable with the cgroup of a process
-_LOOKS: Final = 200  # at a process that becomes another program, at most
-_LOOK_SECONDS: Final = 0.001
-_TIMES_WITHOUT: Final = 10
 
 
 class AffinityCgroups:
@@ -121,33 +116,6 @@ class AffinityCgroups:
 
 def _marked() -> list[tuple[int, str]]:
     """Return every process of ours with the cgroup that its environment names."""
-    found = []
-    for pid, environment in _environments():
-        for entry in environment.split(b"\0"):
-            name, _, cgroup = entry.partition(b"=")
-            if name == MARK.encode() and is_alive(pid):
-                found.append((pid, os.fsdecode(cgroup)))
-    return sorted(found)
-
-
-def _environments() -> Iterator[tuple[int, bytes]]:
-    """Yield every process that has an environment, and that.
-
-    While a process becomes another program it has none, and no command line either: then it is looked at again, after
-    one wait for all of them. Who has a command line and no environment, time after time, was started without one.
-    """
-    times_without = dict.fromkeys(Path("/proc").glob("[0-9]*"), 0)
-    for _ in range(_LOOKS):
-        for folder in list(times_without):
-            times = times_without.pop(folder)
-            with suppress(OSError):  # it is gone, or another user's
-                if environment := (folder / "environ").read_bytes():
-                    yield int(folder.name), environment
-                    continue
-                (folder / "exe").readlink()  # fails for who has no program: zombies and kernel threads
-                times += bool((folder / "cmdline").read_bytes())
-                if times < _TIMES_WITHOUT:
-                    times_without[folder] = times
-        if not times_without:
-            return
-        time.sleep(_LOOK_SECONDS)
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    marked = ((pid, variable(environment, MARK)) for pid, environment in environments(pids))
+    return sorted((pid, cgroup) for pid, cgroup in marked if cgroup and is_alive(pid))

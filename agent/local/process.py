@@ -12,14 +12,15 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Refused
 from agent.kernel.procfs import started
+from agent.local.environ import environments, variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 _SHELL: Final = "/bin/sh"
 _HOLD: Final = 'read -r go && exec "$@" </dev/null'
@@ -56,11 +57,7 @@ class Process:
 
     def variable(self, name: str) -> str:
         """Return a variable of the environment that it was started with; empty where it has none."""
-        with suppress(OSError):
-            for entry in Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(f"{name}=".encode()):
-                    return os.fsdecode(entry.partition(b"=")[2])
-        return ""
+        return next((variable(environment, name) for _, environment in environments([self.pid])), "")
 
     def close(self) -> None:
         """Forget it, whether it runs or not."""

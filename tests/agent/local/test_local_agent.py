@@ -34,6 +34,7 @@ def test_killed_agent_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
         agent.until("it is pinned", lambda: bool(agent.container("demo-fast").get("pinned")))
         agent.until("its process is seen", lambda: agent.seen("demo-fast") is not None)
         before = agent.seen("demo-fast")
+        assert before
         process.kill()
     with agent.running():
         agent.until("it is pinned again", lambda: bool(agent.container("demo-fast").get("pinned")))

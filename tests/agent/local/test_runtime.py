@@ -147,12 +147,17 @@ def move_below(cgroup: str, pid: int) -> None:
     (below / "cgroup.procs").write_text(str(pid))
 
 
-def test_process_that_becomes_another_program_is_found(world: World) -> None:
-    """For a moment it has no environment, by which affinity knows it; no look takes it for gone."""
+def put_endless_exec(world: World) -> None:
+    """Write a pod whose process calls execve(2) for as long as it lives."""
     script = world.folder / "again.sh"
     script.write_text('#!/bin/sh\nexec "$0"\n')
     script.chmod(0o755)
     world.put({"name": "app", "command": [str(script)]})
+
+
+def test_process_that_becomes_another_program_is_found(world: World) -> None:
+    """For a moment it has no environment, by which affinity knows it; no look takes it for gone."""
+    put_endless_exec(world)
 
     async def steps() -> None:
         found = await world.until(running("app"))
@@ -236,6 +241,21 @@ def test_next_agent_takes_over(world: World) -> None:
         await world.until(lambda found: not found)
         reap()
         assert not is_alive(first.pid)
+
+    run(world, steps())
+
+
+def test_next_agent_knows_a_process_that_becomes_another_program(world: World) -> None:
+    """An agent that starts during an execve(2) of the process finds its container by the id that it had."""
+    put_endless_exec(world)
+
+    async def steps() -> None:
+        first = (await world.until(running("app")))["app"]
+        for _ in range(100):
+            await world.stop()
+            world.start()
+            second = (await world.until(running("app")))["app"]
+            assert (second.id, second.pid) == (first.id, first.pid)
 
     run(world, steps())
 
