@@ -122,7 +122,8 @@ def test_no_request_fails_and_each_answer_is_of_one_generation(tmp_path: Path) -
     secret = Mounted(tmp_path / "tls", pair(CA))
     config = Mounted(tmp_path / "config", mutations(COLORS[0]))
     flags = (*tls_flags(secret), "--mutations", config / "mutations.yaml")
-    with serving(*flags) as server:
+    # The linger is as long as a starved client may take: how soon clients ask again is not what is tested here.
+    with serving(*flags, linger_seconds=PATIENCE_SECONDS) as server:
         answers = asyncio.run(swap_under_load(server, secret, config))
         code = server.process.wait(PATIENCE_SECONDS)
     generations = {line["uid"]: line["generation"] for line in server.reviews.lines}
