@@ -8,18 +8,20 @@ Files: a mount namespace in which the folders of the runtime, the kubelet and co
 from __future__ import annotations
 
 import shlex
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.servers.daemon import running
 from tests.servers.host import host_apart, ip
+from tests.servers.mount_points import mount_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 RUNTIME, KUBELET, STATE = (Path(name) for name in ("/run/containerd", "/var/lib/kubelet", "/var/lib/corepin"))
+LOGS: Final = Path("/var/log/containers")  # the kubelet links the logs of containers there
 _NAMED_NETWORKS: Final = Path("/run/netns")  # where the runtime keeps those of pods
 
 
@@ -40,7 +42,7 @@ def node_place(directory: Path, folders: Mapping[Path, Path]) -> Iterator[Place]
     networks = directory / "netns"
     networks.mkdir()
     folders = {**folders, _NAMED_NETWORKS: networks}
-    with host_apart() as host, _mount_points(folders):
+    with host_apart() as host, mount_points(folders):
         pods, services = (f"10.{second}.{host.near.split('.')[2]}.0/24" for second in (232, 231))
         ip("route", "add", pods, "via", host.address, "dev", host.interface)
         ready = directory / "ready"
@@ -54,17 +56,3 @@ def node_place(directory: Path, folders: Mapping[Path, Path]) -> Iterator[Place]
             machine.wait_until(ready.exists)
             target = f"--target={machine.process.pid}"
             yield Place(host.near, host.address, pods, services, ("nsenter", target, "--net", "--mount"))
-
-
-@contextmanager
-def _mount_points(folders: Mapping[Path, Path]) -> Iterator[None]:
-    """Make the folders of the machine that are missing, and take them away again."""
-    missing = [there for there in folders if not there.exists()]
-    for there in missing:
-        there.mkdir(parents=True)
-    try:
-        yield
-    finally:
-        for there in missing:
-            with suppress(OSError):
-                there.rmdir()

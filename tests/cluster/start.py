@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.agent.containerd import VERSIONS, _missing, install_packages, start_containerd
 from tests.cluster.cluster import Cluster
 from tests.cluster.names import DOMAIN, serve_names
-from tests.cluster.place import KUBELET, RUNTIME, STATE, Place, node_place
+from tests.cluster.place import KUBELET, LOGS, RUNTIME, STATE, Place, node_place
 from tests.image.build import build_image
 from tests.node.kubelet import start_kubelet
 from tests.node.waiting import until
@@ -41,6 +41,7 @@ def start_cluster(stack: ExitStack, directory: Path) -> Cluster:
         RUNTIME: directory / "containerd",
         KUBELET: directory / "kubelet/root",
         STATE: directory / "state",
+        LOGS: directory / "kubelet/containers",
     }
     for folder in (directory / "api", directory / "overlays", *folders.values()):
         folder.mkdir(parents=True)

@@ -56,7 +56,7 @@ def _program(server: Server) -> Path:
 
 
 def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, directory: Path) -> Node:
-    from tests.node.kubelet import start_kubelet
+    from tests.node.kubelet import folders_apart, start_kubelet
     from tests.node.node import Node, hostname, places
     from tests.node.proxy import serve_proxy
     from tests.node.waiting import until
@@ -66,8 +66,11 @@ def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, dir
     plane = stack.enter_context(start_control_plane(_made(directory / "api")))
     containerd = _start_runtime(stack, directory / "containerd")
     folder = containerd.directory / "kubelet"  # its mounts are undone with containerd's
+    host = stack.enter_context(folders_apart(folder))
     kubelet = stack.enter_context(
-        start_kubelet(kubelet_program, plane.server, name, folder, containerd.socket, containerd.cgroup)
+        start_kubelet(
+            *(kubelet_program, plane.server, name, folder, containerd.socket, containerd.cgroup), host=host
+        )
     )
     stack.enter_context(start_scheduler(scheduler_program, plane.server))
     proxy = stack.enter_context(serve_proxy(plane.port, str(plane.server.ca_file)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import subprocess
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.agent.containerd import CGROUP_ROOT
 from tests.servers.daemon import Daemon, free_port, running
+from tests.servers.mount_points import mount_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tests.servers.apiserver import ApiServer
 
-# What every kubelet sets, whatever its configuration says, and the folders that it makes outside of its own.
+# What every kubelet sets, whatever its configuration says, and the folders that it uses outside of its own.
 _SYSCTLS: Final = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -28,7 +29,7 @@ _SYSCTLS: Final = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-_FOLDERS: Final = ("/var/lib/kubelet", "/var/log/containers", "/var/log/pods", "/usr/libexec/kubernetes")
+_FOLDERS: Final = tuple(map(Path, ("/var/lib/kubelet", "/var/log/containers", "/var/log/pods")))
 _numbers = count(1)
 
 
@@ -153,9 +154,32 @@ def _make_cgroup(cgroup: str) -> None:
 
 
 @contextmanager
+def folders_apart(directory: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the beginning of a command line under which a kubelet has the folders at fixed places for itself.
+
+    It runs in a mount namespace of its own. Its root folder is shared with this machine, because the runtime mounts
+    the volumes of pods from there.
+    """
+    root = directory / "root"
+    own = {there: directory / "apart" / there.name for there in _FOLDERS}
+    for folder in (root, *own.values()):
+        folder.mkdir(parents=True)
+    steps = ["set -e"]
+    for there, folder in own.items():
+        steps += [f'mount --make-private "$(stat --format=%m {there})"', f"mount --bind {folder} {there}"]
+    script = "\n".join([*steps, 'exec "$@"'])
+    with mount_points(own):
+        subprocess.run(["mount", "--bind", root, root], check=True)
+        try:
+            subprocess.run(["mount", "--make-shared", root], check=True)
+            yield ("unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script, "kubelet")
+        finally:
+            subprocess.run(["umount", "--recursive", "--lazy", root], check=True)
+
+
+@contextmanager
 def _undone() -> Iterator[None]:
     """Put back what a kubelet changes outside of its folders."""
-    there = [Path(name) for name in _FOLDERS if Path(name).exists()]
     files = [path for name in _SYSCTLS if (path := Path("/proc/sys") / name).exists()]
     before = {path: path.read_text() for path in files}
     try:
@@ -164,6 +188,3 @@ def _undone() -> Iterator[None]:
         for path, text in before.items():
             with suppress(OSError):
                 path.write_text(text)
-        for name in _FOLDERS:
-            if Path(name) not in there:
-                shutil.rmtree(name, ignore_errors=True)
