@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from agent.serve.connections import ACCEPTED_AT_ONCE, Connections
+from agent.serve.metrics_page import MetricsPage
 from agent.serve.state_json import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 REQUEST_SECONDS: Final = 5.0
 HEAD_LIMIT: Final = 8192  # bytes of a request; probes and Prometheus send a few hundred
+SENT_AT_ONCE: Final = (
+    2**16
+)  # bytes: what a client does not read takes twice as much memory, not the whole body
 TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -38,13 +42,13 @@ class Response:
     body: bytes
     content_type: str = TEXT
 
-    def encoded(self, *, has_body: bool = True) -> bytes:
-        """Return the bytes of the response."""
-        head = (
+    @property
+    def head(self) -> bytes:
+        """The status line and the headers."""
+        return (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nContent-Type: {self.content_type}\r\n"
             f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
-        )
-        return head.encode() + (self.body if has_body else b"")
+        ).encode()
 
 
 class Endpoints:
@@ -52,9 +56,9 @@ class Endpoints:
 
     def __init__(self, newest: Callable[[], NodeState | None], registry: CollectorRegistry) -> None:
         self._newest = newest
-        self._registry = registry
+        self._metrics = MetricsPage(registry)
 
-    def respond(self, path: str) -> Response:
+    async def respond(self, path: str) -> Response:
         """Return the response for one path."""
         if path == "/healthz":
             return Response(HTTPStatus.OK, b"ok\n")
@@ -63,7 +67,7 @@ class Endpoints:
             status = HTTPStatus.SERVICE_UNAVAILABLE if obstacle else HTTPStatus.OK
             return Response(status, f"{obstacle or 'ok'}\n".encode())
         if path == "/metrics":
-            return Response(HTTPStatus.OK, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+            return Response(HTTPStatus.OK, await self._metrics.text(), CONTENT_TYPE_LATEST)
         return Response(HTTPStatus.NOT_FOUND, b"/healthz, /readyz or /metrics\n")
 
     def obstacle(self) -> str | None:
@@ -83,38 +87,37 @@ class Endpoints:
             head = await reader.readuntil(b"\r\n\r\n")
             method, _, rest = head.decode("latin-1").partition(" ")
             path = rest.split(" ", 1)[0].partition("?")[0]
-            if method in {"GET", "HEAD"}:
-                writer.write(self.respond(path).encoded(has_body=method == "GET"))
+            if method not in {"GET", "HEAD"}:
+                response = Response(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n")
             else:
-                writer.write(Response(HTTPStatus.METHOD_NOT_ALLOWED, b"GET only\n").encoded())
-            await writer.drain()
+                response = await self.respond(path)
+            await _send(writer, response.head)
+            if method != "HEAD":
+                await _send(writer, response.body)
 
     async def serve_state(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the newest state, or an empty line when there is none yet."""
         state = self._newest()
         async with asyncio.timeout(REQUEST_SECONDS):
-            writer.write(to_json(state) if state else b"\n")
-            await writer.drain()
+            await _send(writer, to_json(state) if state else b"\n")
 
 
-def guarded(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """Let a peer that is slow, garbled or gone end only its own connection."""
-
-    async def guard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await serve(reader, writer)
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-
-    return guard
+async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
+    """Send in parts: asyncio copies what the client has not read yet."""
+    for start in range(0, len(content), SENT_AT_ONCE):
+        writer.write(memoryview(content)[start : start + SENT_AT_ONCE])
+        await writer.drain()
 
 
 async def listen_http(endpoints: Endpoints, host: str, port: int) -> asyncio.Server:
     """Serve health and metrics."""
-    return await asyncio.start_server(guarded(endpoints.serve_http), host or None, port, limit=HEAD_LIMIT)
+    return await asyncio.start_server(
+        Connections(endpoints.serve_http),
+        host or None,
+        port,
+        limit=HEAD_LIMIT,
+        backlog=ACCEPTED_AT_ONCE,
+    )
 
 
 async def listen_socket(endpoints: Endpoints, path: Path) -> asyncio.Server:
@@ -123,6 +126,6 @@ async def listen_socket(endpoints: Endpoints, path: Path) -> asyncio.Server:
     path.unlink(missing_ok=True)
     before = os.umask(0o117)
     try:
-        return await asyncio.start_unix_server(guarded(endpoints.serve_state), path)
+        return await asyncio.start_unix_server(Connections(endpoints.serve_state), path)
     finally:
         os.umask(before)
