@@ -48,6 +48,7 @@ class Metrics:
         self._cpus = self._gauge("cpus", "CPUs by set.", "set")
         self._assignments = self._gauge("assignments", "Containers that hold CPUs, by policy.", "policy")
         self._refusals = self._gauge("refusals", "Claims that are not fulfilled, by reason.", "reason")
+        self._uncounted = self._gauge("uncounted_claims", "Claims whose cores the scheduler does not count.")
         self._containers = self._gauge(
             "containers", "Containers by what is wrong with them; proven means nothing.", "state"
         )
@@ -114,6 +115,7 @@ class Metrics:
             self._cpus.labels(name).set(len(cpus))
         _show(self._assignments, Tally(str(assignment.policy) for assignment in state.ledger))
         _show(self._refusals, Tally(str(refusal.reason) for refusal in state.refusals))
+        self._uncounted.set(sum(bool(container.uncounted) for container in _containers(state)))
         _show(
             self._containers, Tally(word for container in _containers(state) for word in _states(container))
         )

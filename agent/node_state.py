@@ -103,6 +103,7 @@ class ContainerState:
     numa_nodes: tuple[int, ...] = ()
     proof: Proof | None = None  # None: it does not run, or nothing could be read
     refusal: Refusal | None = None
+    uncounted: str = ""  # what the scheduler does not count of its claim; empty: nothing
     memory: MemoryState | None = None  # None: its pod says nothing about it
     intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
 

@@ -175,15 +175,19 @@ def _unknown_pod(uid: str, result: PassResult) -> PodState:
 
 def _container(owner: Owner, result: PassResult) -> ContainerState:
     proof, refusal = result.proven.get(owner), result.refused.get(owner)
+    uncounted = result.plan.uncounted.get(owner, "")
     assignment, sandbox = result.plan.ledger.of(owner), result.sandbox(owner)
     if assignment is None:
         cpus = sandbox.cpus if sandbox else result.shared
-        return ContainerState(owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal)
+        return ContainerState(
+            owner.container, cpus=cpus, sandbox=sandbox, proof=proof, refusal=refusal, uncounted=uncounted
+        )
     return replace(
         _holding(assignment, result),
         sandbox=sandbox,
         proof=proof,
         refusal=refusal,
+        uncounted=uncounted,
         memory=memory_state(assignment, result.memory.get(owner), result.observed.topology),
         intruders=result.intruders(assignment),
     )

@@ -1,4 +1,4 @@
-"""What happened to containers, for people: Pinned, Unpinnable, Drift, Conflict, PolicyChanged, Memory. Pure.
+"""What happened to containers, for people: Pinned, Unpinnable, Uncounted, Drift, Conflict and others. Pure.
 
 Events are what two states differ in.
 """
@@ -35,9 +35,10 @@ class Reason(StrEnum):
     CONFLICT = "Conflict"
     POLICY_CHANGED = "PolicyChanged"
     MEMORY = "Memory"
+    UNCOUNTED = "Uncounted"
 
 
-WARNINGS: Final = frozenset({Reason.UNPINNABLE, Reason.DRIFT, Reason.CONFLICT, Reason.MEMORY})
+WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
         yield Event(owner, Reason.POLICY_CHANGED, message)
     if new.is_pinned and not _is_old_news(old, new):
         yield Event(owner, Reason.PINNED, _pinned(new))
+    if new.uncounted and new.policy and not (old and old.policy and old.uncounted == new.uncounted):
+        yield Event(owner, Reason.UNCOUNTED, f"container {new.name}: {new.uncounted}")
     if _drifts(new) and not (old and _drifts(old)):
         yield Event(owner, Reason.DRIFT, _drift(new))
     if new.memory and new.memory.note and not (old and old.memory and old.memory.note == new.memory.note):

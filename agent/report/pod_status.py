@@ -107,13 +107,21 @@ def _container(container: ContainerState, old: Mapping[str, Any], vm: VMState | 
         status["vcpus"] = [rank for rank, cpus in enumerate(vm.vcpus) if cpus <= container.cpus]
     if container.policy and container.proof:
         status["applied"] = _applied(container.proof, old, _found(container, container.proof))
-    if container.proof and container.proof.outside:
-        status["drift"] = True
-    if container.intruders:
-        status["intruders"] = list(container.intruders)
     if container.refusal:
         status["refusal"] = _refusal(container.refusal, _members(old, "refusal"))
-    return status
+    return status | _findings(container)
+
+
+def _findings(container: ContainerState) -> dict[str, Any]:
+    """Return what is wrong with a container that holds CPUs or asks for them."""
+    findings: dict[str, Any] = {}
+    if container.proof and container.proof.outside:
+        findings["drift"] = True
+    if container.intruders:
+        findings["intruders"] = list(container.intruders)
+    if container.uncounted:
+        findings["uncounted"] = container.uncounted
+    return findings
 
 
 def _found(container: ContainerState, proof: Proof) -> CPUSet:

@@ -93,6 +93,7 @@ def _container(container: ContainerState) -> dict[str, Any]:
         "pinned": container.is_pinned,
         "proof": container.proof and _proof(container.proof),
         "refusal": container.refusal and _refusal(container.refusal),
+        "uncounted": container.uncounted,
         "intruders": list(container.intruders),
         "memory": container.memory and _memory(container.memory),
     }

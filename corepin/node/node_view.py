@@ -145,6 +145,8 @@ def _words(container: Mapping[str, Any]) -> Iterator[str]:
         yield f"{parts}, {both} on both" if both else parts
     if container["intruders"]:
         yield f"with {', '.join(container['intruders'])} on its CPUs"
+    if uncounted := container.get("uncounted"):
+        yield f"uncounted: {uncounted}"
     if refusal:
         yield f"NOT PINNED ({refusal['reason']}: {refusal['message']})"
 

@@ -168,6 +168,7 @@ def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
     from pinning.planning.node_config import DEFAULT
 
     config = DEFAULT if given is None else read_node_file(given)
+    config = replace(config, counted_claims=frozenset())  # pods of files come before admission
     if reserved is None:
         return config
     try:

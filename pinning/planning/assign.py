@@ -16,14 +16,18 @@ from pinning.planning.allocator import EffectivePolicies, shortage
 from pinning.planning.ledger import Assignment
 from pinning.planning.machine_changes import follow_machine
 from pinning.planning.memory import bind_memory
+from pinning.planning.node_config import UncountedClaims
 from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason, Refusal
+from pinning.pods.counted import uncounted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.draft import Draft
     from pinning.planning.node_config import NodeConfig
-    from pinning.planning.observed import SeenPod
+    from pinning.planning.observed import Observed, SeenPod
     from pinning.pods.claims import Claim
 
 
@@ -35,6 +39,7 @@ class Ask:
     claim: Claim
     owner: Owner
     policies: EffectivePolicies
+    uncounted: str = ""  # what the scheduler does not count of it; empty: nothing
 
 
 class Assigner:
@@ -43,12 +48,14 @@ class Assigner:
     def __init__(self, draft: Draft, config: NodeConfig) -> None:
         self.draft = draft
         self.refusals: dict[Owner, Refusal] = {}
-        self._asks = [
-            Ask(pod, claim, Owner(pod.uid, claim.container), EffectivePolicies.of(claim, config))
-            for pod in draft.observed.by_age
-            for claim in pod.claims
-        ]
+        self._asks = asks(draft.observed, config)
         self._claiming = {ask.owner for ask in self._asks}
+        self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
+
+    @property
+    def uncounted(self) -> Mapping[Owner, str]:
+        """Return what the scheduler does not count of claims."""
+        return {ask.owner: ask.uncounted for ask in self._asks if ask.uncounted}
 
     def assign_all(self) -> None:
         """Bring the ledger to where nothing changes any more."""
@@ -132,6 +139,10 @@ class Assigner:
         held = self.draft.ledger.of(ask.owner)
         if not held or held.owner in self.refusals:
             return
+        if ask.uncounted and self._refuses_uncounted and takes_more_cores(ask, held):
+            why = f"{ask.uncounted}; until then it keeps CPUs {held.cpus} under {held.smt}"
+            self._refuse(ask, Reason.UNCOUNTED, why)
+            return
         if ask.policies.cpu is not held.policy:
             held = replace(held, policy=ask.policies.cpu)
             if not self.draft.adopt(held):
@@ -162,6 +173,9 @@ class Assigner:
             self._grow(ask, held)
 
     def _start(self, ask: Ask) -> None:
+        if ask.uncounted and self._refuses_uncounted:
+            self._refuse_start(ask, Reason.UNCOUNTED, ask.uncounted)
+            return
         start_index = ask.pod.start_order.index(ask.claim.container)
         free = self.draft.sets.allocatable - self.draft.ledger.held_against(
             ask.pod.uid, start_index, ask.claim.role
@@ -225,6 +239,27 @@ class Assigner:
     def _refuse_vm(self, ask: Ask, change: str) -> None:
         message = f"the virtual machine {change} while it runs, and its vCPUs are pinned to the ones it has"
         self._refuse(ask, Reason.RUNNING_VM, f"{message}: stop or migrate it")
+
+
+def asks(observed: Observed, config: NodeConfig) -> tuple[Ask, ...]:
+    """Return the claims of all pods, oldest pod first."""
+    kinds, threads = config.counted_claims, observed.topology.smt
+    return tuple(
+        Ask(
+            pod,
+            claim,
+            Owner(pod.uid, claim.container),
+            EffectivePolicies.of(claim, config),
+            uncounted(claim, pod.counts, kinds, threads),
+        )
+        for pod in observed.by_age
+        for claim in pod.claims
+    )
+
+
+def takes_more_cores(ask: Ask, held: Assignment) -> bool:
+    """Say whether an edited policy takes cores of which the scheduler counted none for the container."""
+    return ask.policies.smt is not held.smt or ask.policies.cpu is not held.policy
 
 
 NO_CPU_SHARED = "no CPU would be left for the shared set: wait until a container frees some"

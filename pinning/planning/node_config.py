@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.pods.counted import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 Word = TypeVar("Word", bound=StrEnum)
 DYNAMIC = "dynamic"
+
+
+class UncountedClaims(StrEnum):
+    """What happens to claims whose cores the scheduler does not count."""
+
+    REPORT = "report"
+    REFUSE = "refuse"  # new ones get no CPUs
 
 
 class Quota(StrEnum):
@@ -54,6 +62,8 @@ class NodeConfig:
     quota: Quota = Quota.KEEP
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
     strict_threads: bool = False  # who has exclusive cores runs on them alone, whatever `cmk isolate` asks
+    counted_claims: frozenset[SMTPolicy] = frozenset()  # whose cores admission has the scheduler count
+    uncounted_claims: UncountedClaims = UncountedClaims.REPORT
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
     kubelet_binds_memory: bool = False  # what the agent found: the kubelet's Memory Manager is Static
@@ -70,6 +80,8 @@ KEYS = (
     "quota",
     "vmThreads",
     "strictThreads",
+    "countedClaims",
+    "uncountedClaims",
     "observe",
     "pools",
 )
@@ -89,6 +101,8 @@ def read_node_config(given: object) -> NodeConfig:
         quota=keys.word("quota", Quota.KEEP),
         vm_threads=keys.word("vmThreads", VMThreadsPolicy.UNION),
         strict_threads=keys.flag("strictThreads"),
+        counted_claims=keys.counted("countedClaims"),
+        uncounted_claims=keys.word("uncountedClaims", UncountedClaims.REPORT),
         observe=keys.flag("observe"),
         pools=_read_pools(keys.value("pools")),
     )
@@ -174,6 +188,15 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.bad(key, "a whole number of cores, 0 or more")
         return value
+
+    def counted(self, key: str) -> frozenset[SMTPolicy]:
+        """Return the SMT policies whose claims the scheduler counts, none when absent."""
+        value = self.value(key)
+        if value is None:
+            return frozenset()
+        if not isinstance(value, list) or not all(it in list(RESOURCES) for it in value):
+            raise self.bad(key, f"a list of {' and '.join(RESOURCES)}, which may be empty")
+        return frozenset(map(SMTPolicy, value))
 
     def cpus(self, key: str) -> CPUSet | None:
         """Return a CPU list; YAML reads a single CPU as a number."""

@@ -17,6 +17,7 @@ from pinning.errors import PinningError
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.pods.claims import MOST_CONTAINERS, count_containers, is_launcher, read_pod
+from pinning.pods.counted import counts_of
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.phase import is_final
 from pinning.pods.resources import members
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pinning.errors import Cause
     from pinning.machine.topology import Topology
     from pinning.pods.claims import Claim
+    from pinning.pods.counted import Count
     from pinning.pods.types import Pod
 
 
@@ -60,6 +62,7 @@ class SeenPod:
     is_vm: bool = False  # a launcher pod of KubeVirt
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
+    counts: tuple[Count, ...] = ()  # what the scheduler counts for claims of whole cores
     said: str = field(default="", compare=False)  # what an agent has written on it
 
     @classmethod
@@ -79,6 +82,7 @@ class SeenPod:
             is_vm=is_launcher(pod),
             causes=asked.causes,
             warnings=asked.warnings,
+            counts=counts_of(pod, asked),
             said=(metadata.get("annotations") or {}).get(STATUS_CPUS, ""),
         )
 

@@ -5,7 +5,8 @@ Pure and level-triggered: nothing depends on how the node came to be as it is, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.planning.actions import NO_SANDBOXES, Action, plan_actions
 from pinning.planning.assign import Assigner
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import RunSet, SandboxSet
 
 
+NONE_UNCOUNTED: Final[Mapping[Owner, str]] = MappingProxyType({})
+
+
 class Plan(NamedTuple):
     """What a node is to become. Save the ledger before any action."""
 
@@ -38,6 +42,9 @@ class Plan(NamedTuple):
     sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # where the threads of each run, by its id
     uses: Mapping[Owner, frozenset[PoolUse]] = NO_USES  # pools that processes of containers may run on now
     undivided: frozenset[Owner] = frozenset()  # whose tasks nobody can keep apart
+    uncounted: Mapping[Owner, str] = (
+        NONE_UNCOUNTED  # claims whose cores the scheduler does not count, and why
+    )
 
     @property
     def shared(self) -> CPUSet:
@@ -71,7 +78,16 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
     run_sets = RunSets(draft.ledger, sets, _uses(observed, draft.ledger, config), observed.undivided)
     sandboxes = sandbox_sets(observed, draft.ledger, run_sets.shared, config)
     actions = plan_actions(observed, ledger, run_sets, sandboxes)
-    return Plan(draft.ledger, actions, refusals, sets, sandboxes, run_sets.uses, run_sets.undivided)
+    return Plan(
+        draft.ledger,
+        actions,
+        refusals,
+        sets,
+        sandboxes,
+        run_sets.uses,
+        run_sets.undivided,
+        assigner.uncounted,
+    )
 
 
 def _uses(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[Owner, frozenset[PoolUse]]:

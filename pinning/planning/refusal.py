@@ -20,6 +20,7 @@ class Reason(StrEnum):
     KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs, under the policy it had before
     MEMORY_FREE = "MemoryNotBound"  # it has CPUs, and its memory may lie anywhere
     RUNNING_VM = "RunningVM"
+    UNCOUNTED = "Uncounted"  # the scheduler does not count its cores
     OBSERVING = "ObserveMode"
 
 

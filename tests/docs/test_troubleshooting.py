@@ -50,6 +50,7 @@ NODES = (
     "pinning/planning/plan.py",
     "pinning/planning/assign.py",
     "pinning/planning/memory.py",
+    "pinning/pods/counted.py",
     "pinning/allocation/placement.py",
     "pinning/allocation/whole_cores.py",
     "pinning/planning/allocator.py",

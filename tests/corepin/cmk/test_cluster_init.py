@@ -94,6 +94,7 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
         "smtPolicy": "prefer",
         "numaPolicy": "packed",
         "quota": "keep",
+        "countedClaims": ["isolate"],
         "pools": {
             "exclusive_cores": 6,
             "shared_cores": 0,

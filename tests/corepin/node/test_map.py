@@ -80,6 +80,7 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"][0]
     web["proof"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
     web["intruders"] = ["kube-system/x/y"]
+    web["uncounted"] = "it requests 0 cores"
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
     state["otherPlugins"] = ["10-balloons"]
     state["fights"] = [{"container": "d/e/f", "rewrites": 3}]
@@ -93,6 +94,7 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "2 tasks allowed elsewhere",
         "1 task on fewer of them",
         "with kube-system/x/y on its CPUs",
+        "uncounted: it requests 0 cores",
         "corepin only observes here",
         "the list of pods is incomplete",
         "the runtime does not answer",

@@ -7,7 +7,14 @@ import pytest
 from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.node_config import DEFAULT, NodeConfig, Quota, StaticPools, read_node_config
+from pinning.planning.node_config import (
+    DEFAULT,
+    NodeConfig,
+    Quota,
+    StaticPools,
+    UncountedClaims,
+    read_node_config,
+)
 
 
 def test_nothing_stated_is_the_default() -> None:
@@ -28,6 +35,8 @@ def test_every_key_is_read() -> None:
         "quota": "unset",
         "vmThreads": "shared",
         "strictThreads": True,
+        "countedClaims": ["isolate", "require"],
+        "uncountedClaims": "refuse",
         "observe": True,
         "pools": {
             "exclusive_cores": 4,
@@ -47,6 +56,8 @@ def test_every_key_is_read() -> None:
         quota=Quota.UNSET,
         vm_threads=VMThreadsPolicy.SHARED,
         strict_threads=True,
+        counted_claims=frozenset({SMTPolicy.ISOLATE, SMTPolicy.REQUIRE}),
+        uncounted_claims=UncountedClaims.REFUSE,
         observe=True,
         pools=StaticPools(4, 1, CPUSet.parse("5-6"), "spread", "packed"),
     )
@@ -96,6 +107,13 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
         pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
         pytest.param({"quota": 0}, "quota: 0 is not allowed: write keep or unset", id="quota"),
+        pytest.param(
+            {"countedClaims": "isolate"}, "countedClaims: .*write a list of isolate and require", id="no list"
+        ),
+        pytest.param({"countedClaims": False}, "countedClaims: False is not allowed", id="a truth value"),
+        pytest.param({"countedClaims": ["prefer"]}, "countedClaims: .*not allowed", id="never counted"),
+        pytest.param({"countedClaims": [{}]}, "countedClaims: .*not allowed", id="a mapping in a list"),
+        pytest.param({"uncountedClaims": "deny"}, "uncountedClaims: .*report or refuse", id="uncounted"),
         pytest.param({"pools": 3}, "pools: 3 is no mapping: .*or the word dynamic", id="pools as a number"),
         pytest.param(
             {"pools": {"exclusive": 3}}, r"pools.exclusive: .*did you mean exclusive_", id="pool key"

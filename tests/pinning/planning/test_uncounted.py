@@ -1,0 +1,181 @@
+"""Claims whose cores the scheduler does not count: which they are, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pinning.contract import SMTPolicy
+from pinning.planning.node_config import UncountedClaims
+from pinning.planning.observed import Owner
+from pinning.planning.refusal import Reason
+from tests.pinning.world import Wish, World, edit, world
+
+ISOLATED, WHOLE = "corepin.io/isolated-cores", "corepin.io/whole-cores"
+BOTH = frozenset({SMTPolicy.ISOLATE, SMTPolicy.REQUIRE})
+TWO = Wish("2", smt="isolate")
+
+
+def node_of(
+    kinds: frozenset[SMTPolicy] = BOTH,
+    *,
+    refuse: bool = False,
+    observe: bool = False,
+    smt_policy: SMTPolicy = SMTPolicy.PREFER,
+) -> World:
+    """Return a node of 8 cores with two CPUs each whose operator has claims of these kinds counted."""
+    word = UncountedClaims.REFUSE if refuse else UncountedClaims.REPORT
+    return world(counted_claims=kinds, uncounted_claims=word, observe=observe, smt_policy=smt_policy)
+
+
+def count(node: World, uid: str, resource: str, amount: object, at: int = 0) -> None:
+    """Let a container request an amount of a resource, as the webhook adds it or a user writes it."""
+    spec = node.documents[uid]["spec"]
+    container: dict[str, Any] = [*spec["initContainers"], *spec["containers"]][at]
+    for kind in ("limits", "requests"):
+        container["resources"][kind] = {**container["resources"][kind], resource: amount}
+
+
+@pytest.mark.parametrize(
+    ("wish", "resource", "amount", "needed"),
+    [
+        pytest.param(TWO, ISOLATED, 0, 2, id="none"),
+        pytest.param(Wish("6", smt="isolate"), ISOLATED, 1, 6, id="a lying count"),
+        pytest.param(TWO, WHOLE, 2, 2, id="another resource"),
+        pytest.param(TWO, ISOLATED, "1500m", 2, id="no whole number"),
+        pytest.param(Wish("3", smt="require"), WHOLE, 1, 2, id="require"),
+        pytest.param(Wish("2", smt="isolate", init=""), ISOLATED, 0, 2, id="init container"),
+        pytest.param(Wish("2", smt="isolate", init="Always"), ISOLATED, 1, 2, id="sidecar"),
+    ],
+)
+def test_claim_of_more_cores_than_are_requested_is_uncounted(
+    wish: Wish, resource: str, amount: object, needed: int
+) -> None:
+    """A resource that is absent, or smaller than the claim, is told with both numbers; the container gets its CPUs."""
+    node = node_of()
+    node.add("a", [wish])
+    count(node, "a", resource, amount)
+    planned = node.plan()
+    assert f"takes {needed}: create the pod again" in planned.uncounted[Owner("a", "c0")]
+    assert not planned.refusals
+    assert node.holds("a")
+
+
+@pytest.mark.parametrize(
+    ("wish", "resource", "amount"),
+    [
+        pytest.param(TWO, ISOLATED, 2, id="as many"),
+        pytest.param(TWO, ISOLATED, "3", id="more"),
+        pytest.param(Wish("3", smt="require"), WHOLE, 2, id="require"),
+        pytest.param(Wish("2", smt="prefer", policy="exclusive"), ISOLATED, 0, id="prefer"),
+        pytest.param(Wish("2", smt="isolate", policy="share"), ISOLATED, 0, id="share"),
+        pytest.param(Wish("2", policy="exclusive"), ISOLATED, 0, id="the node's default"),
+        pytest.param(Wish(cores=2, smt="isolate"), ISOLATED, 0, id="CMK's resource"),
+    ],
+)
+def test_other_claims_are_not_uncounted(wish: Wish, resource: str, amount: object) -> None:
+    """What is counted, and what admission adds no resource for, is served."""
+    node = node_of(refuse=True, smt_policy=SMTPolicy.ISOLATE)
+    node.add("a", [wish])
+    count(node, "a", resource, amount)
+    planned = node.plan()
+    assert (planned.uncounted, planned.refusals) == ({}, ())
+    assert node.holds("a")
+
+
+@pytest.mark.parametrize("kinds", [frozenset(), frozenset({SMTPolicy.REQUIRE})], ids=["none", "require"])
+def test_only_listed_kinds_are_expected_to_be_counted(kinds: frozenset[SMTPolicy]) -> None:
+    """Where the webhook does not add a resource, its absence says nothing."""
+    node = node_of(kinds, refuse=True)
+    node.add("a", [TWO])
+    assert node.plan().uncounted == {}
+
+
+def test_static_pods_and_launchers_are_never_uncounted() -> None:
+    """No admission completes a static pod, and a virtual machine's count is KubeVirt's business."""
+    node = node_of(refuse=True)
+    node.add("static", [TWO])
+    node.documents["static"]["metadata"]["annotations"] |= {
+        "kubernetes.io/config.mirror": "abc",
+        "kubernetes.io/config.hash": "abc",
+    }
+    node.add("vm", [TWO], vm=True)
+    planned = node.plan()
+    assert (planned.uncounted, planned.refusals) == ({}, ())
+    assert node.holds("abc")
+    assert node.holds("vm", "compute")
+
+
+def test_label_alone_makes_no_launcher() -> None:
+    """A user may write KubeVirt's label on any pod: a container that is not the machine's stays uncounted."""
+    node = node_of(refuse=True)
+    node.add("a", [TWO])
+    node.documents["a"]["metadata"]["labels"] = {"kubevirt.io": "virt-launcher"}
+    assert Owner("a", "c0") in node.plan().uncounted
+
+
+def test_new_claim_is_refused_where_the_operator_says_so() -> None:
+    """It gets no CPUs and may not start unpinned; its pod made again with the resource gets them."""
+    node = node_of(refuse=True)
+    node.add("a", [TWO])
+    (refusal,) = node.run_all().refusals
+    assert (refusal.reason, refusal.blocks_start) == (Reason.UNCOUNTED, True)
+    assert refusal.message.startswith(f"it requests 0 {ISOLATED}, and smt-policy isolate takes 2: create the")
+    assert node.holds("a") == ""
+    node.add("b", [TWO])
+    count(node, "b", ISOLATED, 2)
+    node.run_all()
+    assert node.holds("b") == "1-2 idle 9-10"
+
+
+def test_container_that_holds_cpus_keeps_them() -> None:
+    """An agent that starts to refuse takes nothing away, and a resize goes on."""
+    node = node_of()
+    node.add("a", [TWO])
+    node.run_all()
+    node.config = node_of(refuse=True).config
+    planned = node.run_all()
+    assert (node.holds("a"), planned.refusals) == ("1-2 idle 9-10", ())
+    assert Owner("a", "c0") in planned.uncounted
+    assert not edit(node, "a", Wish("3", smt="isolate")).refusals
+    assert node.holds("a") == "1-3 idle 9-11"
+
+
+@pytest.mark.parametrize("before", ["exclusive", "share"])
+def test_edit_to_isolate_takes_no_uncounted_cores(before: str) -> None:
+    """A policy that becomes `isolate` while the pod runs has no resource: the container keeps what it has."""
+    node = node_of(refuse=True)
+    node.add("a", [Wish("2", policy=before)])
+    node.start("a", "c0")
+    node.run_all()
+    held = node.holds("a")
+    (refusal,) = edit(node, "a", Wish("2", policy="exclusive", smt="isolate")).refusals
+    assert (refusal.reason, refusal.blocks_start) == (Reason.UNCOUNTED, False)
+    assert refusal.message.endswith("; until then it keeps CPUs 1,9 under prefer")
+    assert node.holds("a") == held == "1,9"
+
+
+def test_count_follows_no_resize() -> None:
+    """The kubelet's allocated CPUs are the claim; a resized pod is counted as it was created, and says so."""
+    node = node_of(refuse=True)
+    node.add("a", [TWO])
+    count(node, "a", ISOLATED, 2)
+    node.run_all()
+    node.documents["a"]["status"] = {
+        "containerStatuses": [{"name": "c0", "allocatedResources": {"cpu": "4"}}]
+    }
+    planned = node.run_all()
+    assert "requests 2 corepin.io/isolated-cores, and smt-policy isolate takes 4" in "".join(
+        planned.uncounted.values()
+    )
+    assert (node.holds("a"), planned.refusals) == ("1-4 idle 9-12", ())
+
+
+def test_observing_agent_counts_nothing() -> None:
+    """Another program allocates there: no claim is uncounted."""
+    node = node_of(refuse=True, observe=True)
+    node.add("a", [TWO])
+    planned = node.plan()
+    assert planned.uncounted == {}
+    assert {refusal.reason for refusal in planned.refusals} == {Reason.OBSERVING}
