@@ -67,7 +67,7 @@ def test_created_pod_is_judged(cluster: Cluster) -> None:
 
 
 def test_updated_pod_is_judged(cluster: Cluster) -> None:
-    """A crowded pod that asks for nothing calls nobody when it changes, until it asks for CPUs in unknown words."""
+    """Changes of a crowded pod that asks for nothing reach the webhook once it asks for CPUs in unknown words."""
     with no_error(cluster):
         cluster.created(crowded_pod(LONG))
         before = cluster.webhook.reviews()
@@ -78,7 +78,7 @@ def test_updated_pod_is_judged(cluster: Cluster) -> None:
 
 @CROWDS
 def test_updated_pod_that_asks_is_judged_by_what_changes(cluster: Cluster, crowd: dict[str, str]) -> None:
-    """Of a crowded pod with a policy both old and new annotations are walked: a label calls nobody, another word does."""
+    """Old and new annotations are walked: a label of a crowded pod does not reach the webhook, another word does."""
     with no_error(cluster):
         cluster.created(crowded_pod({**crowd, CPU_MANAGER: "exclusive"}))
         before = cluster.webhook.reviews()
@@ -89,7 +89,7 @@ def test_updated_pod_that_asks_is_judged_by_what_changes(cluster: Cluster, crowd
 
 
 def test_virtual_machine_is_judged(cluster: Cluster) -> None:
-    """An update of a crowded virtual machine that changes no policy calls nobody, one that does is refused."""
+    """A label of a crowded virtual machine does not reach the webhook, another policy does."""
     with no_error(cluster):
         assert cluster.create(crowded_machine(limit=3)).is_refused
         cluster.created(crowded_machine())

@@ -24,13 +24,14 @@ INSTALLS = (
     "nri",
     "vm-probe",
     "priority-quota",
+    "counted",
     "guard",
     "dashboard",
     "numa-scheduling",
 )  # each is a whole corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe"),
-    *("priority-quota", "guard", "dashboard", "numa-scheduling"),
+    *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling"),
 )
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]

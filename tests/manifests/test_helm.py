@@ -109,7 +109,7 @@ def test_helm_renders_what_kustomize_renders(name: str) -> None:
     [
         ("hardened", "cert-manager", "cmk", "monitoring", "node-watch", "nri", "vm-probe"),
         ("own-certificate", "observe", "monitoring"),
-        ("nri", "priority-quota", "guard", "dashboard"),
+        ("nri", "priority-quota", "counted", "guard", "dashboard"),
     ],
     ids=" ".join,
 )

@@ -52,7 +52,7 @@ def count(node: World, uid: str, resource: str, amount: object, at: int = 0) -> 
 def test_claim_of_more_cores_than_are_requested_is_uncounted(
     wish: Wish, resource: str, amount: object, needed: int
 ) -> None:
-    """A resource that is absent, or smaller than the claim, is told with both numbers; the container gets its CPUs."""
+    """A resource that is absent, or smaller than the claim, is reported with both numbers; the container gets its CPUs."""
     node = node_of()
     node.add("a", [wish])
     count(node, "a", resource, amount)

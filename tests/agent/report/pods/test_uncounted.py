@@ -46,7 +46,7 @@ def gauge(state: NodeState) -> float | None:
     return metrics.registry.get_sample_value("corepin_agent_uncounted_claims")
 
 
-def test_uncounted_container_is_pinned_and_told_everywhere() -> None:
+def test_uncounted_container_is_pinned_and_reported() -> None:
     """It has its CPUs; status, event and metric say what the scheduler does not count."""
     state = state_of(isolated(), config=COUNTED)
     main = main_of(state)
@@ -57,7 +57,7 @@ def test_uncounted_container_is_pinned_and_told_everywhere() -> None:
     assert gauge(state) == 1
 
 
-def test_counted_container_is_told_nowhere() -> None:
+def test_counted_container_has_no_report() -> None:
     """What the kept pod requests is what the webhook added."""
     state = state_of(isolated(1), config=COUNTED)
     assert "uncounted" not in main_of(state)
