@@ -6,7 +6,8 @@ import json
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from webhook.review.app import BODY_LIMIT, MOST_COMMAS, MOST_VALUES
+from webhook.review.app import BODY_LIMIT
+from webhook.rules.part_reader import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,15 +57,22 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         yield f"{kind[1]} {place} {form[:20]} updated", review(kind, new, old)
 
 
-def filled(kind: tuple[str, str], place: str, form: str, share: int, mark: str = "") -> str:
-    """Return an object that fills its share of a body."""
-    objects = form.count("{{")
-    most = MOST_COMMAS // (1 + form.count(","))
-    if objects:
-        most = min(most, MOST_VALUES // objects)
+def crowded_bodies() -> Iterator[tuple[str, bytes]]:
+    """Yield a name and a review for each case: an object with more than is read, as much as a body has room for."""
+    for kind, place, form in CASES:
+        yield (
+            f"{kind[1]} {place} {form[:20]} crowded",
+            review(kind, filled(kind, place, form, 1, most=BODY_LIMIT)),
+        )
+
+
+def filled(
+    kind: tuple[str, str], place: str, form: str, share: int, mark: str = "", most: int | None = None
+) -> str:
+    """Return an object that fills its share of a body, or as much of it as is read."""
     pieces: list[str] = []
-    room = ROOM // share
-    for number in islice(count(), most // share - 20):
+    room = ROOM // share if most or place == "unknown" else min(ROOM // share, MOST.letters - 2000)
+    for number in islice(count(), most or _most_read(place, form)):
         piece = form.format(f"{mark}{number:x}")
         room -= len(piece.encode()) + 1
         if room < 0:
@@ -72,6 +80,14 @@ def filled(kind: tuple[str, str], place: str, form: str, share: int, mark: str =
         pieces.append(piece)
     whole = (PODS if kind in {POD, DEPLOYMENT} else MACHINES)[place].format(",".join(pieces))
     return f'{{"spec":{{"template":{whole}}}}}' if kind in {DEPLOYMENT, VM} else whole
+
+
+def _most_read(place: str, form: str) -> int:
+    """Return how many such pieces of an object are read; no limit where none is."""
+    if place == "unknown" and form != TEXT:
+        return BODY_LIMIT
+    objects, commas = form.count("{{"), 1 + form.count(",")
+    return min(MOST.commas // commas, MOST.values // objects if objects else MOST.commas) - 20
 
 
 def review(kind: tuple[str, str], new: str, old: str = "null") -> bytes:

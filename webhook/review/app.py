@@ -1,7 +1,8 @@
 """The HTTP edge of the webhook: bodies in, answers out, every failure told apart.
 
-A decision is HTTP 200, also when it refuses. What the caller did wrong is 4xx, a bug of ours is 500; only those
-obey the `failurePolicy` of the webhook configuration.
+A decision is HTTP 200, also when it refuses, and also about an object that cannot be read: what is not 200 obeys the
+`failurePolicy` of the webhook configuration, which admits by default. 4xx is for a caller that is no API server, 500 is
+a bug of ours.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from fastapi import FastAPI
 
 from webhook.metrics import Metrics, ReviewMeter
-from webhook.review import wire
+from webhook.review import unreadable, wire
 from webhook.review.log import ReviewLine, ReviewLog
 from webhook.review.response import Allowed, Answer, Denied, Patched, encode
 from webhook.review.wire import Request
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from webhook.config.reload import Generation
 
 BODY_LIMIT = 7 * 2**20  # two objects of 3 MB, which is what etcd and the API server take, plus the envelope
-LARGE_BODY = 2**18  # bytes; what has fewer is not looked through
-MOST_VALUES = (
-    100_000  # lists and objects in a body: each takes up to 500 bytes when it is read, `{}` three on the wire
-)
-MOST_COMMAS = 250_000  # a short text takes 60 bytes, with its place among others 150, and four on the wire
 UNREAD_LIMIT = 64 * 2**20  # bytes of bodies that are held at once while they arrive
 FIELDS_LOGGED = 10
 LOGGED_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
@@ -79,12 +75,6 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 TOO_LARGE = Reply(413, b"corepin: the body has more than 7 MiB\n", "rejected", "too_large")
-TOO_MANY = Reply(
-    413,
-    b"corepin: the body has more than 100000 lists and objects, or 250000 commas\n",
-    "rejected",
-    "too_large",
-)
 BUSY = Reply(503, b"corepin: too many large bodies at once, try again\n", "rejected", "busy")
 NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "rejected", "content_type")
 
@@ -135,8 +125,6 @@ class ReviewEndpoint:
         body = await _read(receive, self._unread)
         if isinstance(body, Reply):
             return body
-        if len(body) > LARGE_BODY and _is_crowded(body):
-            return TOO_MANY
         return self.review(body)
 
     def review(self, body: bytes) -> Reply:
@@ -148,13 +136,21 @@ class ReviewEndpoint:
             answer = self._judge(generation.value, request)
             return _decision(request, answer, generation.number)
         except Malformed as error:
-            text = f"corepin: cannot read the review: {error}\n".encode(errors="replace")
-            return Reply(400, text, "rejected", "malformed", (error.path,), request, generation.number)
+            request = request or wire.begin(body)
+            if request is None:
+                why = f"corepin: cannot read the review: {error}\n"
+                return Reply(400, why.encode(errors="replace"), "rejected", "malformed", (error.path,))
+            return self._unreadable(request, error, generation.number)
         except Exception:
             uid = request.uid[:LOGGED_LENGTH] if request else None
             logger.exception("review failed", extra={"facts": {"uid": uid, "endpoint": self._endpoint}})
             text = b"corepin: internal error, see the log of the webhook\n"
             return Reply(500, text, "failed", "bug", (), request, generation.number)
+
+    def _unreadable(self, request: Request, error: Malformed, generation: int) -> Reply:
+        body = encode(request.uid, unreadable.answer(self._endpoint, request, error))
+        fields = (error.path[:LOGGED_LENGTH],)
+        return Reply(200, body, "unreadable", "malformed", fields, request, generation, JSON)
 
     def _record(self, reply: Reply, seconds: float) -> None:
         self._meter.count(reply.outcome, reply.reason, seconds)
@@ -232,10 +228,6 @@ def _framing(scope: Scope) -> tuple[bytes, int]:
         elif name == b"content-length" and value.isdigit():
             length = int(value[:20])  # 20 digits are too many already
     return content_type, length
-
-
-def _is_crowded(body: bytes) -> bool:
-    return body.count(b"{") + body.count(b"[") > MOST_VALUES or body.count(b",") > MOST_COMMAS
 
 
 async def _read(receive: Receive, unread: Unread) -> bytes | Reply:

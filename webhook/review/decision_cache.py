@@ -16,6 +16,7 @@ from pinning.pods.annotations import is_policy_key
 from webhook.rules.gate import is_gate_volume
 from webhook.rules.guest_file import is_guest_volume
 from webhook.rules.marks import MARKS
+from webhook.rules.part_reader import PartReader
 from webhook.rules.pod_parts import NewPod
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ EACH: Final = 1024  # bytes of an entry beside its key and what is told: the obj
 
 _encode = msgspec.msgpack.Encoder().encode
 
-decoder: Final = msgspec.json.Decoder(NewPod)
+reader: Final = PartReader(NewPod)
 
 
 def pod_key(pod: Pod, mutations: Mutations) -> bytes:

@@ -4,54 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pinning.brief import MOST_REPORTED
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
 from pinning.kubevirt.review import Kind
 from pinning.pods.claims import count_containers, crowded
+from pinning.pods.types import Pod
 from webhook.review.decision_cache import DecisionCache, pod_key
-from webhook.review.decision_cache import decoder as key_decoder
+from webhook.review.decision_cache import reader as new_pods
 from webhook.review.response import Allowed, Denied, Patched, weight
 from webhook.review.wire import generate_name
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
-from webhook.rules.pod_parts import StoredPod
+from webhook.rules.part_reader import PartReader
+from webhook.rules.pod_parts import StoredPod, WholePod
 from webhook.rules.pods import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
-from webhook.rules.raw_json import OBJECT, OLD_OBJECT, UNREADABLE, Malformed, malformed
+from webhook.rules.raw_json import OBJECT, OLD_OBJECT, Malformed, malformed
+from webhook.rules.unchanged import is_leaving, is_unchanged
 from webhook.rules.vms import (
     KINDS,
-    RunningMachine,
     VirtObject,
     is_kubevirt,
+    read_running,
     review_changed_vm,
     review_changed_vmi,
     review_hotplugged_vmi,
     review_vm,
 )
-from webhook.rules.workloads import TEMPLATES, read_template
+from webhook.rules.workloads import TEMPLATES, read_template, template_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pinning.pods.types import Pod
     from webhook.config.mutations import Mutations
     from webhook.config.settings import Settings
     from webhook.review.wire import Request
 
-Decoded = TypeVar("Decoded")
+Read = TypeVar("Read")
 POD: Final = ("", "Pod")
 MOST_JUDGED: Final = 1000  # a node runs some hundred pods; the rules take 50 us for each of so many
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
+JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources
 # The API server takes no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
-_stored = msgspec.json.Decoder(StoredPod)
-_machine = msgspec.json.Decoder(VirtObject)
-_running = msgspec.json.Decoder(RunningMachine)
-_whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
+_stored: Final = PartReader(StoredPod)
+_whole: Final = PartReader(WholePod)
+_machines: Final = PartReader(VirtObject)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Decider:
             pod, key = self._key(request)
             return self._mutated.of(key, lambda: self._mutate(pod))
         self._key(request)  # which holds the pod to its shape
-        return self._mutate(_decode_pod(request.object, _whole))
+        return self._mutate(_whole.read(request.object))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Return the verdict on a pod as it will be stored."""
@@ -88,10 +88,10 @@ class Decider:
             pod, key = self._key(request)
             return self._judged.of(key, lambda: self._judge(pod))
         self._key(request)  # which holds the pod to its shape
-        return self._judge(_decode_pod(request.object, _whole))
+        return self._judge(_whole.read(request.object))
 
     def _key(self, request: Request) -> tuple[Pod, bytes]:
-        pod = _decode(key_decoder, request.object)
+        pod = new_pods.read(request.object)
         try:
             return pod, pod_key(pod, self.mutations)
         except OverflowError as error:  # the API server writes amounts as texts, and no such number
@@ -106,25 +106,33 @@ class Decider:
         if _is_mirror(pod) or _crowded(pod):
             return Allowed()
         plan = plan_mutation(pod, self.settings, self.injection)
-        warnings = _sentences(plan.warnings)
+        warnings = sentences(plan.warnings)
         if not plan.operations:
             return Allowed(warnings)
         return Patched(plan.operations, warnings, AUDIT_INJECTED)
 
     def validate(self, request: Request) -> Allowed | Denied:
-        """Return whether an object is consistent, with every cause; kinds that are not ours are admitted."""
+        """Return whether an object is consistent, with every cause; kinds that are not ours are admitted.
+
+        Raise Malformed for what cannot be read, unless the request changes nothing of it: finalizers can be removed.
+        """
         judge = _JUDGES.get(_kind(request))
         if judge is None or request.operation not in CHANGING:
             return Allowed()
-        verdict = judge(self, request)
+        try:
+            verdict = judge(self, request)
+        except Malformed:
+            if request.operation == "UPDATE" and (is_leaving(request.object) or _is_unchanged(request)):
+                return Allowed()
+            raise
         if not verdict.causes:
-            return Allowed(_sentences(verdict.warnings))
+            return Allowed(sentences(verdict.warnings))
         return Denied(
             kind=request.kind.kind,
             group=request.kind.group,
-            name=_name(request),
+            name=name_of(request),
             causes=verdict.causes,
-            warnings=_sentences(verdict.warnings),
+            warnings=sentences(verdict.warnings),
             audit={"refused": str(min(len(verdict.causes), MOST_REPORTED))},
         )
 
@@ -139,20 +147,6 @@ def under(root: str, verdict: Verdict) -> Verdict:
 
 def _kind(request: Request) -> tuple[str, str]:
     return request.kind.group, request.kind.kind
-
-
-def _decode_pod(document: msgspec.Raw, decoder: msgspec.json.Decoder[Pod], path: str = OBJECT) -> Pod:
-    """Return the pod as its owner wrote it: what is reported of it does not count at admission."""
-    pod = _decode(decoder, document, path)
-    pod.pop("status", None)
-    return pod
-
-
-def _decode(decoder: msgspec.json.Decoder[Decoded], document: msgspec.Raw, path: str = OBJECT) -> Decoded:
-    try:
-        return decoder.decode(document)
-    except UNREADABLE as error:
-        raise malformed(error).under(path) from error
 
 
 def _is_mirror(pod: Pod) -> bool:
@@ -174,24 +168,26 @@ def _crowded(pod: Pod) -> Verdict | None:
     return Verdict((Cause("spec.containers", message),))
 
 
-def _sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
+def sentences(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
+    """Return warnings as users read them."""
     return tuple(f"{warning.field}: {PRODUCT}: {warning.message}" for warning in warnings)
 
 
-def _name(request: Request) -> str:
+def name_of(request: Request) -> str:
+    """Return the name of the object, or the beginning that it will have."""
     prefix = generate_name(request)
     return request.name or (f"{prefix}..." if prefix else "")
 
 
 def _judge_pod(rules: Decider, request: Request) -> Verdict:
-    if request.subResource not in {None, "", "resize"}:
+    if request.subResource not in JUDGED_OF_PODS:
         return Verdict()
     if request.operation == "CREATE":
         return rules.judge_new_pod(request)
-    pod = _decode_pod(request.object, _stored)
+    pod = _stored.read(request.object)
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
-    old = _decode_pod(request.oldObject, _stored, OLD_OBJECT)
+    old = _before(lambda: _stored.read(request.oldObject, OLD_OBJECT), Pod())
     if verdict := _crowded(pod):  # no update brings containers: only the wish for CPUs can be new
         return verdict if crowded(pod) and not crowded(old) else Verdict()
     return review_changed_pod(old, pod, rules.settings)
@@ -203,7 +199,7 @@ def _judge_workload(rules: Decider, request: Request) -> Verdict:
     template = read_template(request.object, path, OBJECT)
     crowd = _crowded(template)
     if request.operation == "UPDATE":
-        old = read_template(request.oldObject, path, OLD_OBJECT)
+        old = _before(lambda: read_template(request.oldObject, path, OLD_OBJECT), Pod())
         if _crowded(old) if crowd else not changes_claims(old, template):
             return Verdict()
     verdict = crowd or review_template(template, rules.settings)
@@ -216,26 +212,46 @@ def _judge_machine(rules: Decider, request: Request) -> Verdict:
     if request.subResource:
         return Verdict()
     if request.operation == "CREATE":
-        return review_vm(kind, _decode(_machine, request.object), rules.settings)
+        return review_vm(kind, _machines.read(request.object), rules.settings)
     if kind is Kind.VMI:
         return _judge_changed_vmi(rules, request)
-    new = _decode(_machine, request.object)
+    new = _machines.read(request.object)
     if (new.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
-    return review_changed_vm(kind, _decode(_machine, request.oldObject, OLD_OBJECT), new, rules.settings)
+    old = _before(lambda: _machines.read(request.oldObject, OLD_OBJECT), VirtObject())
+    return review_changed_vm(kind, old, new, rules.settings)
 
 
 def _judge_changed_vmi(rules: Decider, request: Request) -> Verdict:
-    new = _decode(_running, request.object)
+    new = read_running(request.object)
     if (new.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
     if is_kubevirt(request.userInfo.username or "", rules.settings):
-        old = _decode(_machine, request.oldObject, OLD_OBJECT)
-        return review_hotplugged_vmi(old, _decode(_machine, request.object))
+        old = _machines.read(request.oldObject, OLD_OBJECT)
+        return review_hotplugged_vmi(old, _machines.read(request.object))
     try:
-        return review_changed_vmi(_decode(_running, request.oldObject, OLD_OBJECT), new)
+        return review_changed_vmi(read_running(request.oldObject, OLD_OBJECT), new)
     except RecursionError as error:  # two values that could just be read, compared
         raise malformed(error).under(f"{OBJECT}.spec") from error
+
+
+def _before(read: Callable[[], Read], nothing: Read) -> Read:
+    """Return the old state; where it cannot be read all of the new one is judged, so that it can be repaired."""
+    try:
+        return read()
+    except Malformed:
+        return nothing
+
+
+def _is_unchanged(request: Request) -> bool:
+    """Say whether an update changes nothing of what its judge reads."""
+    new, old = request.object, request.oldObject
+    if path := TEMPLATES.get(_kind(request)):
+        return is_unchanged(template_of(old, path), template_of(new, path), _stored)
+    kind = KINDS.get(_kind(request))
+    if kind is Kind.VMI:  # of which no word may change
+        return is_unchanged(old, new)
+    return is_unchanged(old, new, _machines if kind else _stored)
 
 
 _JUDGES: Final[Mapping[tuple[str, str], Callable[[Decider, Request], Verdict]]] = {

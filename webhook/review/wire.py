@@ -11,18 +11,26 @@ import re
 
 import msgspec
 
+from webhook.rules import lenient
 from webhook.rules.raw_json import NULL, UNREADABLE, Malformed, malformed
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
 LONGEST_UID = 1024  # characters, of which the API server's have 36; each answer repeats them
-SURROGATE_PAIR = 12  # characters of the two escapes
 PEEKED = 1024  # bytes of an object in which its generateName is looked for
 _GENERATE_NAME = re.compile(rb'"generateName"\s*:\s*("(?:[^"\\]|\\.)*")')
-_CUT_OFF = ("Input data was truncated", "JSON is malformed: unexpected end of hex escape")
-_BYTE = re.compile(r"\(byte (\d+)\)$")
-_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+HEAD = (
+    4096  # bytes in which a review says what it is: the API server writes the uid before all that users write
+)
+_AS_REVIEW = (rb'"kind"\s*:\s*"AdmissionReview"', rb'"apiVersion"\s*:\s*"admission\.k8s\.io/v1"')
+_TEXT = rb'"(?:[^"\\]++|\\.)*+"'
+_BEGINNING = re.compile(
+    rb"\s*+\{\s*+(?:%b\s*,\s*%b|%b\s*,\s*%b)" % (*_AS_REVIEW, *reversed(_AS_REVIEW))
+    + rb'\s*,\s*"request"\s*:\s*(?P<request>\{\s*"uid"\s*:\s*%b' % _TEXT
+    + rb'(?:\s*+,\s*+"\w++"\s*+:\s*+(?:%b|\{[^{}]*+\}))*+)' % _TEXT,
+    re.DOTALL,
+)
 
 
 class GroupVersionKind(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +53,6 @@ class UserInfo(msgspec.Struct, frozen=True):
     """Who made the request."""
 
     username: str | None = None
-    groups: tuple[str, ...] | None = None
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -72,6 +79,21 @@ class Review(msgspec.Struct, frozen=True):
     request: Request
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """What the first bytes of a request say of it."""
+
+    uid: str
+    kind: GroupVersionKind = GroupVersionKind("")
+    operation: str = ""
+    subResource: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+
+
+class _Identity(msgspec.Struct):
+    uid: str
+
+
 class _Metadata(msgspec.Struct, gc=False):
     generateName: str | None = None
 
@@ -81,18 +103,16 @@ class _Named(msgspec.Struct):
 
 
 _review = msgspec.json.Decoder(Review)
+_beginning = msgspec.json.Decoder(Beginning)
+_identity = msgspec.json.Decoder(_Identity)
 _named = msgspec.json.Decoder(_Named)
 
 
 def decode(body: bytes) -> Request:
     """Return the request of a review, or raise `Malformed` naming the JSON path."""
     try:
-        if not body.isascii():
-            body.decode()  # what msgspec leaves raw it has not looked at
-        review = _review.decode(body)
+        review = lenient.decode(_review, body)
     except UNREADABLE as error:
-        if _is_half_a_pair(error, body):
-            raise Malformed("$", "a text has a lone surrogate, which is half a character") from error
         raise malformed(error) from error
 
     if len(review.request.uid) > LONGEST_UID:
@@ -102,22 +122,28 @@ def decode(body: bytes) -> Request:
     return review.request
 
 
-def _is_half_a_pair(error: Exception, body: bytes) -> bool:
-    """Say whether reading ended at a lone surrogate, of which msgspec may say that the text is cut off there."""
-    message = str(error)
-    if "surrogate pair" in message:
-        return True
-    if not message.startswith(_CUT_OFF) or not body.rstrip().endswith(b"}"):
-        return False
-    place = _BYTE.search(message)
-    end = int(place[1]) if place else len(body)
-    return _HIGH_SURROGATE.search(body, max(end - SURROGATE_PAIR, 0), end + 1) is not None
+def begin(body: bytes) -> Request | None:
+    """Return what a body says of its request before all that users write, None for one that begins as no review."""
+    found = _BEGINNING.match(body, 0, HEAD)
+    if found is None:
+        return None
+    text = found["request"] + b"}"
+    try:
+        beginning = _beginning.decode(text)
+    except UNREADABLE:
+        try:
+            beginning = Beginning(_identity.decode(text).uid)
+        except UNREADABLE:
+            return None
+    if len(beginning.uid) > LONGEST_UID:
+        return None
+    return Request(**msgspec.structs.asdict(beginning))
 
 
 def generate_name(request: Request) -> str | None:
     """Return the object's generateName, None when there is none to read."""
     try:
-        metadata = _named.decode(request.object).metadata
+        metadata = lenient.decode(_named, request.object).metadata
     except UNREADABLE:
         return None
     return metadata.generateName if metadata else None
@@ -129,7 +155,10 @@ def peek_generate_name(request: Request) -> str | None:
     Quotes inside of texts are escaped, so what matches is a member; the API server writes metadata before the rest.
     """
     found = _GENERATE_NAME.search(memoryview(request.object)[:PEEKED])
-    return msgspec.json.decode(found[1], type=str) if found else None
+    try:
+        return msgspec.json.decode(found[1], type=str) if found else None
+    except UNREADABLE:
+        return None
 
 
 def _expect(path: str, found: str, wanted: str) -> None:

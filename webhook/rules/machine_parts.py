@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from pinning.brief import NAME, cut
+from webhook.rules import lenient
 from webhook.rules.raw_json import NULL, OBJECT, OLD_OBJECT, UNREADABLE, is_object, malformed
 
 if TYPE_CHECKING:
@@ -27,11 +28,18 @@ def changes(
     if not (depth and is_object(old) and is_object(new)):
         yield path, _read(old, f"{OLD_OBJECT}.{path}"), _read(new, f"{OBJECT}.{path}")
         return
-    before, after = _members.decode(old), _members.decode(new)
+    before, after = _members_of(old, f"{OLD_OBJECT}.{path}"), _members_of(new, f"{OBJECT}.{path}")
     for key in sorted(before.keys() | after.keys()):
         left, right = before.get(key, NULL), after.get(key, NULL)
         if left != right:
             yield from changes(left, right, f"{path}.{cut(key, NAME)}", depth - 1)
+
+
+def _members_of(value: msgspec.Raw, path: str) -> dict[str, msgspec.Raw]:
+    try:
+        return lenient.decode(_members, value)
+    except UNREADABLE as error:
+        raise malformed(error).under(path) from error
 
 
 def _read(value: msgspec.Raw, path: str) -> Any:

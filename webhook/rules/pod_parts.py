@@ -91,3 +91,18 @@ NewPod: Final = part_of(Pod, NEW)  # before anything was injected, or just after
 StoredPod: Final = part_of(
     Pod, STORED
 )  # or the template of one: nothing is injected into it any more, or not yet
+
+_METADATA: Final = (
+    *("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),
+    *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
+    *("labels", "annotations", "ownerReferences", "finalizers"),
+)  # all but managedFields: users write them as they like, and no mutations file adds to them
+_WholeMeta = TypedDict("_WholeMeta", dict.fromkeys(_METADATA, Any), total=False)  # type: ignore[misc] # the API's names
+
+
+class _Whole(TypedDict, total=False):
+    metadata: _WholeMeta | None
+    spec: dict[str, Any] | None
+
+
+WholePod: Final = cast("type[Pod]", _Whole)  # for a mutations file that adds what no rule reads

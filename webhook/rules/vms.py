@@ -25,9 +25,11 @@ from pinning.kubevirt.view import find, shortened
 from pinning.pods.annotations import read_policy_annotations
 from pinning.pods.shared_cpus import LAUNCHER, misplaced
 from pinning.pods.types import ObjectMeta
+from webhook.rules import lenient
 from webhook.rules.machine_parts import changes
+from webhook.rules.part_reader import PartReader, require_fit
 from webhook.rules.pods import Verdict, added
-from webhook.rules.raw_json import NULL
+from webhook.rules.raw_json import NULL, OBJECT, OLD_OBJECT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,6 +59,24 @@ class RunningMachine(TypedDict, total=False):
 
     metadata: ObjectMeta | None
     spec: msgspec.Raw
+
+
+class _Named(TypedDict, total=False):
+    metadata: ObjectMeta | None
+
+
+class _Spec(msgspec.Struct):
+    spec: msgspec.Raw = NULL
+
+
+_named: Final = PartReader(_Named)
+_spec: Final = msgspec.json.Decoder(_Spec)
+
+
+def read_running(document: msgspec.Raw, path: str = OBJECT) -> RunningMachine:
+    """Return a machine with its spec as it was sent; raise Malformed where the metadata cannot be read."""
+    named = _named.read(document, path)
+    return {"metadata": named.get("metadata"), "spec": lenient.decode(_spec, document).spec}
 
 
 def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
@@ -92,7 +112,12 @@ def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Se
 
 def review_changed_vmi(old: RunningMachine, new: RunningMachine) -> Verdict:
     """Judge the update of a running machine by somebody who may not change its spec."""
-    causes = vmi_update_causes(changes(old.get("spec", NULL), new.get("spec", NULL)))
+    before, after = old.get("spec", NULL), new.get("spec", NULL)
+    if before == after:
+        return Verdict(few(_added_policies(old, new)))
+    require_fit(before, f"{OLD_OBJECT}.spec")
+    require_fit(after, f"{OBJECT}.spec")
+    causes = vmi_update_causes(changes(before, after))
     return Verdict(few(chain(causes, _added_policies(old, new))))
 
 

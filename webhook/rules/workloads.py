@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from webhook.rules import lenient
+from webhook.rules.part_reader import PartReader
 from webhook.rules.pod_parts import StoredPod
-from webhook.rules.raw_json import NULL, UNREADABLE, is_object, malformed
+from webhook.rules.raw_json import NULL, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +36,7 @@ def below(document: object, path: tuple[str, ...]) -> Any:
     return document
 
 
-_template: Final = msgspec.json.Decoder(StoredPod)
+_template: Final = PartReader(StoredPod)
 _steps: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
     key: msgspec.json.Decoder(msgspec.defstruct("Part", [(key, msgspec.Raw, NULL)]))
     for path in TEMPLATES.values()
@@ -42,13 +44,16 @@ _steps: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
 }
 
 
-def read_template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Pod:
-    """Return the template of a workload, empty without one; raise Malformed where it cannot be read."""
+def template_of(document: msgspec.Raw, path: tuple[str, ...]) -> msgspec.Raw:
+    """Return the template of a workload as it was sent, null without one."""
     for key in path:
         if not is_object(document):
-            return {}
-        document = getattr(_steps[key].decode(document), key)
-    try:
-        return _template.decode(document) if document != NULL else {}
-    except UNREADABLE as error:
-        raise malformed(error).under(".".join((root, *path))) from error
+            return NULL
+        document = getattr(lenient.decode(_steps[key], document), key)
+    return document
+
+
+def read_template(document: msgspec.Raw, path: tuple[str, ...], root: str) -> Pod:
+    """Return the template of a workload, empty without one; raise Malformed where it cannot be read."""
+    template = template_of(document, path)
+    return _template.read(template, ".".join((root, *path))) if template != NULL else {}

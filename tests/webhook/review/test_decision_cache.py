@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
 from tests.webhook.requests import BEYOND, generated, request
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.config.settings import Settings, load_settings
-from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, DecisionCache, decoder, pod_key
+from webhook.review.decision_cache import EACH, MOST_KEPT, ROOM, DecisionCache, pod_key, reader
 from webhook.review.handler import Decider
 from webhook.review.response import Patched, weight
 from webhook.rules.injection import Injection
@@ -37,7 +38,7 @@ NAMING = load_mutations(
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
     """For any pod, plan and verdict on the part in its key are those on the pod with all that the key leaves out."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part = decoder.decode(json.dumps(document))
+    part = reader.read(msgspec.Raw(json.dumps(document).encode()))
     pod_key(part, mutations)
     fill(document)
     assert plan_mutation(part, rules, Injection(mutations)) == plan_mutation(

@@ -17,7 +17,7 @@ from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
 from tests.webhook.requests import BEYOND, generated
 from webhook.config.mutations import BUILT_IN, Mutations
 from webhook.config.settings import Settings
-from webhook.review.decision_cache import decoder, pod_key
+from webhook.review.decision_cache import pod_key, reader
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.pods import review_new_pod
@@ -160,11 +160,13 @@ def test_answers_are_told_apart_by_what_decides() -> None:
         kata(volumes=[own]),
         kata(volumes=[VOLUME]),
     ]
-    keys = {pod_key(decoder.decode(msgspec.json.encode(document)), BUILT_IN) for document in documents}
+    keys = {
+        pod_key(reader.read(msgspec.Raw(msgspec.json.encode(document))), BUILT_IN) for document in documents
+    }
     assert len(keys) == len(documents)
     assert pod_key(
-        decoder.decode(msgspec.json.encode(kata(volumes=[{"name": "x", "emptyDir": {}}]))), BUILT_IN
-    ) == (pod_key(decoder.decode(msgspec.json.encode(kata(volumes=[]))), BUILT_IN))
+        reader.read(msgspec.Raw(msgspec.json.encode(kata(volumes=[{"name": "x", "emptyDir": {}}])))), BUILT_IN
+    ) == (pod_key(reader.read(msgspec.Raw(msgspec.json.encode(kata(volumes=[])))), BUILT_IN))
 
 
 @given(document=generated)

@@ -21,11 +21,12 @@ from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, Server, serving
 from webhook.config.reload import Generation
 from webhook.metrics import Metrics, ReviewMeter
-from webhook.review.app import BODY_LIMIT, LARGE_BODY, LOGGED_LENGTH, MOST_VALUES, ReviewEndpoint, Unread
+from webhook.review.app import BODY_LIMIT, LOGGED_LENGTH, ReviewEndpoint, Unread
 from webhook.review.handler import MOST_JUDGED
 from webhook.review.log import ReviewLog
 from webhook.review.response import Allowed, Denied
 from webhook.review.wire import LONGEST_UID
+from webhook.rules.part_reader import LARGE, MOST
 from webhook.server.connection import HEAD_LIMIT, REQUEST_LIMIT
 
 if TYPE_CHECKING:
@@ -83,17 +84,15 @@ def sent_until_cut(connection: socket.socket, piece: bytes, limit: int) -> bool:
 
 def test_a_body_of_nothing_but_brackets_is_not_read(server: Server) -> None:
     """Three bytes of JSON can take hundreds in memory: 7 MB of them would take 2 GB, and all reviews a minute."""
-    values = b"{}," * (MOST_VALUES + 1)
+    values = b"{}," * (2 * MOST.values + 1)
     body = review().replace(b'"containers": [', b'"containers": [' + values)
-    assert LARGE_BODY < len(body) < BODY_LIMIT
+    assert LARGE < len(body) < BODY_LIMIT
     before = server.resident_megabytes()
     with client(server) as http:
-        answer = http.post("/mutate", content=body)
-        assert (answer.status_code, answer.text) == (
-            413,
-            "corepin: the body has more than 100000 lists and objects, or 250000 commas\n",
-        )
-        assert http.post("/mutate", content=review(padding=LARGE_BODY)).status_code == 200
+        assert http.post("/mutate", content=body).json()["response"] == {"uid": "0b1c", "allowed": True}
+        refused = http.post("/validate", content=body).json()["response"]["status"]["message"]
+        assert "has more than 50000 lists and objects" in refused
+        assert http.post("/mutate", content=review(padding=LARGE)).status_code == 200
     assert server.resident_megabytes() - before < 16
 
 

@@ -1,0 +1,45 @@
+"""Answers to reviews that corepin cannot read. They are answers: an API server takes a failed call for an admission.
+
+`/validate` refuses, so that no annotation takes effect unseen. `/mutate` changes nothing, because `/validate` follows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pinning.errors import Cause
+from webhook.review.handler import CHANGING, JUDGED_OF_PODS, POD, name_of, sentences
+from webhook.review.response import Allowed, Answer, Denied
+from webhook.rules.raw_json import OBJECT
+from webhook.rules.vms import KINDS
+from webhook.rules.workloads import TEMPLATES
+
+if TYPE_CHECKING:
+    from webhook.review.wire import Request
+    from webhook.rules.raw_json import Malformed
+
+UNKNOWN: Final = ("", "")  # the kind of a request that does not say it where the API server does
+WHOLE: Final = "object"  # the field of a cause that names no other
+REFUSED: Final = {"refused": "1"}
+
+
+def answer(endpoint: str, request: Request, error: Malformed) -> Answer:
+    """Return what is answered to a request of which the rules could not read all that they need."""
+    kind = (request.kind.group, request.kind.kind)
+    if endpoint == "mutate" or not _is_judged(request, kind):
+        return Allowed()
+    field = error.path.removeprefix(OBJECT).lstrip(".") or WHOLE
+    if kind in TEMPLATES:
+        message = f"cannot be read: {error.why}; pods of it may be refused"
+        return Allowed(sentences((Cause(field, message),)))
+    message = f"cannot be read: {error.why}; change it or leave it out"
+    return Denied(request.kind.kind, name_of(request), (Cause(field, message),), audit=REFUSED, group=kind[0])
+
+
+def _is_judged(request: Request, kind: tuple[str, str]) -> bool:
+    """Say whether `/validate` looks at such requests; a kind or operation that is not known counts as one of them."""
+    if request.operation and request.operation not in CHANGING:
+        return False
+    if kind == POD:
+        return request.subResource in JUDGED_OF_PODS
+    return kind in TEMPLATES or kind == UNKNOWN or (kind in KINDS and not request.subResource)
