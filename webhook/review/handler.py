@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
+
 from pinning.brief import MOST_REPORTED
 from pinning.contract import MIRROR_POD, PRODUCT
 from pinning.errors import Cause
@@ -19,9 +21,9 @@ from webhook.review.wire import generate_name
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.part_reader import PartReader
-from webhook.rules.pod_parts import StoredPod, WholePod
+from webhook.rules.pod_parts import NewPod, StoredPod, WholePod
 from webhook.rules.pods import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
-from webhook.rules.raw_json import OBJECT, OLD_OBJECT, Malformed, malformed
+from webhook.rules.raw_json import OBJECT, OLD_OBJECT, UNREADABLE, Malformed, malformed
 from webhook.rules.unchanged import is_leaving, is_unchanged
 from webhook.rules.vms import (
     KINDS,
@@ -77,21 +79,27 @@ class Decider:
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
         if self.mutations.is_typed:
-            pod, key = self._key(request)
+            pod, key = self._key(new_pods.read(request.object))
             return self._mutated.of(key, lambda: self._mutate(pod))
-        self._key(request)  # which holds the pod to its shape
-        return self._mutate(_whole.read(request.object))
+        return self._mutate(self._whole(request))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Return the verdict on a pod as it will be stored."""
         if self.mutations.is_typed:
-            pod, key = self._key(request)
+            pod, key = self._key(new_pods.read(request.object))
             return self._judged.of(key, lambda: self._judge(pod))
-        self._key(request)  # which holds the pod to its shape
-        return self._judge(_whole.read(request.object))
+        return self._judge(self._whole(request))
 
-    def _key(self, request: Request) -> tuple[Pod, bytes]:
-        pod = new_pods.read(request.object)
+    def _whole(self, request: Request) -> Pod:
+        """Return a pod with what no rule reads, held to the shape of what rules read."""
+        pod = _whole.read(request.object)
+        try:
+            self._key(msgspec.convert(pod, NewPod))
+        except UNREADABLE as error:
+            raise malformed(error).under(OBJECT) from error
+        return pod
+
+    def _key(self, pod: Pod) -> tuple[Pod, bytes]:
         try:
             return pod, pod_key(pod, self.mutations)
         except OverflowError as error:  # the API server writes amounts as texts, and no such number

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 CHUNK: Final = 2**18  # bytes that are copied at once
 _STRUCTURE: Final = b'"{[,'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
+_NEITHER_ESCAPE: Final = bytes(
+    set(_OTHER) - set(b"\\/bfnrtu")
+)  # nor structure; an escape keeps its first letter
 _SAVED: Final = 5  # bytes by which `\u003c` is longer than what it stands for
 
 
@@ -49,8 +52,10 @@ def size(text: bytes | msgspec.Raw, most: Size, chunk_length: int = CHUNK) -> Si
         chunk = backslash + view[start : start + chunk_length]
         whole = chunk.rstrip(b"\\")
         backslash = b"\\" * ((len(chunk) - len(whole)) % 2)
-        plain = whole.replace(b"\\\\", b"")
-        letters = len(plain) + (len(chunk) - len(plain)) // 2 - _SAVED * plain.count(b"\\u")
+        escaped = whole.translate(None, _NEITHER_ESCAPE)
+        plain = escaped.replace(b"\\\\", b"")
+        pairs = (len(chunk) - len(whole) + len(escaped) - len(plain)) // 2
+        letters = len(chunk) - len(backslash) - pairs - _SAVED * plain.count(b"\\u")
         marks = opened + plain.replace(b'\\"', b"").translate(None, _OTHER)
         pieces = marks.replace(b'""', b"").split(
             b'"'

@@ -51,8 +51,13 @@ class _Crowded(Exception):
 
 def require_fit(text: bytes | msgspec.Raw, path: str) -> None:
     """Raise Malformed for a text of which too much would be held in memory."""
-    if not (at_most(text).fits(MOST) or size(text, MOST).fits(MOST)):
+    if not (surely_fits(text) or size(text, MOST).fits(MOST)):
         raise Malformed(path, CROWDED)
+
+
+def surely_fits(text: bytes | msgspec.Raw) -> bool:
+    """Say whether no more would be held in memory even if no bracket, comma or escape stood in a string."""
+    return len(memoryview(text)) <= MOST.letters and at_most(text).fits(MOST)
 
 
 class PartReader(Generic[Part]):
@@ -66,7 +71,7 @@ class PartReader(Generic[Part]):
     def read(self, document: msgspec.Raw, path: str = OBJECT) -> Part:
         """Return what is read of an object; raise Malformed, with the path told from `path`."""
         try:
-            if len(memoryview(document)) <= LARGE or at_most(document).fits(MOST):
+            if len(memoryview(document)) <= LARGE or surely_fits(document):
                 try:
                     return self._decoder.decode(document)
                 except RecursionError:
