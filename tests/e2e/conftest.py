@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"
 CMK, GUARDED, DOWN, DOWN_OPEN, DOWN_SHUT = "cmk", "guarded", "down", "down-open", "down-shut"
 GATED = "gated"
+OPEN, SHUT = "open", "shut"  # served by the main webhook, and every failed call is ignored, or refused
 GATE = "{gate: true, gateImage: 'registry.example/corepin:1', gateResources: {cpu: 300m, memory: 128Mi}}"
 MUTE = "mute"
 ANNOTATED, MESHED, PREPARED = (f"e2e.corepin.io/{word}" for word in ("annotated", "meshed", "prepared"))
@@ -116,6 +117,8 @@ def _registrations(
         Instance(DOWN_OPEN, nobody, some_ca, failure_policy="Ignore"),
         Instance(DOWN_SHUT, nobody, some_ca, failure_policy="Fail"),
         Instance(MUTE, mute, some_ca),
+        Instance(OPEN, webhooks[MAIN].url, webhooks[MAIN].ca_bundle, failure_policy="Ignore"),
+        Instance(SHUT, webhooks[MAIN].url, webhooks[MAIN].ca_bundle, failure_policy="Fail"),
         Instance(MAIN, webhooks[MAIN].url, webhooks[MAIN].ca_bundle),
     ]
     others = [
