@@ -31,6 +31,8 @@ PODS = (
     "webhook/rules/mutate.py",
     "webhook/rules/sidecars.py",
     "webhook/review/handler.py",
+    "webhook/review/unreadable.py",
+    "webhook/rules/part_reader.py",
 )
 MACHINES = (
     "pinning/kubevirt/realtime.py",

@@ -103,11 +103,8 @@ def test_no_bytes_beside_an_annotation_let_it_pass(registered: Registered, polic
 
         isolated = post(client, strange_pod("isolated", TRICKS[trick], ISOLATED))
         assert isolated.status_code == 201, isolated.text[:500]
-        limits = json.loads(isolated.content.decode(errors="replace"))["spec"]["containers"][0]["resources"][
-            "limits"
-        ]
-        assert limits[ISOLATED_CORES] == "2"
-        assert GUARDED in json.loads(isolated.content.decode(errors="replace"))["metadata"]["annotations"]
+        assert f'"{ISOLATED_CORES}":"2"' in isolated.text
+        assert f'"{GUARDED}":' in isolated.text
 
         assert post(client, strange_pod("plain", TRICKS[trick], {})).status_code == 201
         assert patch(client, "/plain", {"metadata": {"annotations": NONSENSE}}).status_code == 422
