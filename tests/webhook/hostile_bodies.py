@@ -50,16 +50,15 @@ CASES = (
 
 
 def bodies() -> Iterator[tuple[str, bytes]]:
-    """Yield a name and a review for each case: an object that is created, and two that differ in all that they have."""
+    """Yield a name and a review for each case: an object that is created, and two that differ in all that they have.
+
+    Then pods with more than is read, as much as a body has room for.
+    """
     for kind, place, form in CASES:
         yield f"{kind[1]} {place} {form[:20]} created", review(kind, filled(kind, place, form, 1))
         old, new = filled(kind, place, form, 2), filled(kind, place, form, 2, "z")
         yield f"{kind[1]} {place} {form[:20]} updated", review(kind, new, old)
-
-
-def crowded_bodies() -> Iterator[tuple[str, bytes]]:
-    """Yield a name and a review for each case: an object with more than is read, as much as a body has room for."""
-    for kind, place, form in CASES:
+    for kind, place, form in CASES[:7]:
         yield (
             f"{kind[1]} {place} {form[:20]} crowded",
             review(kind, filled(kind, place, form, 1, most=BODY_LIMIT)),
