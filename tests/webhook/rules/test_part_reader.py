@@ -107,3 +107,8 @@ def test_a_machine_keeps_what_it_only_has_to_have() -> None:
         == b'{"spec":{"domain":{"cpu":{"realtime":{}}},"instancetype":{},"preference":null}}'
     )
     assert part_reader.CROWDED.startswith("has more than 50000 lists and objects, 125000 commas or 4 MiB")
+
+
+def test_a_small_object_may_be_nested_where_nothing_reads() -> None:
+    """Of an object that is not counted the part is cut out where msgspec alone does not come through."""
+    assert READER.read(msgspec.Raw(b'{"x":%b,"texts":{"a":"b"}}' % NEST)) == {"texts": {"a": "b"}}
