@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from cri_api.v1 import api_pb2
 
 from agent.interfaces import RuntimeContainer
 from agent.kernel.cgroup_names import SLICE, slice_path
-from pinning.planning.observed import State
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
+
+    from agent.cri.listing_pb2 import Info
+    from agent.cri.lists import ListedContainer, ListedSandbox
 
 SOCKETS: Final = (
     Path("/run/containerd/containerd.sock"),
@@ -25,12 +27,8 @@ SOCKETS: Final = (
     Path("/var/snap/microk8s/common/run/containerd.sock"),
     Path("/run/cri-dockerd.sock"),
 )
-_STATES: Final = {
-    api_pb2.CONTAINER_CREATED: State.CREATED,
-    api_pb2.CONTAINER_RUNNING: State.RUNNING,
-    api_pb2.CONTAINER_EXITED: State.EXITED,
-}
-_VM_ANNOTATIONS: Final = ("io.katacontainers.", "io.kubernetes.cri-o.kata")
+# Of a key of a JSON object: a quote inside a string is escaped, so what tenants write as a value never looks so.
+_VM_ANNOTATION: Final = re.compile(rb'[{,]\s*"(?:io\.katacontainers\.|io\.kubernetes\.cri-o\.kata)')
 _SYSTEMD_PARTS: Final = 3  # slice:prefix:name
 
 
@@ -55,7 +53,7 @@ class _Linux(msgspec.Struct):
 
 class _Spec(msgspec.Struct):
     linux: _Linux | None = None
-    annotations: dict[str, str] | None = None
+    annotations: msgspec.Raw = msgspec.Raw()  # searched, not decoded: tenants choose how many there are
 
 
 class _Info(msgspec.Struct):
@@ -82,15 +80,20 @@ def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
     return next((socket for socket in SOCKETS if exists(socket)), None)
 
 
-def read_info(verbose: Mapping[str, str]) -> ContainerInfo:
+def verbose_json(entries: Iterable[Info]) -> bytes:
+    """Return the JSON document that the runtime's verbose answer has under the key `info`."""
+    return next((entry.value for entry in entries if entry.key == "info"), b"{}")
+
+
+def read_info(verbose: bytes) -> ContainerInfo:
     """Read the verbose part of a container's status; what it does not say stays unknown."""
     try:
-        info = msgspec.json.decode(verbose.get("info", "{}"), type=_Info)
+        info = msgspec.json.decode(verbose, type=_Info)
     except (msgspec.DecodeError, RecursionError):
         return ContainerInfo()
     spec = info.spec or _Spec()
     linux = spec.linux or _Linux()
-    annotated = any(name.startswith(_VM_ANNOTATIONS) for name in spec.annotations or ())
+    annotated = _VM_ANNOTATION.search(spec.annotations) is not None
     in_vm = annotated or is_vm_handler(info.shim)
     return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, linux.quota > 0)
 
@@ -109,24 +112,16 @@ def cgroup_path(oci_path: str) -> str | None:
     return f"/{oci_path.strip('/')}" if oci_path.strip("/") else None
 
 
-def state_of(container: api_pb2.Container) -> State:
-    """Return the state; a container that the runtime knows nothing about may be running."""
-    return _STATES.get(container.state, State.RUNNING)
-
-
-def describe(
-    container: api_pb2.Container, sandbox: api_pb2.PodSandbox, info: ContainerInfo
-) -> RuntimeContainer:
+def describe(container: ListedContainer, sandbox: ListedSandbox, info: ContainerInfo) -> RuntimeContainer:
     """Return a container of a pod as the agent sees it."""
-    pod = sandbox.metadata
-    in_vm = info.in_vm or is_vm_handler(sandbox.runtime_handler)
+    in_vm = info.in_vm or is_vm_handler(sandbox.handler)
     return RuntimeContainer(
         id=container.id,
-        pod_uid=pod.uid,
-        namespace=pod.namespace,
-        pod=pod.name,
-        name=container.metadata.name,
-        state=state_of(container),
+        pod_uid=sandbox.pod_uid,
+        namespace=sandbox.namespace,
+        pod=sandbox.pod,
+        name=container.name,
+        state=container.state,
         pid=info.pid,
         cgroup=None if in_vm else info.cgroup,  # the guest has it; on the host there is the sandbox's own
         in_vm=in_vm,

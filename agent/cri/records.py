@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.v1 import api_pb2
 
+from agent.cri.listing_pb2 import ContainerStatusResponse
 from agent.errors import AgentError
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -34,7 +35,7 @@ async def _recorded(calls: Calls, container_id: str, turns: asyncio.Semaphore) -
     request = api_pb2.ContainerStatusRequest(container_id=container_id)
     try:
         async with turns:
-            answer = await calls.ask("ContainerStatus", request, api_pb2.ContainerStatusResponse)
+            answer = await calls.ask("ContainerStatus", request, ContainerStatusResponse)
         return CPUSet.parse(answer.status.resources.linux.cpuset_cpus)
     except (AgentError, BadCPUList) as error:
         facts = {"container": container_id, "reason": str(error)}

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.v1 import api_pb2
 
-from agent.cri.container_info import ContainerInfo, describe, read_info, state_of
+from agent.cri.container_info import ContainerInfo, describe, read_info, verbose_json
+from agent.cri.listing_pb2 import ContainerEvent, ContainerStatus, ContainerStatusResponse
+from agent.cri.lists import Lists, decoded
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
 from agent.errors import AgentError, Gone, Refused
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from agent.cri.lists import ListedContainer, ListedSandbox
     from agent.interfaces import RuntimeContainer, RuntimeSandbox
     from pinning.machine.cpuset import CPUSet
 
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 SERVICE: Final = "runtime.v1.RuntimeService"
 NANOSECONDS: Final = 1e9
 _UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
-_STATUSES_AT_ONCE: Final = 4
+_STATUSES_AT_ONCE: Final = 1  # an answer is as large as the container's environment, up to 16 MiB
 _POLLS_WITH_EVENTS: Final = 10  # how much rarer the runtime is polled while it sends events
 _POLLS_WITHOUT_MACHINES: Final = (
     10  # how much rarer they are asked about where there are none: few nodes have any
@@ -54,8 +57,9 @@ class CRI:
         self._owners: dict[str, Owner] = {}  # of the containers that were listed last
         self._in_events: dict[str, Owner] = {}  # of those that events named since
         self._sandboxes: Collection[str] = ()
+        self._lists = Lists(self._calls)
         self._machines = SandboxListing(self._calls)
-        self._seen = self._seen_machines = _states(())
+        self._seen, self._seen_machines = _states(()), _machine_states({})
         self._polls = 0
 
     async def identify(self) -> str:
@@ -67,23 +71,23 @@ class CRI:
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every container that is created, running or exited; raise Unavailable rather than a part of them."""
         self._in_events = {}
-        listed = await self._list()
-        sandboxes = await self._list_sandboxes()  # afterwards: the sandbox of every listed container is in it
-        known = [container for container in listed if container.pod_sandbox_id in sandboxes]
+        listed = await self._lists.containers()
+        sandboxes = (
+            await self._lists.sandboxes()
+        )  # afterwards: the sandbox of every listed container is in it
+        known = [container for container in listed if container.sandbox in sandboxes]
         self._owners = {
             container.id: _owner(container, sandbox)
             for container in known
-            if not is_vm_handler((sandbox := sandboxes[container.pod_sandbox_id]).runtime_handler)
+            if not is_vm_handler((sandbox := sandboxes[container.sandbox]).handler)
         }
         self._sandboxes = sandboxes.keys()
         infos = await asyncio.gather(*(self._info_of(container) for container in known))
         found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
         self._infos = {container.id: info for container, info in found}
         await self._machines.take(sandboxes, found)
-        self._seen, self._seen_machines = _states(listed), _states(_machines(sandboxes))
-        return tuple(
-            describe(container, sandboxes[container.pod_sandbox_id], info) for container, info in found
-        )
+        self._seen, self._seen_machines = _states(listed), _machine_states(sandboxes)
+        return tuple(describe(container, sandboxes[container.sandbox], info) for container, info in found)
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
         """Return the virtual machines of the last listing."""
@@ -99,25 +103,15 @@ class CRI:
         if known:
             return known
         if container_id not in self._sandboxes:
-            for container in await self._list(api_pb2.ContainerFilter(id=container_id)):
-                sandbox = (await self._list_sandboxes()).get(container.pod_sandbox_id)
-                if sandbox and not is_vm_handler(sandbox.runtime_handler):
+            for container in await self._lists.containers(container_id):
+                sandbox = (await self._lists.sandboxes(container.sandbox)).get(container.sandbox)
+                if sandbox and not is_vm_handler(sandbox.handler):
                     return _owner(container, sandbox)
         raise Gone(f"{container_id} is no container")
 
-    async def _list(self, which: api_pb2.ContainerFilter | None = None) -> list[api_pb2.Container]:
-        request = api_pb2.ListContainersRequest(filter=which)
-        answer = await self._calls.ask("ListContainers", request, api_pb2.ListContainersResponse)
-        return list(answer.containers)
-
-    async def _list_sandboxes(self) -> dict[str, api_pb2.PodSandbox]:
-        request = api_pb2.ListPodSandboxRequest()
-        answer = await self._calls.ask("ListPodSandbox", request, api_pb2.ListPodSandboxResponse)
-        return {sandbox.id: sandbox for sandbox in answer.items}
-
-    async def _info_of(self, container: api_pb2.Container) -> ContainerInfo | None:
+    async def _info_of(self, container: ListedContainer) -> ContainerInfo | None:
         """Return what a listing does not say, asked once when a container is created and once when it runs."""
-        known, state = self._infos.get(container.id), state_of(container)
+        known, state = self._infos.get(container.id), container.state
         if state is State.EXITED:
             return replace(known or ContainerInfo(), pid=0)
         if known and (known.pid or state is State.CREATED):
@@ -129,14 +123,14 @@ class CRI:
         """Ask for a container's status; None when it is gone, nothing known when the runtime cannot say."""
         request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         try:
-            answer = await self._calls.ask("ContainerStatus", request, api_pb2.ContainerStatusResponse)
+            answer = await self._calls.ask("ContainerStatus", request, ContainerStatusResponse)
         except Gone:
             return None
         except Refused as refused:
             facts = {"container": container_id, "reason": str(refused)}
             logger.warning("container status refused", extra={"facts": facts})
             return ContainerInfo()
-        return replace(read_info(answer.info), started=answer.status.started_at / NANOSECONDS)
+        return replace(read_info(verbose_json(answer.info)), started=answer.status.started_at / NANOSECONDS)
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
@@ -194,9 +188,9 @@ class CRI:
     async def _poll(self, changed: Callable[[], None]) -> None:
         """Call `changed` when the containers and virtual machines are not those that were seen last."""
         self._polls += 1
-        seen, machines = _states(await self._list()), self._seen_machines
+        seen, machines = _states(await self._lists.containers()), self._seen_machines
         if machines or self._polls % _POLLS_WITHOUT_MACHINES == 0:
-            machines = _states(_machines(await self._list_sandboxes()))
+            machines = _machine_states(await self._lists.sandboxes())
         if (seen, machines) != (self._seen, self._seen_machines):
             self._seen, self._seen_machines = seen, machines
             changed()
@@ -210,9 +204,9 @@ class CRI:
             return
         try:
             async for event in self._calls.stream(
-                "GetContainerEvents", api_pb2.GetEventsRequest(), api_pb2.ContainerEventResponse
+                "GetContainerEvents", api_pb2.GetEventsRequest(), ContainerEvent
             ):
-                self._in_events |= _owners(event)
+                self._in_events |= await _owners(event)
                 changed()
         except Refused as refused:
             logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
@@ -222,21 +216,26 @@ class CRI:
         await self._calls.close()
 
 
-def _owner(container: api_pb2.Container, sandbox: api_pb2.PodSandbox) -> Owner:
-    return Owner(sandbox.metadata.uid, container.metadata.name)
+def _owner(container: ListedContainer, sandbox: ListedSandbox) -> Owner:
+    return Owner(sandbox.pod_uid, container.name)
 
 
-def _owners(event: api_pb2.ContainerEventResponse) -> dict[str, Owner]:
+async def _owners(event: ContainerEvent) -> dict[str, Owner]:
     """Return whose containers an event is about: those of one pod."""
     if is_vm_handler(event.pod_sandbox_status.runtime_handler):
         return {}
     uid = event.pod_sandbox_status.metadata.uid
-    return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
+    statuses = decoded(event.containers_statuses, ContainerStatus)
+    return {status.id: Owner(uid, status.metadata.name) async for status in statuses}
 
 
-def _machines(sandboxes: Mapping[str, api_pb2.PodSandbox]) -> Iterator[api_pb2.PodSandbox]:
-    return (sandbox for sandbox in sandboxes.values() if is_vm_handler(sandbox.runtime_handler))
+def _machines(sandboxes: Mapping[str, ListedSandbox]) -> Iterator[ListedSandbox]:
+    return (sandbox for sandbox in sandboxes.values() if is_vm_handler(sandbox.handler))
 
 
-def _states(listed: Iterable[api_pb2.Container | api_pb2.PodSandbox]) -> frozenset[tuple[str, int]]:
-    return frozenset((item.id, item.state) for item in listed)
+def _states(listed: Iterable[ListedContainer]) -> frozenset[tuple[str, str]]:
+    return frozenset((container.id, container.state) for container in listed)
+
+
+def _machine_states(sandboxes: Mapping[str, ListedSandbox]) -> frozenset[tuple[str, bool]]:
+    return frozenset((sandbox.id, sandbox.is_ready) for sandbox in _machines(sandboxes))

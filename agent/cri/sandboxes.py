@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cri_api.v1 import api_pb2
 
-from agent.cri.container_info import ContainerInfo, read_info
+from agent.cri.container_info import ContainerInfo, read_info, verbose_json
+from agent.cri.listing_pb2 import PodSandboxStatusResponse
 from agent.errors import Gone, Refused
 from agent.interfaces import RuntimeSandbox
+from pinning.planning.observed import State
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.cri.lists import ListedContainer, ListedSandbox
     from agent.grpc_calls import Calls
 
-    Found = tuple[api_pb2.Container, ContainerInfo]
+    Found = tuple[ListedContainer, ContainerInfo]
 
 
 @dataclass
@@ -29,13 +31,13 @@ class SandboxListing:
     machines: tuple[RuntimeSandbox, ...] = ()
     _infos: dict[str, ContainerInfo] = field(default_factory=dict)
 
-    async def take(self, sandboxes: Mapping[str, api_pb2.PodSandbox], found: Iterable[Found]) -> None:
+    async def take(self, sandboxes: Mapping[str, ListedSandbox], found: Iterable[Found]) -> None:
         """Take over a listing, with what is known of its live containers; raise Unavailable."""
         inside: dict[str, list[Found]] = {}
         for container, info in found:
-            inside.setdefault(container.pod_sandbox_id, []).append((container, info))
+            inside.setdefault(container.sandbox, []).append((container, info))
         machines = [sandbox for sandbox in sandboxes.values() if _is_machine(sandbox, inside)]
-        infos = await asyncio.gather(*(self._info_of(sandbox.id) for sandbox in machines))
+        infos = [await self._info_of(sandbox.id) for sandbox in machines]  # one large answer at a time
         known = [(sandbox, info) for sandbox, info in zip(machines, infos, strict=True) if info]
         self._infos = {sandbox.id: info for sandbox, info in known}
         self.machines = tuple(_machine(sandbox, info, inside.get(sandbox.id, ())) for sandbox, info in known)
@@ -47,29 +49,29 @@ class SandboxListing:
             return known
         request = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
         try:
-            answer = await self.calls.ask("PodSandboxStatus", request, api_pb2.PodSandboxStatusResponse)
+            answer = await self.calls.ask("PodSandboxStatus", request, PodSandboxStatusResponse)
         except Gone:
             return None
         except Refused:
             return ContainerInfo()
-        return read_info(answer.info)
+        return read_info(verbose_json(answer.info))
 
 
-def _is_machine(sandbox: api_pb2.PodSandbox, inside: Mapping[str, Iterable[Found]]) -> bool:
-    if sandbox.state != api_pb2.SANDBOX_READY:
+def _is_machine(sandbox: ListedSandbox, inside: Mapping[str, Iterable[Found]]) -> bool:
+    if not sandbox.is_ready:
         return False
-    return is_vm_handler(sandbox.runtime_handler) or any(info.in_vm for _, info in inside.get(sandbox.id, ()))
+    return is_vm_handler(sandbox.handler) or any(info.in_vm for _, info in inside.get(sandbox.id, ()))
 
 
-def _machine(sandbox: api_pb2.PodSandbox, info: ContainerInfo, inside: Iterable[Found]) -> RuntimeSandbox:
+def _machine(sandbox: ListedSandbox, info: ContainerInfo, inside: Iterable[Found]) -> RuntimeSandbox:
     live = [*_live(inside)]
     pids = (known.pid for known in (*live, info) if known.pid)  # Kata says its VMM's for all of them
     return RuntimeSandbox(
         id=sandbox.id,
-        pod_uid=sandbox.metadata.uid,
-        namespace=sandbox.metadata.namespace,
-        pod=sandbox.metadata.name,
-        handler=sandbox.runtime_handler,
+        pod_uid=sandbox.pod_uid,
+        namespace=sandbox.namespace,
+        pod=sandbox.pod,
+        handler=sandbox.handler,
         pid=next(pids, 0),
         cgroup=info.cgroup,
         has_quota=any(known.has_quota for known in live),
@@ -79,5 +81,5 @@ def _machine(sandbox: api_pb2.PodSandbox, info: ContainerInfo, inside: Iterable[
 def _live(inside: Iterable[Found]) -> Iterator[ContainerInfo]:
     """Yield what is known of the containers that have not ended, oldest first."""
     for container, info in sorted(inside, key=lambda found: (found[0].created_at, found[0].id)):
-        if container.state != api_pb2.CONTAINER_EXITED:
+        if container.state is not State.EXITED:
             yield info
