@@ -2,6 +2,7 @@
 
 AgentError
   +- Unavailable   it does not answer now; try again later
+  |    +- TooLarge the answer is larger than gRPC's limit for a message
   +- Gone          the container or pod is not there any more; nothing to do
   +- Refused       the answer is no; the message says why and what to do
 
@@ -21,6 +22,10 @@ class Unavailable(AgentError):
     def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
         super().__init__(reason)
         self.retry_seconds = retry_seconds
+
+
+class TooLarge(Unavailable):
+    """The answer is larger than the limit for a message; what was known before stays true."""
 
 
 class Gone(AgentError):

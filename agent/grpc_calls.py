@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from agent.errors import AgentError, Gone, Refused, Unavailable
+from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,6 +20,7 @@ _MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as 
 _LATER: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
+_TOO_LARGE: Final = "larger than max"  # of grpc as client and of Go's as server
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created")  # containerd, CRI-O: it only just ended
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
@@ -88,6 +89,12 @@ class Calls:
         text = f"{self.socket}: {method}: {code.name}: {details}"
         if code in _LATER:
             return Unavailable(text)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+            return TooLarge(
+                f"{self.socket}: {method}: the answer exceeds {_MESSAGE_BYTES >> 20} MiB, the limit of the kubelet too:"
+                " find the pods of this node with thousands of labels, annotations or environment variables"
+                f" and delete them ({details})"
+            )
         if code is grpc.StatusCode.NOT_FOUND or any(words in details for words in _ENDED):
             return Gone(text)
         return Refused(text)

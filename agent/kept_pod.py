@@ -110,9 +110,20 @@ class _Given(msgspec.Struct, omit_defaults=True):
     cpu: RawQuantity | None = None
 
 
+class _Terminated(msgspec.Struct, omit_defaults=True, rename="camel"):
+    reason: str | None = None
+    finished_at: str | None = None
+
+
+class _State(msgspec.Struct, omit_defaults=True):
+    terminated: _Terminated | None = None
+
+
 class _ContainerStatus(msgspec.Struct, omit_defaults=True, rename="camel"):
     name: str | None = None
     allocated_resources: _Given | None = None
+    state: _State | None = None
+    last_state: _State | None = None
 
 
 class _Status(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -133,11 +144,17 @@ _pod = msgspec.json.Decoder(_Pod)
 class PodDecoder:
     """Reads a pod of the API as a `Pod` that has only what is kept."""
 
+    def __init__(self, own_namespace: str = "") -> None:
+        """Keep how containers of `own_namespace` ended, where corepin itself runs."""
+        self._own_namespace = own_namespace
+
     def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Pod:
         """Return what is kept of a pod; raise msgspec.DecodeError."""
         read = _pod.decode(document)
         meta, containers = read.metadata or _Meta(), _containers(read)
         is_crowd = len(containers) > MOST_CONTAINERS
+        if read.status and (meta.namespace != self._own_namespace or not self._own_namespace):
+            _forget_ends(read.status)
         if meta.annotations:
             names = set() if is_crowd else {container.name for container in containers}
             meta.annotations = dict(_annotations(meta.annotations, names)) or None
@@ -145,6 +162,11 @@ class PodDecoder:
             _log_crowd(meta, len(containers))
             return _summed(read)
         return cast("Pod", msgspec.to_builtins(read))
+
+
+def _forget_ends(status: _Status) -> None:
+    for container in (*(status.container_statuses or ()), *(status.init_container_statuses or ())):
+        container.state = container.last_state = None
 
 
 def _summed(read: _Pod) -> Pod:

@@ -252,7 +252,7 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
         return PodsDir(config.pods_dir or config.state_dir, config.state_dir / FILE)
     from agent.pod_watch import PodWatch
 
-    return PodWatch(api, config.node)
+    return PodWatch(api, config.node, own_namespace=config.namespace)
 
 
 def reporters(

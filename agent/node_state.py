@@ -61,6 +61,15 @@ class Proof:
     split_seconds: float | None = None  # from when it was widened until none of its tasks was new
 
 
+class MemoryKill(NamedTuple):
+    """An OOM kill: the last end of one of corepin's own containers on this node."""
+
+    pod_uid: str
+    pod: str
+    container: str  # agent or guard
+    when: str  # RFC 3339; empty: the kubelet does not say
+
+
 class MemoryState(NamedTuple):
     """Where the memory of a container lies whose pod says something about that."""
 
@@ -180,6 +189,8 @@ class NodeState:
     failures: tuple[str, ...] = ()  # namespace/pod/container whose cpuset could not be set, tried again later
     pods_complete: bool = False
     containers_complete: bool = False
+    runtime_reason: str = ""  # why the runtime did not list its containers; empty: it did
+    kills: tuple[MemoryKill, ...] = ()  # OOM kills of agent and guard
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
     start_reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too

@@ -25,11 +25,15 @@ class PodWatch:
     """A PodSource of one node's pods."""
 
     def __init__(
-        self, api: Api, node: str, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        api: Api,
+        node: str,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        own_namespace: str = "",
     ) -> None:
         self._api = api
         self._node = node
-        self._decoder = PodDecoder()
+        self._decoder = PodDecoder(own_namespace)
         self._watch = ListWatch(api, PODS, f"spec.nodeName={node},{UNFINISHED}", self._decoder, sleep)
 
     @property

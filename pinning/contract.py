@@ -72,6 +72,7 @@ OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
 KUBELET_CONDITION = "CorepinKubeletPolicy"
 OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
 PLUGIN_CONDITION = "CorepinPluginConflict"
+DEGRADED_CONDITION = "CorepinDegraded"
 MIRROR_POD = "kubernetes.io/config.mirror"
 LIMIT_RANGER = "kubernetes.io/limit-ranger"
 

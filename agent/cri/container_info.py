@@ -73,6 +73,7 @@ class ContainerInfo:
     in_vm: bool = False
     has_quota: bool = False  # of CPU time
     started: float = 0.0  # seconds since the epoch
+    is_too_large: bool = False  # the status exceeds the limit for a message, so it is not asked for again
 
 
 def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:

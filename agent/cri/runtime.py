@@ -14,7 +14,7 @@ from agent.cri.listing_pb2 import ContainerEvent, ContainerStatus, ContainerStat
 from agent.cri.lists import Lists, decoded
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
-from agent.errors import AgentError, Gone, Refused
+from agent.errors import AgentError, Gone, Refused, TooLarge
 from agent.grpc_calls import Calls
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY
@@ -114,7 +114,7 @@ class CRI:
         known, state = self._infos.get(container.id), container.state
         if state is State.EXITED:
             return replace(known or ContainerInfo(), pid=0)
-        if known and (known.pid or state is State.CREATED):
+        if known and (known.pid or known.is_too_large or state is State.CREATED):
             return known
         async with self._statuses:
             return await self._ask_info(container.id)
@@ -126,10 +126,10 @@ class CRI:
             answer = await self._calls.ask("ContainerStatus", request, ContainerStatusResponse)
         except Gone:
             return None
-        except Refused as refused:
+        except (Refused, TooLarge) as refused:
             facts = {"container": container_id, "reason": str(refused)}
             logger.warning("container status refused", extra={"facts": facts})
-            return ContainerInfo()
+            return ContainerInfo(is_too_large=isinstance(refused, TooLarge))
         return replace(read_info(verbose_json(answer.info)), started=answer.status.started_at / NANOSECONDS)
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:

@@ -9,7 +9,7 @@ from cri_api.v1 import api_pb2
 
 from agent.cri.container_info import ContainerInfo, read_info, verbose_json
 from agent.cri.listing_pb2 import PodSandboxStatusResponse
-from agent.errors import Gone, Refused
+from agent.errors import Gone, Refused, TooLarge
 from agent.interfaces import RuntimeSandbox
 from pinning.planning.observed import State
 from pinning.pods.vm_handlers import is_vm_handler
@@ -52,7 +52,7 @@ class SandboxListing:
             answer = await self.calls.ask("PodSandboxStatus", request, PodSandboxStatusResponse)
         except Gone:
             return None
-        except Refused:
+        except (Refused, TooLarge):
             return ContainerInfo()
         return read_info(verbose_json(answer.info))
 

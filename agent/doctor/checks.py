@@ -36,6 +36,8 @@ class AgentFacts:
     observes: bool = False
     pods_complete: bool = True
     containers_complete: bool = True
+    runtime_reason: str = ""  # why the runtime does not list its containers
+    memory_kills: tuple[str, ...] = ()  # pod/container of corepin's own: when
     conflicts: tuple[str, ...] = ()  # namespace/pod/container
     failures: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
@@ -242,7 +244,15 @@ def _troubles(facts: Facts) -> Iterator[Check]:
             "pods", "the agent has no complete list of this node's pods, so it takes CPUs from nobody", log
         )
     if not facts.agent.containers_complete:
-        yield finding("containers", "the runtime does not list them for the agent", log)
+        message = "the runtime does not list them for the agent"
+        yield finding("containers", f"{message} ({facts.agent.runtime_reason or 'no reason given'})", log)
+    for kill in facts.agent.memory_kills:
+        remedy = (
+            "raise resources.limits.memory of its DaemonSet; docs/troubleshooting.md names what takes memory"
+        )
+        yield finding(
+            "memory", f"the kernel killed a container of corepin for its memory limit: {kill}", remedy
+        )
     for name in facts.agent.conflicts:
         remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs it after 10 quiet minutes"
         yield finding("fights", f"another program keeps rewriting the CPUs of {name}", remedy)

@@ -101,6 +101,8 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         observes=state["observes"],
         pods_complete=state["podsComplete"],
         containers_complete=state["containersComplete"],
+        runtime_reason=state["runtimeReason"],
+        memory_kills=tuple("{pod}/{container}: {when}".format(**kill) for kill in state["memoryKills"]),
         conflicts=tuple(conflict["container"] for conflict in state["fights"]),
         failures=tuple(state["failures"]),
         nri=AgentNRI(state["startPath"] == "nri", state["startReason"]),

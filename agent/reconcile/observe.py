@@ -42,6 +42,7 @@ class Observer:
         self.missing_pods = MissingPodLookup(interfaces.pods, request_pass)
         self.records: dict[str, ContainerRecord] = {}
         self.sandboxes = Sandboxes(vms, clock)
+        self.runtime_reason = ""  # why the runtime did not list its containers last time
         self.rewritten: list[ContainerRecord] = []  # by somebody else, as seen this time
         self._interfaces = interfaces
         self._clock = clock
@@ -80,6 +81,10 @@ class Observer:
         if observed.pods_complete and complete:
             self._look_up_unknown(observed)
         return observed
+
+    def shown_pods(self) -> Collection[Pod]:
+        """Return the pods that the source shows now."""
+        return self._interfaces.pods.pods().values()
 
     def note_held(self, ledger: Ledger | None) -> None:
         """Let containers that run on more than they own know what they own before a plan changes it."""
@@ -126,8 +131,10 @@ class Observer:
         try:
             listed = await self._interfaces.runtime.containers()
         except Unavailable as error:
-            logger.warning("runtime does not answer", extra={"facts": {"reason": str(error)}})
+            self.runtime_reason = str(error)
+            logger.warning("runtime does not answer", extra={"facts": {"reason": self.runtime_reason}})
             return False
+        self.runtime_reason = ""
         self.records = {container.id: self._record(container) for container in listed}
         self.sandboxes.listed(self._interfaces.runtime.sandboxes())
         self._has_listed = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from agent.memory_kills import memory_kills
 from agent.node_state import ContainerState, NodeState, PodState
 from agent.reconcile.memory import memory_state
 from pinning.machine.cpuset import EMPTY
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
-    from agent.node_state import Conflict, Proof, StartWay, VMState
+    from agent.node_state import Conflict, MemoryKill, Proof, StartWay, VMState
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
     from pinning.machine.cpuset import CPUSet
@@ -39,6 +40,8 @@ class PassResult:
     # The NUMA nodes that running containers get memory from, where that was read.
     memory: Mapping[Owner, CPUSet] = field(default_factory=dict)
     vms: Mapping[str, VMState] = field(default_factory=dict)  # by pod
+    runtime_reason: str = ""  # why the runtime did not list its containers
+    kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -123,6 +126,8 @@ def pass_result(
             record.owner: record.memory for record in records.values() if record.memory and record.is_running
         },
         vms={**observer.sandboxes.lost(plan.sandboxes), **vms},
+        runtime_reason=observer.runtime_reason,
+        kills=memory_kills(observer.shown_pods()),
     )
 
 
@@ -147,6 +152,8 @@ def node_state_of(
         failures=result.failures,
         pods_complete=observed.pods_complete,
         containers_complete=observed.containers_complete,
+        runtime_reason=result.runtime_reason,
+        kills=result.kills,
         start_path=starts.path,
         start_reason=starts.reason,
         other_plugins=starts.other_plugins,

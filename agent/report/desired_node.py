@@ -18,6 +18,7 @@ from pinning.contract import (
     CMK_TAINT_KEY,
     CMK_TAINT_VALUE,
     CPUMANAGER_LABELS,
+    DEGRADED_CONDITION,
     GATE_CPU_MANAGER,
     KUBELET_CONDITION,
     NOT_READY_TAINT_KEY,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Assignment
     from pinning.pods.types import Pod
 
+LONGEST_MESSAGE: Final = 1024  # of a condition
 VERSION: Final = 1  # of the pools annotation
 NO_SCHEDULE: Final = "NoSchedule"
 KUBELET_REMEDY: Final = "set cpuManagerPolicy to none in the kubelet's configuration"
@@ -64,11 +66,13 @@ def desired_node(
 ) -> DesiredNode | None:
     """Return what the node shall say; None while pods or ledger are not complete.
 
+    While the runtime does not list its containers, only the reason is written.
+
     `published` are the numbers of extended resources that were written last.
     """
     resources = node_resources(state, pods, published)
     if resources is None:
-        return None
+        return DesiredNode(conditions=(_degraded(state),)) if state.runtime_reason else None
     load = overcommit(pods, state.ledger, len(state.shared))
     taints = _taints(options, load)
     return DesiredNode(
@@ -78,7 +82,7 @@ def desired_node(
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
         resources=resources,
-        conditions=(_kubelet(state), _overcommit(load), _plugins(state)),
+        conditions=(_kubelet(state), _overcommit(load), _plugins(state), _degraded(state)),
     )
 
 
@@ -89,7 +93,7 @@ def cleared(options: NodeOptions) -> DesiredNode:
         labels=dict.fromkeys(_labels(options)),
         no_taints=(*_taints(options, NO_LOAD), OVERCOMMIT_TAINT),
         resources=dict.fromkeys(RESOURCES),
-        no_conditions=(KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION),
+        no_conditions=(KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION, DEGRADED_CONDITION),
     )
 
 
@@ -187,6 +191,22 @@ def _plugins(state: NodeState) -> Condition:
         " stop them, because a container whose CPUs two plugins set does not start"
     )
     return Condition(PLUGIN_CONDITION, "True", "AnotherPluginSetsCPUs", message)
+
+
+def _degraded(state: NodeState) -> Condition:
+    if state.runtime_reason:
+        message = (
+            f"the runtime does not list its containers, so the agent keeps what runs: {state.runtime_reason}"
+        )
+        return Condition(DEGRADED_CONDITION, "True", "RuntimeNotListed", message[:LONGEST_MESSAGE])
+    if state.kills:
+        ends = ", ".join(
+            f"{kill.pod}/{kill.container} at {kill.when or 'an unknown time'}" for kill in state.kills
+        )
+        message = f"killed for their memory limit: {ends}: raise resources.limits.memory of the DaemonSet"
+        return Condition(DEGRADED_CONDITION, "True", "OutOfMemory", message[:LONGEST_MESSAGE])
+    message = "the runtime lists its containers, and no container of corepin was killed for its memory limit"
+    return Condition(DEGRADED_CONDITION, "False", "NotDegraded", message)
 
 
 def _json(content: Mapping[str, Any]) -> str:

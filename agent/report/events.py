@@ -18,7 +18,7 @@ from pinning.pods.identity import name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.node_state import Conflict, ContainerState, NodeState, PodState
+    from agent.node_state import Conflict, ContainerState, MemoryKill, NodeState, PodState
     from pinning.planning.refusal import Refusal
     from pinning.pods.types import Pod
 
@@ -36,6 +36,7 @@ class Reason(StrEnum):
     POLICY_CHANGED = "PolicyChanged"
     MEMORY = "Memory"
     UNCOUNTED = "Uncounted"
+    OUT_OF_MEMORY = "OutOfMemory"
 
 
 WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
@@ -62,6 +63,8 @@ def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, .
             events += _of_container(owner, old_containers.get(owner), container)
     known = {conflict.owner for conflict in before.conflicts} if before else set()
     events += (_of_conflict(conflict) for conflict in after.conflicts if conflict.owner not in known)
+    seen = set(before.kills) if before else set()
+    events += (_of_kill(kill) for kill in after.kills if kill not in seen)
     return tuple(events)
 
 
@@ -98,6 +101,14 @@ def _of_conflict(conflict: Conflict) -> Event:
         " find it (corepin doctor names candidates) and stop it; the agent tries again after 10 quiet minutes"
     )
     return Event(conflict.owner, Reason.CONFLICT, message)
+
+
+def _of_kill(kill: MemoryKill) -> Event:
+    message = (
+        f"the kernel killed container {kill.container} at {kill.when or 'an unknown time'} for its memory limit:"
+        " raise resources.limits.memory of its DaemonSet"
+    )
+    return Event(Owner(kill.pod_uid, kill.container), Reason.OUT_OF_MEMORY, message)
 
 
 def gist(refusal: Refusal) -> tuple[str, str]:

@@ -71,7 +71,7 @@ class NodeReport:
 
     async def publish(self, state: NodeState) -> None:
         """Bring the node to what the state says, and keep it there from now on."""
-        if not state.is_synchronised:
+        if not state.is_synchronised and not state.runtime_reason:
             return  # while the runtime is away, what was written before is kept as it is
         self._state = state
         if self._following is None or self._following.done():  # done: it crashed
@@ -130,7 +130,7 @@ class NodeReport:
         if self._state is None:
             return None
         desired = desired_node(self._state, self._pods.pods().values(), self._options, self._published)
-        if desired:
+        if desired and self._state.is_synchronised:
             self._published = {
                 name: number for name, number in desired.resources.items() if number is not None
             }

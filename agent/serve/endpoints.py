@@ -76,7 +76,7 @@ class Endpoints:
         if state is None:
             return "starting: pods and containers are not listed yet"
         if not state.containers_complete:
-            return "the runtime does not answer"
+            return f"the runtime does not answer: {state.runtime_reason}".removesuffix(": ")
         if not state.pods_complete:
             return "the pods are not listed yet"
         return None

@@ -34,6 +34,8 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "observes": state.observes,
         "podsComplete": state.pods_complete,
         "containersComplete": state.containers_complete,
+        "runtimeReason": state.runtime_reason,
+        "memoryKills": [kill._asdict() for kill in state.kills],
         "startPath": str(state.start_path),
         "startReason": state.start_reason,
         "otherPlugins": list(state.other_plugins),

@@ -118,11 +118,26 @@ class ObjectMeta(TypedDict, total=False):
     annotations: dict[str, str] | None
 
 
+class Terminated(TypedDict, total=False):
+    """How a container ended."""
+
+    reason: str
+    finishedAt: str
+
+
+class ContainerState(TypedDict, total=False):
+    """The state of a container, as far as it has ended."""
+
+    terminated: Terminated | None
+
+
 class ContainerStatus(TypedDict, total=False):
     """What the kubelet says of one container; `allocatedResources` is what the container was really given."""
 
     name: str
     allocatedResources: ResourceList | None
+    state: ContainerState | None
+    lastState: ContainerState | None
 
 
 class PodStatus(TypedDict, total=False):

@@ -165,7 +165,12 @@ def test_conditions_and_taints_are_told_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
     described = section("Conditions and taints of nodes")
     code = said.texts(desired_node.__file__)
-    conditions = {contract.KUBELET_CONDITION, contract.OVERCOMMIT_CONDITION, contract.PLUGIN_CONDITION}
+    conditions = {
+        contract.KUBELET_CONDITION,
+        contract.OVERCOMMIT_CONDITION,
+        contract.PLUGIN_CONDITION,
+        contract.DEGRADED_CONDITION,
+    }
     taints = {
         f"{item.key}={item.value}:{item.effect}"
         for item in (desired_node.CMK_TAINT, desired_node.OVERCOMMIT_TAINT)

@@ -326,7 +326,13 @@ def check_told(installed: Installed) -> None:
     assert "status.corepin.io/pools" in node["metadata"]["annotations"]
     assert taints_of(node) == {"others", "cmk"}
     assert "cmk.intel.com/exclusive-cores" in node["status"]["allocatable"]
-    kinds = {"Ready", "CorepinKubeletPolicy", "CorepinSharedOvercommitted", "CorepinPluginConflict"}
+    kinds = {
+        "Ready",
+        "CorepinKubeletPolicy",
+        "CorepinSharedOvercommitted",
+        "CorepinPluginConflict",
+        "CorepinDegraded",
+    }
     assert {condition["type"] for condition in node["status"]["conditions"]} == kinds
     assert installed.admin.send("GET", f"{MAPS}/cmk-config-{HERE_NODE}").json()["data"]["config"]
 

@@ -23,6 +23,7 @@ from pinning.contract import (
     CMK_NODE_LABEL,
     CMK_TAINT_KEY,
     CPUMANAGER_LABELS,
+    DEGRADED_CONDITION,
     KUBELET_CONDITION,
     NOT_READY_TAINT_KEY,
     OVERCOMMIT_CONDITION,
@@ -280,7 +281,7 @@ def test_policies_name_what_the_agent_writes() -> None:
         "taints": {CMK_TAINT_KEY, OVERCOMMIT_TAINT_KEY},
         "bornTaints": {NOT_READY_TAINT_KEY},
         "resources": set(RESOURCES),
-        "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION},
+        "conditions": {KUBELET_CONDITION, OVERCOMMIT_CONDITION, PLUGIN_CONDITION, DEGRADED_CONDITION},
     }
 
 

@@ -343,7 +343,7 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     pods = [bound("a", container("x", requests=9))]
     desired = desired_node(state_of(*pods), pods, OPTIONS)
     assert desired
-    _, load, _ = desired.conditions
+    _, load, *_ = desired.conditions
     assert "9000m CPU, but it has 8000m" in load.message
     for message, status, since in (("other", "True", old), (load.message, "False", NOW)):
         before = {
@@ -363,14 +363,14 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     patch = differences(node(status={"conditions": [msgspec.to_builtins(same)]}), desired, NOW).status
     assert patch
     written = {condition["type"] for condition in patch["status"]["conditions"]}
-    assert written == {"CorepinKubeletPolicy", "CorepinPluginConflict"}
+    assert written == {"CorepinKubeletPolicy", "CorepinPluginConflict", "CorepinDegraded"}
 
 
 def test_another_plugin_is_a_condition() -> None:
     """Whoever looks at the node reads which plugin it is, and why it has to go."""
     desired = desired_node(replace(state_of(), other_plugins=("10-a", "20-b")), [], OPTIONS)
     assert desired
-    *_, conflict = desired.conditions
+    *_, conflict, _ = desired.conditions
     assert (conflict.type, conflict.status) == ("CorepinPluginConflict", "True")
     assert "10-a, 20-b: stop them" in conflict.message
 
