@@ -1,0 +1,57 @@
+"""A process with the agent's modules that lists containers, and prints its peak memory and longest turn as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import agent.main
+import agent.nri.container_watch
+import agent.report.event_recorder
+import agent.report.node
+import agent.report.pod_status
+import apiserver.client
+from agent.cri.runtime import CRI
+
+MODULES = (agent.main, agent.nri.container_watch, agent.report, apiserver.client)  # the agent has them too
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process had."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+async def longest_turn(stop: asyncio.Event) -> float:
+    """Return the longest CPU time for which the event loop was held, until `stop`."""
+    longest, last = 0.0, time.thread_time()
+    while not stop.is_set():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+async def measure(socket: Path, rounds: int) -> dict[str, float]:
+    """List several times as the agent does, while a stream of events is followed."""
+    runtime, stop, changed = CRI(socket, poll_seconds=0.05), asyncio.Event(), asyncio.Event()
+    turns = asyncio.create_task(longest_turn(stop))
+    watch = asyncio.create_task(runtime.watch(changed.set))
+    for _ in range(rounds):
+        changed.clear()
+        found = await runtime.containers()
+    await changed.wait()
+    stop.set()
+    longest = await turns
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    await runtime.close()
+    known = sum(container.cgroup is not None for container in found)
+    return {"containers": len(found), "known": known, "peak": peak_mib(), "turn": longest}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(measure(Path(sys.argv[1]), int(sys.argv[2])))))  # noqa: T201 - its result
