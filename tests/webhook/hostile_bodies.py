@@ -6,7 +6,7 @@ import json
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from webhook.review.app import BODY_LIMIT
+from webhook.review.bodies import BODY_LIMIT
 from webhook.rules.part_reader import MOST
 
 if TYPE_CHECKING:

@@ -17,7 +17,9 @@ from fastapi import FastAPI
 
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review import unreadable, wire
+from webhook.review.bodies import BODY_LIMIT, Bodies, Disconnected, TooLarge, next_message
 from webhook.review.log import ReviewLine, ReviewLog
+from webhook.review.memory_queue import Overloaded, TooSlow
 from webhook.review.response import Allowed, Answer, Denied, Patched, encode
 from webhook.review.wire import Request
 from webhook.rules.raw_json import Malformed
@@ -26,12 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastapi.telemetry import TelemetryConfig
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from webhook.config.reload import Generation
 
-BODY_LIMIT = 7 * 2**20  # two objects of 3 MB, which is what etcd and the API server take, plus the envelope
-UNREAD_LIMIT = 64 * 2**20  # bytes of bodies that are held at once while they arrive
 FIELDS_LOGGED = 10
 LOGGED_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
 JSON = b"application/json"
@@ -57,10 +57,6 @@ class Decisions(Protocol):
         ...
 
 
-class Disconnected(Exception):
-    """The caller went away before its body had ended."""
-
-
 class Reply(msgspec.Struct, frozen=True):
     """An HTTP answer and what is counted and logged of it."""
 
@@ -74,17 +70,9 @@ class Reply(msgspec.Struct, frozen=True):
     content_type: bytes = TEXT
 
 
-TOO_LARGE = Reply(413, b"corepin: the body has more than 7 MiB\n", "rejected", "too_large")
 BUSY = Reply(503, b"corepin: too many large bodies at once, try again\n", "rejected", "busy")
+SLOW = Reply(408, b"corepin: the body arrived too slowly while others waited\n", "rejected", "slow")
 NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "rejected", "content_type")
-
-
-class Unread:
-    """How many bytes of unfinished bodies are held, by all endpoints together."""
-
-    def __init__(self, limit: int = UNREAD_LIMIT) -> None:
-        self.limit = limit
-        self.held = 0
 
 
 class ReviewEndpoint:
@@ -97,9 +85,9 @@ class ReviewEndpoint:
         deciders: Callable[[], Generation[Decisions]],
         meter: ReviewMeter,
         log: ReviewLog,
-        unread: Unread | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        self._unread = unread or Unread()
+        self._bodies = bodies or Bodies()
         self._endpoint = endpoint
         self._judge = judge
         self._deciders = deciders
@@ -120,15 +108,35 @@ class ReviewEndpoint:
         content_type, length = _framing(scope)
         if content_type.partition(b";")[0].strip().lower() != JSON:
             return NOT_JSON
-        if length > BODY_LIMIT:
-            return TOO_LARGE
-        body = await _read(receive, self._unread)
-        if isinstance(body, Reply):
-            return body
+        if length > self._bodies.limit:
+            return _too_large(self._bodies.limit)
+        message = await next_message(receive)
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            return self._judged(body)
+        return await self._read_and_judge(_peer(scope), length, body, receive)
+
+    async def _read_and_judge(self, peer: str, length: int, first: bytes, receive: Receive) -> Reply:
+        try:
+            async with self._bodies.rest(peer, length, first, receive) as body:
+                return self._judged(body)
+        except TooLarge:
+            return _too_large(self._bodies.limit)
+        except TooSlow:
+            return SLOW
+        except Overloaded:
+            return BUSY
+
+    def _judged(self, body: bytes | bytearray) -> Reply:
+        if len(body) > self._bodies.limit:
+            return _too_large(self._bodies.limit)
         return self.review(body)
 
-    def review(self, body: bytes) -> Reply:
-        """Return the answer to one review, decided by one generation of the configuration."""
+    def review(self, body: bytes | bytearray) -> Reply:
+        """Return the answer to one review, decided by one generation of the configuration.
+
+        A body of several pieces is a bytearray, which must not be resized: msgspec reads it without a copy.
+        """
         generation = self._deciders()
         request = None
         try:
@@ -193,16 +201,21 @@ class Express(FastAPI):
         await (endpoint or super().__call__)(scope, receive, send)
 
 
-def create_app(deciders: Callable[[], Generation[Decisions]], metrics: Metrics, log: ReviewLog) -> FastAPI:
+def create_app(
+    deciders: Callable[[], Generation[Decisions]],
+    metrics: Metrics,
+    log: ReviewLog,
+    body_limit: int = BODY_LIMIT,
+) -> FastAPI:
     """Return the application; `deciders` gives the configuration in service at each review."""
     app = Express()
     judges: dict[str, Callable[[Decisions, Request], Answer]] = {
         "mutate": lambda decider, request: decider.mutate(request),
         "validate": lambda decider, request: decider.validate(request),
     }
-    unread = Unread()
+    bodies = Bodies(body_limit)
     for name, judge in judges.items():
-        endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log, unread)
+        endpoint = ReviewEndpoint(name, judge, deciders, ReviewMeter(metrics, name), log, bodies)
         app.add_endpoint(f"/{name}", endpoint)
     return app
 
@@ -230,35 +243,15 @@ def _framing(scope: Scope) -> tuple[bytes, int]:
     return content_type, length
 
 
-async def _read(receive: Receive, unread: Unread) -> bytes | Reply:
-    """Return the body, or the refusal of one that is over the limit, whatever its header said."""
-    message = await _next(receive)
-    chunk: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        return chunk if len(chunk) <= BODY_LIMIT else TOO_LARGE
-    chunks, size = [chunk], len(chunk)
-    unread.held += size
-    try:
-        while message.get("more_body", False):
-            if size > BODY_LIMIT:
-                return TOO_LARGE
-            if unread.held > unread.limit:
-                return BUSY
-            message = await _next(receive)
-            chunk = message.get("body", b"")
-            chunks.append(chunk)
-            size += len(chunk)
-            unread.held += len(chunk)
-        return b"".join(chunks) if size <= BODY_LIMIT else TOO_LARGE
-    finally:
-        unread.held -= size
+def _peer(scope: Scope) -> str:
+    """Return the address of the client, without its port."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
-async def _next(receive: Receive) -> Message:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    return message
+def _too_large(limit: int) -> Reply:
+    text = b"corepin: the body has more than %d MiB\n" % (limit >> 20)
+    return Reply(413, text, "rejected", "too_large")
 
 
 async def _send(send: Send, reply: Reply) -> None:

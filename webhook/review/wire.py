@@ -108,7 +108,7 @@ _identity = msgspec.json.Decoder(_Identity)
 _named = msgspec.json.Decoder(_Named)
 
 
-def decode(body: bytes) -> Request:
+def decode(body: bytes | bytearray) -> Request:
     """Return the request of a review, or raise `Malformed` naming the JSON path."""
     try:
         review = lenient.decode(_review, body)
@@ -122,7 +122,7 @@ def decode(body: bytes) -> Request:
     return review.request
 
 
-def begin(body: bytes) -> Request | None:
+def begin(body: bytes | bytearray) -> Request | None:
     """Return what a body says of its request before all that users write, None for one that begins as no review."""
     found = _BEGINNING.match(body, 0, HEAD)
     if found is None:

@@ -30,7 +30,7 @@ _LONE_SURROGATE: Final = re.compile(
 )
 
 
-def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | msgspec.Raw) -> Decoded:
+def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | bytearray | msgspec.Raw) -> Decoded:
     """Return what a decoder that skips and does not build deep values reads; raise what it raises."""
     try:
         return decoder.decode(document)
@@ -39,7 +39,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | msgspec.Raw
             return decoder.decode(with_whole_characters(document))
 
 
-def with_whole_characters(document: bytes | msgspec.Raw) -> bytes | msgspec.Raw:
+def with_whole_characters(document: bytes | bytearray | msgspec.Raw) -> bytes | bytearray | msgspec.Raw:
     """Return a JSON text with U+FFFD for halves of surrogate pairs, as Go reads them."""
     text = bytes(document)
     if b"\\ud" not in text and b"\\uD" not in text:

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 FORBIDDEN = 403
 HEAD_LIMIT = 64 * 1024  # bytes of a request line and headers; API servers send some 500
-REQUEST_LIMIT = (
-    16 * 2**20
-)  # bytes of a request with what is thrown away of it: twice the largest body, and trailers
+REQUEST_LIMIT = 40 * 2**20  # bytes of a request with what is thrown away of it: twice the largest body
 
 
 @dataclass(slots=True)
@@ -36,6 +34,7 @@ class Policy:
     needs_certificate: bool = False
     names: frozenset[str] = frozenset()
     connections: int = 1000
+    request_bytes: int = REQUEST_LIMIT
     is_draining: bool = field(default=False, init=False)
 
     def refusal(self, certificate: dict[str, Any] | None) -> str | None:
@@ -126,7 +125,7 @@ class Connection(HttpToolsProtocol):
             self.busy_since = self.loop.time()
         self._request_bytes += len(data)
         super().data_received(data)
-        if self._request_bytes > (HEAD_LIMIT if self._is_in_head else REQUEST_LIMIT):
+        if self._request_bytes > (HEAD_LIMIT if self._is_in_head else self._policy.request_bytes):
             self.transport.abort()
 
     def on_message_begin(self) -> None:

@@ -19,6 +19,7 @@ from webhook.config.node_shapes import NodeShapes
 from webhook.config.reload import File, Watched, watch
 from webhook.metrics import Metrics, ReloadMeter
 from webhook.review.app import create_app
+from webhook.review.bodies import BODY_LIMIT
 from webhook.review.log import GatheredLines, ReviewLog
 from webhook.server.connection import Policy
 from webhook.server.listener import Address, Limits, Listener
@@ -57,6 +58,7 @@ class Options:
     )
     poll_seconds: float = 2.0  # reading four small files costs 50 us
     limits: Limits = field(default_factory=Limits)
+    body_limit: int = BODY_LIMIT  # bytes
 
 
 class Service:
@@ -97,8 +99,11 @@ class Service:
         options = self.options
         asks_clients = options.tls.client_ca is not None
         context = listener_context(lambda: self.identities.current().value.context, asks_clients=asks_clients)
-        app = create_app(self.deciders.current, self.metrics, ReviewLog(GatheredLines()))
-        policy = Policy(asks_clients, options.client_names, options.limits.connections)
+        log = ReviewLog(GatheredLines())
+        app = create_app(self.deciders.current, self.metrics, log, options.body_limit)
+        policy = Policy(
+            asks_clients, options.client_names, options.limits.connections, 2 * options.body_limit
+        )
         return Listener(app, options.listen.bind(), options.limits, policy, context)
 
     def _status_listener(self) -> Listener:

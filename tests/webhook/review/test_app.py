@@ -9,7 +9,7 @@ import pytest
 
 from tests.webhook.edge import JSON, SECRET, Edge
 from tests.webhook.reviews import review
-from webhook.review.app import BODY_LIMIT
+from webhook.review.bodies import BODY_LIMIT
 from webhook.review.log import GatheredLines
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ async def chunks(size: int) -> AsyncIterator[bytes]:
 
 
 def test_body_of_exactly_the_limit_is_read(edge: Edge) -> None:
-    """7 MiB are taken, in pieces or declared."""
+    """20 MiB are taken, in pieces or declared."""
     assert edge.post(content=chunks(BODY_LIMIT)).status_code == 200
     assert edge.post(content=review(padding=BODY_LIMIT - len(review()))).status_code == 200
 

@@ -17,7 +17,7 @@ from tests.webhook.clients import CA, tls_flags
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, Server, serving, trusting
-from webhook.review.app import BODY_LIMIT
+from webhook.review.bodies import BODY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -14,16 +13,14 @@ from pinning.planning.observed import SeenPod
 from pinning.pods.claims import MOST_CONTAINERS
 from tests.pods import CORES, CPU_MANAGER, DEDICATED, LAUNCHER, OTHER_CORES, container, pod
 from tests.webhook.clients import CA, client, connected, ended, request_head, tls_flags
-from tests.webhook.edge import Edge, StubDecider
+from tests.webhook.edge import Edge
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.requests import RULES, request
 from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, Server, serving
-from webhook.config.reload import Generation
-from webhook.metrics import Metrics, ReviewMeter
-from webhook.review.app import BODY_LIMIT, LOGGED_LENGTH, ReviewEndpoint, Unread
+from webhook.review.app import LOGGED_LENGTH
+from webhook.review.bodies import BODY_LIMIT
 from webhook.review.handler import MOST_JUDGED
-from webhook.review.log import ReviewLog
 from webhook.review.response import Allowed, Denied
 from webhook.review.wire import LONGEST_UID
 from webhook.rules.part_reader import LARGE, MOST
@@ -143,72 +140,6 @@ def answered(connection: socket.socket) -> None:
         piece = connection.recv(65536)
         assert piece
         answer += piece
-
-
-class Bodies:
-    """Requests whose bodies arrive piece by piece, at an endpoint that holds few bytes of them."""
-
-    def __init__(self, limit: int) -> None:
-        self.unread = Unread(limit)
-        self.lines: list[bytes] = []
-        self.metrics = Metrics()
-        meter = ReviewMeter(self.metrics, "mutate")
-        decide = StubDecider()
-        self.endpoint = ReviewEndpoint(
-            "mutate",
-            lambda decider, request: decider.mutate(request),
-            lambda: Generation(1, decide),
-            meter,
-            ReviewLog(self.lines.append),
-            self.unread,
-        )
-
-    async def send(self, pieces: asyncio.Queue[bytes | None]) -> int | None:
-        """Send a body; None is the caller going away, an empty piece the end. Return the status."""
-        statuses: list[int] = []
-
-        async def receive() -> dict[str, Any]:
-            piece = await pieces.get()
-            if piece is None:
-                return {"type": "http.disconnect"}
-            return {"type": "http.request", "body": piece, "more_body": bool(piece)}
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-        await self.endpoint(scope, receive, send)
-        return statuses[0] if statuses else None
-
-
-def test_unfinished_bodies_share_a_bound() -> None:
-    """Large bodies that all arrive at once are told to come again, and what they held is given back."""
-    body = review()
-
-    async def play() -> None:
-        bodies = Bodies(limit=len(body) + 10)
-        first: asyncio.Queue[bytes | None] = asyncio.Queue()
-        second: asyncio.Queue[bytes | None] = asyncio.Queue()
-        first.put_nowait(body[:-20])
-        sending = asyncio.create_task(bodies.send(first))
-        while not bodies.unread.held:
-            await asyncio.sleep(0)
-        second.put_nowait(body[:50])
-        assert await bodies.send(second) == 503
-        first.put_nowait(body[-20:])
-        first.put_nowait(b"")
-        assert await sending == 200
-        assert bodies.unread.held == 0
-        gone: asyncio.Queue[bytes | None] = asyncio.Queue()
-        gone.put_nowait(body[:5])
-        gone.put_nowait(None)
-        assert await bodies.send(gone) is None
-        assert bodies.unread.held == 0
-        counted = {"endpoint": "mutate", "outcome": "rejected", "reason": "busy"}
-        assert bodies.metrics.registry.get_sample_value("corepin_webhook_reviews_total", counted) == 1
-
-    asyncio.run(play())
 
 
 # What is made of it.

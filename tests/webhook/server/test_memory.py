@@ -13,7 +13,7 @@ from tests.webhook.hostile_bodies import bodies, unlike_pods
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, serving
-from webhook.review.app import BODY_LIMIT, UNREAD_LIMIT
+from webhook.review.bodies import BODY_LIMIT, UNREAD_BODIES
 
 if TYPE_CHECKING:
     import ssl
@@ -66,7 +66,7 @@ def test_a_replica_stays_below_its_limit(tmp_path: Path) -> None:
                 assert answer.status_code == 200, (name, answer.text)
             kept = max(kept, server.resident_megabytes() - idle)
         with contextlib.ExitStack() as stack:
-            for _ in range(UNREAD_LIMIT // BODY_LIMIT - 1):  # and one that is judged
+            for _ in range(UNREAD_BODIES - 1):  # and one that is judged
                 stack.enter_context(arriving(server))
             server.wait_until_read()
             heaviest(http)

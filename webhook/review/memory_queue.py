@@ -1,0 +1,179 @@
+"""A memory budget for bodies in arrival: a body reserves its size, or waits unread until there is room.
+
+Clients are not authenticated by default. Peers therefore share a budget fairly: one peer never reserves all of it, the
+peer that has reserved least goes first, and a body that arrives slowly loses its reservation to one that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB: Final = 2**20
+CHECK_SECONDS: Final = 0.05
+GRACE_SECONDS: Final = 0.25  # for the first byte, and between two pieces of a body
+SLOWEST: Final = 20 * MIB  # bytes a second, below which a body makes way; it is 170 Mbit/s
+WAIT_SECONDS: Final = (
+    2.0  # the timeoutSeconds of the webhook configuration: after it the API server has gone on
+)
+MOST_WAITING: Final = 64  # bodies; the buffers of a connection that waits take up to 0.5 MB
+
+
+class Overloaded(Exception):
+    """There was no room for a body in time."""
+
+
+class TooSlow(Exception):
+    """A body made way for another one because it arrived too slowly."""
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """The room that one body has reserved, or waits for."""
+
+    peer: str
+    size: int
+    since: float  # it waits; once granted: it has its room
+    task: asyncio.Task[object] | None = None
+    granted: asyncio.Future[None] | None = None
+    arrived: int = 0
+    last_piece: float = 0.0
+    is_complete: bool = False
+    is_evicted: bool = False
+
+    def add(self, count: int, now: float) -> None:
+        """Count bytes that arrived."""
+        self.arrived += count
+        self.last_piece = now
+
+    def rate(self, now: float) -> float:
+        """Return the bytes per second since the room was granted."""
+        return self.arrived / max(now - self.since, CHECK_SECONDS)
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether the body stalls, or arrives below the rate at which it keeps its room."""
+        if self.is_complete:
+            return False
+        stalls = now - max(self.since, self.last_piece) > GRACE_SECONDS
+        return stalls or self.arrived < SLOWEST * (now - self.since - GRACE_SECONDS)
+
+
+class MemoryQueue:
+    """Grants reservations of one budget, in memory alone: nothing is allocated before its bytes arrive."""
+
+    def __init__(self, limit: int, peer_limit: int, clock: Callable[[], float]) -> None:
+        self.limit = limit
+        self.peer_limit = peer_limit
+        self.reserved = 0
+        self.holders: set[Reservation] = set()
+        self.waiting: list[Reservation] = []  # oldest first
+        self._by_peer: Counter[str] = Counter()
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    async def reserve(self, peer: str, size: int) -> Reservation:
+        """Return a reservation once there is room, or raise `Overloaded`; `release` ends it."""
+        wanted = Reservation(peer, size, self._clock())
+        wanted.task = asyncio.current_task()
+        if not self.waiting and self._fits(wanted):
+            self._grant(wanted)
+            return wanted
+        await self._wait(wanted)
+        return wanted
+
+    def release(self, reservation: Reservation) -> None:
+        """Give a reservation back to those that wait."""
+        self.holders.discard(reservation)
+        self.reserved -= reservation.size
+        self._by_peer[reservation.peer] -= reservation.size
+        if not self._by_peer[reservation.peer]:
+            del self._by_peer[reservation.peer]
+        if self.waiting:
+            self._grant_waiting()
+
+    async def _wait(self, wanted: Reservation) -> None:
+        granted = wanted.granted = asyncio.get_running_loop().create_future()
+        self.waiting.append(wanted)
+        if len(self.waiting) > MOST_WAITING:
+            self._drop(self._last_of_the_greediest())
+        self._grant_waiting()
+        self._watch()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if wanted in self.waiting:
+                self.waiting.remove(wanted)
+            elif wanted in self.holders:
+                self.release(wanted)
+            raise
+
+    def _fits(self, wanted: Reservation) -> bool:
+        return self.reserved + wanted.size <= self.limit and self._within_share(wanted)
+
+    def _within_share(self, wanted: Reservation) -> bool:
+        return self._by_peer[wanted.peer] + wanted.size <= self.peer_limit
+
+    def _next(self) -> Reservation | None:
+        """Return the body that has the next turn: that of the peer with the least room, the oldest of its bodies."""
+        able = [wanted for wanted in self.waiting if self._within_share(wanted)]
+        return min(able, key=lambda wanted: self._by_peer[wanted.peer], default=None)
+
+    def _grant(self, wanted: Reservation) -> None:
+        wanted.since = wanted.last_piece = self._clock()
+        self.holders.add(wanted)
+        self.reserved += wanted.size
+        self._by_peer[wanted.peer] += wanted.size
+
+    def _grant_waiting(self) -> None:
+        while (wanted := self._next()) and self._fits(wanted):
+            self.waiting.remove(wanted)
+            self._grant(wanted)
+            if wanted.granted and not wanted.granted.done():
+                wanted.granted.set_result(None)
+
+    def _last_of_the_greediest(self) -> Reservation:
+        """Return the newest body of the peer of which most bodies wait."""
+        counts = Counter(wanted.peer for wanted in self.waiting)
+        return max(reversed(self.waiting), key=lambda wanted: counts[wanted.peer])
+
+    def _drop(self, wanted: Reservation) -> None:
+        self.waiting.remove(wanted)
+        if wanted.granted and not wanted.granted.done():
+            wanted.granted.set_exception(Overloaded())
+
+    def _watch(self) -> None:
+        if self.waiting and self._timer is None:
+            self._due = self._clock() + CHECK_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        """Drop the bodies that waited too long, and evict slow ones that keep the next one waiting.
+
+        After a check that is late itself the pieces that arrived in the meantime are still to be read: none is slow.
+        """
+        self._timer = None
+        now = self._clock()
+        for late in [waiting for waiting in self.waiting if now - waiting.since > WAIT_SECONDS]:
+            self._drop(late)
+        if now < self._due + CHECK_SECONDS and (wanted := self._next()):
+            self._evict_for(wanted, now)
+        self._grant_waiting()
+        self._watch()
+
+    def _evict_for(self, wanted: Reservation, now: float) -> None:
+        """Cancel the slowest bodies until the next one has room; each releases its own reservation as it ends."""
+        leaving = sum(holder.size for holder in self.holders if holder.is_evicted)
+        slow = (holder for holder in self.holders if holder.is_slow(now) and not holder.is_evicted)
+        for holder in sorted(slow, key=lambda holder: holder.rate(now)):
+            if self.reserved - leaving + wanted.size <= self.limit:
+                return
+            holder.is_evicted = True
+            leaving += holder.size
+            if holder.task:
+                holder.task.cancel()
