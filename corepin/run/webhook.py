@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from webhook.server.loader import DeciderLoader
     from webhook.server.process import Options
 
+MOST_MEBIBYTES = 1024
 DESCRIPTION = "Serve admission reviews over TLS: complete pods, and check pods and virtual machines."
 EPILOG = """\
 POST /mutate and /validate answer reviews of admission.k8s.io/v1. The plain listener has /healthz, /readyz and
@@ -57,12 +58,23 @@ def add_parser(
         "DIR",
         "watch the nodes' topology with the service account mounted there; default: nodes are not watched",
     )
+    _add_body_limit(parser)
     parser.add_argument(
         "--check-config",
         action="store_true",
         help="read configuration and mutations, say what is wrong, and exit",
     )
     return parser
+
+
+def _add_body_limit(parser: argparse.ArgumentParser) -> None:
+    add_flag(
+        parser,
+        "--body-limit",
+        "MIB",
+        "largest review that is read; raise it with etcd's --max-request-bytes, 13 for each MiB of it, and the memory limit",
+        "20",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,7 +139,16 @@ def _options(args: argparse.Namespace) -> Options:
         mutations=mutations,
         client_names=names,
         node_account=Path(args.watch_nodes_as) if args.watch_nodes_as else None,
+        body_limit=_mebibytes("--body-limit", args.body_limit),
     )
+
+
+def _mebibytes(flag: str, text: str) -> int:
+    """Return a size in bytes."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_MEBIBYTES):
+        problem = f"{text!r} is no number of MiB from 1 to {MOST_MEBIBYTES}: write for example 20"
+        raise CommandFailed(f"{flag}: {problem}")
+    return int(text) * 2**20
 
 
 def _address(flag: str, text: str) -> Address:

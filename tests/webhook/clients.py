@@ -36,10 +36,10 @@ def client(server: Server, context: ssl.SSLContext | None = None) -> httpx.Clien
 
 
 @contextlib.contextmanager
-def connected(server: Server) -> Iterator[ssl.SSLSocket]:
-    """Open one TLS connection."""
+def connected(server: Server, host: str = "") -> Iterator[ssl.SSLSocket]:
+    """Open one TLS connection, from an address of this machine."""
     with (
-        socket.create_connection((server.host, server.port), PATIENCE_SECONDS) as raw,
+        socket.create_connection((server.host, server.port), PATIENCE_SECONDS, (host, 0)) as raw,
         trusting(CA).wrap_socket(raw, server_hostname=server.host) as secured,
     ):
         yield secured

@@ -161,17 +161,22 @@ class MemoryQueue:
         now = self._clock()
         for late in [waiting for waiting in self.waiting if now - waiting.since > WAIT_SECONDS]:
             self._drop(late)
-        if now < self._due + CHECK_SECONDS and (wanted := self._next()):
+        if now < self._due + CHECK_SECONDS and (wanted := self._next() or next(iter(self.waiting), None)):
             self._evict_for(wanted, now)
         self._grant_waiting()
         self._watch()
 
     def _evict_for(self, wanted: Reservation, now: float) -> None:
         """Cancel the slowest bodies until the next one has room; each releases its own reservation as it ends."""
-        leaving = sum(holder.size for holder in self.holders if holder.is_evicted)
-        slow = (holder for holder in self.holders if holder.is_slow(now) and not holder.is_evicted)
+        holders, room = self.holders, self.limit
+        if not self._within_share(wanted):  # only bodies of its own address can make way for it
+            holders = {holder for holder in holders if holder.peer == wanted.peer}
+            room = self.peer_limit
+        leaving = sum(holder.size for holder in holders if holder.is_evicted)
+        reserved = sum(holder.size for holder in holders)
+        slow = (holder for holder in holders if holder.is_slow(now) and not holder.is_evicted)
         for holder in sorted(slow, key=lambda holder: holder.rate(now)):
-            if self.reserved - leaving + wanted.size <= self.limit:
+            if reserved - leaving + wanted.size <= room:
                 return
             holder.is_evicted = True
             leaving += holder.size

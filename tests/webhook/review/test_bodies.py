@@ -188,6 +188,24 @@ def test_one_stranger_leaves_room_for_a_body_of_the_api_server(served: Served) -
     asyncio.run(play())
 
 
+def test_bodies_of_one_address_make_way_for_each_other(served: Served) -> None:
+    """Behind a proxy all share one address: stalled bodies lose their room to one of the same address that waits."""
+
+    async def play() -> None:
+        slow = [served.upload(API_SERVER, LIMIT) for _ in range(2)]
+        await settle()
+        await served.pass_time(1)
+        review = served.upload(API_SERVER, LIMIT)
+        finish(review)
+        await served.pass_time(0)
+        assert review.status == 200
+        for upload in slow:
+            upload.disconnect()
+        await served.end()
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("sent", [1, LIMIT - 1], ids=["begun", "all but one byte"])
 def test_bodies_that_stall_make_way(served: Served, sent: int) -> None:
     """Bodies that hold all room and send nothing for a quarter of a second are answered 408 once another one waits."""

@@ -66,8 +66,8 @@ def test_a_replica_stays_below_its_limit(tmp_path: Path) -> None:
                 assert answer.status_code == 200, (name, answer.text)
             kept = max(kept, server.resident_megabytes() - idle)
         with contextlib.ExitStack() as stack:
-            for _ in range(UNREAD_BODIES - 1):  # and one that is judged
-                stack.enter_context(arriving(server))
+            for number in range(UNREAD_BODIES - 1):  # and one that is judged
+                stack.enter_context(arriving(server, f"127.0.0.{2 + number}"))
             server.wait_until_read()
             heaviest(http)
             peak = server.peak_megabytes()
@@ -89,9 +89,9 @@ def test_reviews_share_the_memory_they_are_read_into(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def arriving(server: Server) -> Iterator[ssl.SSLSocket]:
-    """Send a body as large as may be, but for its last byte."""
-    with connected(server) as connection:
+def arriving(server: Server, host: str) -> Iterator[ssl.SSLSocket]:
+    """Send a body as large as may be, but for its last byte, from an address of its own."""
+    with connected(server, host) as connection:
         connection.sendall(request_head(BODY_LIMIT) + b" " * (BODY_LIMIT - 1))
         yield connection
 
