@@ -60,7 +60,9 @@ class Guard:
     def configure(self, request: pb.ConfigureRequest) -> None:
         """Need nothing of the runtime's configuration."""
 
-    def synchronize(self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]) -> tuple[()]:
+    def synchronize(
+        self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
+    ) -> tuple[()]:
         """Leave what runs as it is."""
         return ()
 

@@ -76,7 +76,7 @@ class Plugin:
         """Take no configuration from the runtime."""
 
     def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+        self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> tuple[pb.ContainerUpdate, ...]:
         """Forget what is gone; what is there is moved by a pass, over its cgroup."""
         there = {container.id for container in containers}
@@ -133,7 +133,7 @@ class Plugin:
             self.other_plugins |= {other}
         return ""
 
-    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Forget a container that is removed; one that stops may start again on its CPUs."""
         if event == Event.REMOVE_CONTAINER:
             self._forget(container.id)
@@ -142,7 +142,7 @@ class Plugin:
                 self._answered = ""
             self._put_home(pod, container)
 
-    def _put_home(self, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def _put_home(self, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Put the first process of a container that may run on more than it owns on its own CPUs.
 
         What it starts inherits that. The runtime itself sets its mask when it makes the container, so this is not

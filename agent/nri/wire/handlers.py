@@ -77,9 +77,9 @@ class Handlers(Protocol):
         """Learn which runtime it is, and its timeouts."""
 
     def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+        self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> Iterable[pb.ContainerUpdate]:
-        """Learn what is there, and return what shall be changed of it."""
+        """Handle Synchronize: existing pods and containers in, updates out."""
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
         """Return what shall be changed of a container that is being created, and of others."""
@@ -92,5 +92,5 @@ class Handlers(Protocol):
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
         """Return why a container must not be created so, "" when it may."""
 
-    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
-        """Learn of anything else; the container is empty when the event is one of a pod."""
+    def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
+        """Take notice of any other event; the container is empty when the event is one of a pod."""

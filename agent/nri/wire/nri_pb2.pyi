@@ -63,12 +63,42 @@ class SynchronizeRequest(_message.Message):
     def __init__(self, pods: _Optional[_Iterable[_Union[PodSandbox, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., more: bool = ...) -> None: ...
 
 class SynchronizeEntries(_message.Message):
-    __slots__ = ("pods", "containers")
+    __slots__ = ("pods", "containers", "more")
     PODS_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     pods: _containers.RepeatedScalarFieldContainer[bytes]
     containers: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, pods: _Optional[_Iterable[bytes]] = ..., containers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    more: bool
+    def __init__(self, pods: _Optional[_Iterable[bytes]] = ..., containers: _Optional[_Iterable[bytes]] = ..., more: bool = ...) -> None: ...
+
+class KnownPodSandbox(_message.Message):
+    __slots__ = ("id", "name", "uid", "namespace", "runtime_handler")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_HANDLER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    uid: str
+    namespace: str
+    runtime_handler: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
+
+class KnownContainer(_message.Message):
+    __slots__ = ("id", "pod_sandbox_id", "name", "state", "pid")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    pod_sandbox_id: str
+    name: str
+    state: ContainerState
+    pid: int
+    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[ContainerState, str]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("update", "more")
@@ -111,22 +141,18 @@ class UpdateContainerResponse(_message.Message):
     def __init__(self, update: _Optional[_Iterable[_Union[ContainerUpdate, _Mapping]]] = ...) -> None: ...
 
 class UpdatePodSandboxRequest(_message.Message):
-    __slots__ = ("pod", "overhead_linux_resources", "linux_resources")
+    __slots__ = ("pod",)
     POD_FIELD_NUMBER: _ClassVar[int]
-    OVERHEAD_LINUX_RESOURCES_FIELD_NUMBER: _ClassVar[int]
-    LINUX_RESOURCES_FIELD_NUMBER: _ClassVar[int]
-    pod: PodSandbox
-    overhead_linux_resources: LinuxResources
-    linux_resources: LinuxResources
-    def __init__(self, pod: _Optional[_Union[PodSandbox, _Mapping]] = ..., overhead_linux_resources: _Optional[_Union[LinuxResources, _Mapping]] = ..., linux_resources: _Optional[_Union[LinuxResources, _Mapping]] = ...) -> None: ...
+    pod: KnownPodSandbox
+    def __init__(self, pod: _Optional[_Union[KnownPodSandbox, _Mapping]] = ...) -> None: ...
 
 class LifecycleRequest(_message.Message):
     __slots__ = ("pod", "container")
     POD_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
-    pod: PodSandbox
-    container: Container
-    def __init__(self, pod: _Optional[_Union[PodSandbox, _Mapping]] = ..., container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
+    pod: KnownPodSandbox
+    container: KnownContainer
+    def __init__(self, pod: _Optional[_Union[KnownPodSandbox, _Mapping]] = ..., container: _Optional[_Union[KnownContainer, _Mapping]] = ...) -> None: ...
 
 class StateChangeEvent(_message.Message):
     __slots__ = ("event", "pod", "container")
@@ -134,9 +160,9 @@ class StateChangeEvent(_message.Message):
     POD_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     event: int
-    pod: PodSandbox
-    container: Container
-    def __init__(self, event: _Optional[int] = ..., pod: _Optional[_Union[PodSandbox, _Mapping]] = ..., container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
+    pod: KnownPodSandbox
+    container: KnownContainer
+    def __init__(self, event: _Optional[int] = ..., pod: _Optional[_Union[KnownPodSandbox, _Mapping]] = ..., container: _Optional[_Union[KnownContainer, _Mapping]] = ...) -> None: ...
 
 class ValidateContainerAdjustmentRequest(_message.Message):
     __slots__ = ("pod", "container", "adjust", "update", "owners", "plugins")

@@ -72,7 +72,7 @@ class PluginService:
         self.stage = max(self.stage, Stage.SYNCHRONIZING)
         if self._parts.add(payload):
             return pb.SynchronizeResponse(more=True).SerializeToString()
-        whole, self._parts = self._parts.whole, Parts()
+        whole, self._parts = self._parts, Parts()
         updates = self._handlers.synchronize(whole.pods, whole.containers)
         answer = pb.SynchronizeResponse(update=updates).SerializeToString()
         self.stage = max(self.stage, Stage.SYNCHRONIZED)
@@ -94,7 +94,7 @@ class PluginService:
 
     def _update_pod(self, payload: bytes) -> bytes:
         request = decoded(pb.UpdatePodSandboxRequest, payload)
-        return self._tell(Event.UPDATE_POD_SANDBOX, request.pod, pb.Container())
+        return self._tell(Event.UPDATE_POD_SANDBOX, request.pod, pb.KnownContainer())
 
     def _lifecycle(self, event: Event, payload: bytes) -> bytes:
         request = decoded(pb.LifecycleRequest, payload)
@@ -104,7 +104,7 @@ class PluginService:
         change = decoded(pb.StateChangeEvent, payload)
         return self._tell(change.event, change.pod, change.container)
 
-    def _tell(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> bytes:
+    def _tell(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> bytes:
         self._handlers.event(event, pod, container)
         return b""
 

@@ -1,7 +1,8 @@
-"""What a runtime tells of all its pods and containers, in one message or in parts. Holds no more than is needed."""
+"""Pods and containers that a runtime lists, in one message or in parts; a few fields of each are kept."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.nri.wire import nri_pb2 as pb
@@ -9,35 +10,56 @@ from agent.nri.wire.errors import ProtocolError
 from agent.nri.wire.ttrpc import decoded
 
 ENTRIES_LIMIT: Final = 20_000  # pods and containers; a message of 4 MiB has room for two million empty ones
-BYTES_LIMIT: Final = 64 * 2**20  # of what is kept: 250 pods with all the annotations that Kubernetes takes
+LETTERS_LIMIT: Final = 8 * 2**20  # of what is kept: 20,000 entries of four hundred
 
 
+@dataclass
 class Parts:
-    """Puts the parts together, and keeps of them what `nri.proto` declares: variables and mounts can be many."""
+    """Puts the parts together. Entries are decoded one by one and copied, so that none outlives its part."""
 
-    def __init__(self) -> None:
-        self._kept = pb.SynchronizeRequest()
-        self._entries = self._bytes = 0
+    pods: list[pb.KnownPodSandbox] = field(default_factory=list)
+    containers: list[pb.KnownContainer] = field(default_factory=list)
+    _letters: int = 0
 
     def add(self, payload: bytes) -> bool:
         """Take the next part, and return whether more follow; raise ProtocolError."""
-        self._count(payload)
-        part = decoded(pb.SynchronizeRequest, payload)
-        part.DiscardUnknownFields()  # type: ignore[attr-defined]  # the stubs have forgotten it
-        self._bytes += part.ByteSize()
-        if self._bytes > BYTES_LIMIT:
-            raise ProtocolError(f"more than {BYTES_LIMIT} bytes of pods and containers")
-        self._kept.MergeFrom(part)
+        part = decoded(pb.SynchronizeEntries, payload)
+        known = len(self.pods) + len(self.containers)
+        if known + len(part.pods) + len(part.containers) > ENTRIES_LIMIT:
+            raise ProtocolError(f"more than {ENTRIES_LIMIT} pods and containers")
+        for entry in part.pods:
+            pod = known_pod(decoded(pb.KnownPodSandbox, entry))
+            self._count(pod.id, pod.name, pod.uid, pod.namespace, pod.runtime_handler)
+            self.pods.append(pod)
+        for entry in part.containers:
+            container = known_container(decoded(pb.KnownContainer, entry))
+            self._count(container.id, container.pod_sandbox_id, container.name)
+            self.containers.append(container)
         return part.more
 
-    @property
-    def whole(self) -> pb.SynchronizeRequest:
-        """Everything that the parts told."""
-        return self._kept
+    def _count(self, *texts: str) -> None:
+        self._letters += sum(map(len, texts))
+        if self._letters > LETTERS_LIMIT:
+            raise ProtocolError(f"more than {LETTERS_LIMIT} letters in names and ids of pods and containers")
 
-    def _count(self, payload: bytes) -> None:
-        """Count the entries before they are read, because an empty one needs a hundred times its bytes."""
-        entries = decoded(pb.SynchronizeEntries, payload)
-        self._entries += len(entries.pods) + len(entries.containers)
-        if self._entries > ENTRIES_LIMIT:
-            raise ProtocolError(f"more than {ENTRIES_LIMIT} pods and containers")
+
+def known_pod(pod: pb.KnownPodSandbox) -> pb.KnownPodSandbox:
+    """Return a copy without the memory of fields that are not declared, which protobuf keeps with a message."""
+    return pb.KnownPodSandbox(
+        id=pod.id,
+        name=pod.name,
+        uid=pod.uid,
+        namespace=pod.namespace,
+        runtime_handler=pod.runtime_handler,
+    )
+
+
+def known_container(container: pb.KnownContainer) -> pb.KnownContainer:
+    """Return a copy without the memory of fields that are not declared, which protobuf keeps with a message."""
+    return pb.KnownContainer(
+        id=container.id,
+        pod_sandbox_id=container.pod_sandbox_id,
+        name=container.name,
+        state=container.state,
+        pid=container.pid,
+    )

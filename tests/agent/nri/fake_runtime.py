@@ -89,6 +89,16 @@ def container(name: str, of: str, *, cpus: str = "", state: int = pb.CONTAINER_C
     )
 
 
+def known_pod(of: pb.PodSandbox) -> pb.KnownPodSandbox:
+    """Return a sandbox as events carry it: what a plugin does not read comes along."""
+    return pb.KnownPodSandbox.FromString(of.SerializeToString())
+
+
+def known(about: pb.Container) -> pb.KnownContainer:
+    """Return a container as events carry it: what a plugin does not read comes along."""
+    return pb.KnownContainer.FromString(about.SerializeToString())
+
+
 def message(connection: int, stream: int, kind: int, body: bytes) -> bytes:
     """Return the bytes of one ttrpc message in frames."""
     data = _TTRPC.pack(len(body), stream, kind, 0) + body
@@ -176,12 +186,12 @@ class Plugin:
 
     def event(self, event: Event, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
         """Tell an event by its own method, as NRI does from 0.12 on."""
-        asked = pb.LifecycleRequest(pod=of, container=about)
+        asked = pb.LifecycleRequest(pod=known_pod(of), container=known(about) if about else None)
         self.call(_METHODS[event], asked, pb.LifecycleRequest)
 
     def state_change(self, event: int, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
         """Tell an event as NRI did before 0.12."""
-        asked = pb.StateChangeEvent(event=event, pod=of, container=about)
+        asked = pb.StateChangeEvent(event=event, pod=known_pod(of), container=known(about) if about else None)
         self.call("StateChange", asked, pb.LifecycleRequest)
 
     def call(self, method: str, asked: Message, answer: type[Answer], service: str = SERVICE) -> Answer:

@@ -53,7 +53,7 @@ class Noting:
         """Take what the runtime says of itself."""
 
     def synchronize(
-        self, pods: Iterable[pb.PodSandbox], containers: Iterable[pb.Container]
+        self, pods: Iterable[pb.KnownPodSandbox], containers: Iterable[pb.KnownContainer]
     ) -> Iterable[pb.ContainerUpdate]:
         """Note who is there, and answer with the updates of the test."""
         self.synchronized.append(([pod.id for pod in pods], [container.id for container in containers]))
@@ -78,7 +78,7 @@ class Noting:
         """Answer as the test says."""
         return self.verdict
 
-    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Note it."""
         self.told.append((event, pod.id, container.id))
 

@@ -120,6 +120,6 @@ def test_it_changes_nothing() -> None:
     """Were it asked for more than its opinion, the runtime would learn nothing."""
     guard = Guard(frozenset(), lambda: False)
     pod, container = pb.PodSandbox(id="p1"), pb.Container(id="c1")
-    assert list(guard.synchronize([pod], [container])) == []
+    assert list(guard.synchronize([pb.KnownPodSandbox(id="p1")], [pb.KnownContainer(id="c1")])) == []
     assert guard.create_container(pod, container) == pb.CreateContainerResponse()
     assert guard.update_container(pod, container, pb.LinuxResources()) == pb.UpdateContainerResponse()

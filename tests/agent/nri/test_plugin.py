@@ -13,7 +13,7 @@ from pinning.contract import GUARDED
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.starts import NOT_SEEN, StartTable, start_table
-from tests.agent.nri.fake_runtime import container, pod
+from tests.agent.nri.fake_runtime import container, known, known_pod, pod
 from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, world
 
 WHOLE = Wish("2", smt="require")
@@ -96,7 +96,7 @@ def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> Non
 
     started = container("c0", "a")
     started.pid = 42
-    node.plugin.event(Event.START_CONTAINER, A, started)
+    node.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
     assert node.put == [(42, "1,5")]
 
 
@@ -105,9 +105,9 @@ def test_nobody_else_is_put_anywhere(node: Node) -> None:
     for of in (A, B):
         started = container("c0", of.name)
         started.pid = 42
-        node.plugin.event(Event.START_CONTAINER, of, started)
+        node.plugin.event(Event.START_CONTAINER, known_pod(of), known(started))
     mixed = node_with(replace(EXCLUSIVE, shared="true"))
-    mixed.plugin.event(Event.START_CONTAINER, A, container("c0", "a"))
+    mixed.plugin.event(Event.START_CONTAINER, known_pod(A), known(container("c0", "a")))
     assert node.put == mixed.put == []
 
 
@@ -198,7 +198,7 @@ def test_container_that_never_came_is_in_nobodys_way(ends: str) -> None:
     node = Node(world(4))
     node.cpus(B)
     if ends == "removed":
-        node.plugin.event(Event.REMOVE_CONTAINER, B, container("c0", "b"))
+        node.plugin.event(Event.REMOVE_CONTAINER, known_pod(B), known(container("c0", "b")))
     node.now += KEPT_SECONDS + 1
     node.world.add("uid-a", [WHOLE])
     node.publish()
@@ -216,9 +216,9 @@ def test_owner_need_not_wait_for_the_next_pass_when_nobody_is_in_its_way_any_mor
     with pytest.raises(Reject):
         node.cpus(A)
     if ends == "removed":
-        node.plugin.event(Event.REMOVE_CONTAINER, B, container("c0", "b"))
+        node.plugin.event(Event.REMOVE_CONTAINER, known_pod(B), known(container("c0", "b")))
     else:
-        node.plugin.synchronize([A, B], [])
+        node.plugin.synchronize([known_pod(A), known_pod(B)], [])
     assert node.cpus(A) == "1,5"
 
 
@@ -226,7 +226,7 @@ def test_owner_need_not_wait_for_the_next_pass_when_nobody_is_in_its_way_any_mor
 def test_only_a_removal_is_the_end(node: Node, event: Event) -> None:
     """A container that stops may start again, on its CPUs."""
     node.cpus(A)
-    node.plugin.event(event, A, container("c0", "a"))
+    node.plugin.event(event, known_pod(A), known(container("c0", "a")))
     assert "a-c0" in node.plugin.births
 
 
@@ -277,7 +277,7 @@ def test_what_is_gone_after_a_reconnect_is_forgotten(node: Node) -> None:
     """The runtime lists what it has; nothing is moved by NRI."""
     node.cpus(A)
     node.cpus(B)
-    assert node.plugin.synchronize([A], [container("c0", "a")]) == ()
+    assert node.plugin.synchronize([known_pod(A)], [known(container("c0", "a"))]) == ()
     assert node.plugin.births.keys() == {"a-c0"}
 
 
@@ -286,7 +286,7 @@ def test_memory_stays_flat(node: Node) -> None:
     for number in range(200):
         made = pb.Container(id=f"made-{number}", name="c0")
         node.plugin.create_container(B, made)
-        node.plugin.event(Event.REMOVE_CONTAINER, B, made)
+        node.plugin.event(Event.REMOVE_CONTAINER, known_pod(B), known(made))
         node.plugin.create_container(B, pb.Container(id=f"failed-{number}", name="c0"))
         node.now += KEPT_SECONDS
         node.publish()
@@ -365,7 +365,7 @@ def test_answer_that_was_taken_is_not_doubted(node: Node, sign: str) -> None:
     if sign == "validated":
         node.plugin.validate(validation("10-corepin"))
     elif sign == "started":
-        node.plugin.event(Event.START_CONTAINER, A, container("c0", "a"))
+        node.plugin.event(Event.START_CONTAINER, known_pod(A), known(container("c0", "a")))
     else:
         table = node.publish()
         node.plugin.table = replace(table, seen={"a-c0": CPUSet.parse("1,5")})

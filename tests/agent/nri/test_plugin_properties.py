@@ -76,7 +76,8 @@ class Node:
         for container in self.world.live():
             if container.owner == self.owner(number):
                 self.world.stop(container.id)
-                self.plugin.event(Event.REMOVE_CONTAINER, pb.PodSandbox(), pb.Container(id=container.id))
+                removed = pb.KnownContainer(id=container.id)
+                self.plugin.event(Event.REMOVE_CONTAINER, pb.KnownPodSandbox(), removed)
 
     def birth(self, number: int) -> None:
         """Make the container of a pod again, and check where it is made."""

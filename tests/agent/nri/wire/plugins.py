@@ -52,7 +52,7 @@ class Recorder:
         self._tell("configure", request.runtime_name, request.request_timeout)
 
     def synchronize(
-        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+        self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> list[pb.ContainerUpdate]:
         """Write down all names."""
         self._tell("synchronize", [pod.name for pod in pods], [container.name for container in containers])
@@ -75,7 +75,7 @@ class Recorder:
         self._tell("validate", request.container.name, request.adjust.linux.resources.cpu.cpus)
         return self.reason
 
-    def event(self, event: int, pod: pb.PodSandbox, container: pb.Container) -> None:
+    def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Write down the event."""
         self._tell(event, pod.name, container.name)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.nri.wire import WORKER_EVENTS, Event, ProtocolError, Reject
 from agent.nri.wire import nri_pb2 as pb
 from agent.nri.wire.service import PLUGIN_SERVICE, PluginService, Stage
-from tests.agent.nri.fake_runtime import container, pod
+from tests.agent.nri.fake_runtime import container, known, known_pod, pod
 from tests.agent.nri.wire.plugins import Recorder, resources, update
 
 DEDICATED = {
@@ -126,8 +126,8 @@ def test_event_comes_by_its_method_and_by_state_change(
     service: PluginService, handlers: Recorder, method: str, event: Event
 ) -> None:
     """Runtimes of both ages tell the same: by a method of each event, and by one for all."""
-    dedicated = pb.LifecycleRequest(pod=pod("a"), container=container("c", "a"))
-    change = pb.StateChangeEvent(event=event, pod=pod("a"), container=container("c", "a"))
+    dedicated = pb.LifecycleRequest(pod=known_pod(pod("a")), container=known(container("c", "a")))
+    change = pb.StateChangeEvent(event=event, pod=dedicated.pod, container=dedicated.container)
 
     assert answer(service, method, dedicated.SerializeToString()) == b""
     assert answer(service, "StateChange", change.SerializeToString()) == b""
@@ -136,9 +136,10 @@ def test_event_comes_by_its_method_and_by_state_change(
 
 def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> None:
     """The resources that come with it are not taken for a container."""
-    asked = pb.UpdatePodSandboxRequest(pod=pod("a"), overhead_linux_resources=resources("0-3"))
+    asked = pb.UpdatePodSandboxRequest(pod=known_pod(pod("a"))).SerializeToString()
+    overhead = resources("0-3").SerializeToString()
 
-    assert answer(service, "UpdatePodSandbox", asked.SerializeToString()) == b""
+    assert answer(service, "UpdatePodSandbox", asked + bytes([0x12, len(overhead)]) + overhead) == b""
     assert handlers.told == [(Event.UPDATE_POD_SANDBOX, "a", "")]
 
 
@@ -176,7 +177,7 @@ def test_payload_that_is_no_protobuf_is_refused(
 @pytest.mark.parametrize("method", ["CreateContainer", "StartContainer"])
 def test_name_that_is_no_text_is_refused(service: PluginService, method: str) -> None:
     """A name in bytes that are not UTF-8 is an error of the protocol."""
-    wrong = pb.LifecycleRequest(pod=pod("name")).SerializeToString().replace(b"name", b"n\xffme")
+    wrong = pb.CreateContainerRequest(pod=pod("name")).SerializeToString().replace(b"name", b"n\xffme")
 
     with pytest.raises(ProtocolError, match="are no"):
         answer(service, method, wrong)

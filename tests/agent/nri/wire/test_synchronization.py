@@ -6,7 +6,7 @@ import pytest
 
 from agent.nri.wire import ProtocolError
 from agent.nri.wire import nri_pb2 as pb
-from agent.nri.wire.synchronization import BYTES_LIMIT, ENTRIES_LIMIT, Parts
+from agent.nri.wire.synchronization import ENTRIES_LIMIT, LETTERS_LIMIT, Parts
 from tests.agent.nri.fake_runtime import container, pod
 
 
@@ -18,29 +18,33 @@ def test_parts_are_one_in_their_order() -> None:
     assert not parts.add(
         pb.SynchronizeRequest(pods=[pod("c")], containers=[container("d", "b")]).SerializeToString()
     )
-    assert [told.name for told in parts.whole.pods] == ["b", "a", "c"]
-    assert [told.name for told in parts.whole.containers] == ["d"]
+    assert [told.name for told in parts.pods] == ["b", "a", "c"]
+    assert [told.name for told in parts.containers] == ["d"]
 
 
 def test_what_is_not_declared_is_not_kept() -> None:
-    """Variables of containers, which their users can make many, are gone when the next part comes."""
-    variables = b"\x42\x04K=va" * 100_000
-    told = container("c", "a").SerializeToString() + variables
+    """Of 60,000 annotations and a megabyte of variables nothing is kept behind the part that had them."""
+    variables = b"\x42\x04K=va" * 200_000
+    crowded = pod("a", annotations={f"k{number}": "" for number in range(60_000)})
+    entry = container("c", "a").SerializeToString() + variables
     parts = Parts()
 
-    parts.add(pb.SynchronizeEntries(containers=[told]).SerializeToString())
+    parts.add(
+        pb.SynchronizeEntries(pods=[crowded.SerializeToString()], containers=[entry]).SerializeToString()
+    )
 
-    assert parts.whole == pb.SynchronizeRequest(containers=[container("c", "a")])
+    assert [len(kept.SerializeToString()) < 100 for kept in (*parts.pods, *parts.containers)] == [True] * 2
+    assert parts.containers[0].pod_sandbox_id == "sandbox-a"
 
 
-def test_bytes_have_a_limit() -> None:
-    """Parts without end are refused before they fill the memory."""
+def test_letters_have_a_limit() -> None:
+    """Names without end are refused before they fill the memory."""
     part = pb.SynchronizeRequest(pods=[pb.PodSandbox(name="x" * 4_000_000)], more=True).SerializeToString()
     parts = Parts()
-    for _ in range(BYTES_LIMIT // len(part)):
+    for _ in range(LETTERS_LIMIT // len(part)):
         parts.add(part)
 
-    with pytest.raises(ProtocolError, match="more than 67108864 bytes of pods and containers"):
+    with pytest.raises(ProtocolError, match="more than 8388608 letters in names and ids"):
         parts.add(part)
 
 

@@ -1,0 +1,73 @@
+"""Pods with as many annotations as an API server takes: their memory and their time in guard and agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.nri.wire import Event
+from agent.nri.wire import nri_pb2 as pb
+from pinning.contract import GUARDED, GUARDED_VALUE
+from tests.agent.nri.fake_runtime import FakeRuntime, Plugin, container, pod
+from tests.agent.nri.guards import GuardProcess, guard_on
+from tests.agent.nri.wire.plugins import Recorder
+from tests.agent.nri.wire.serving import Served
+
+ANNOTATIONS = {f"k{number}": "" for number in range(60_000)}  # 236 kB by the API server's count
+PODS = 25
+GUARD_LIMIT = 64 * 2**20  # manifests/components/guard
+ANSWER_SECONDS = 0.2  # of CPU time, of the two seconds that a runtime waits
+
+
+def crowded(name: str) -> pb.PodSandbox:
+    """Return a marked sandbox with 60,000 annotations."""
+    return pod(name, annotations={**ANNOTATIONS, GUARDED: GUARDED_VALUE})
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[FakeRuntime]:
+    """Return a runtime that no plugin knows yet."""
+    with FakeRuntime(tmp_path / "nri.sock") as fake:
+        yield fake
+
+
+def peak(guard: GuardProcess) -> int:
+    """Return the largest resident memory that the guard has had, in bytes."""
+    status = Path(f"/proc/{guard.daemon.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def verdict(plugin: Plugin, of: pb.PodSandbox) -> str:
+    """Return what a plugin says of a container that was given no CPUs."""
+    made = container("main", of.name)
+    return plugin.validate(pb.ValidateContainerAdjustmentRequest(pod=of, container=made))
+
+
+def test_guard_stays_below_its_limit(runtime: FakeRuntime, tmp_path: Path) -> None:
+    """It learns of 25 pods with 60,000 annotations, and judges one container after the other of them."""
+    pods = [crowded(f"p{number}") for number in range(PODS)]
+    with guard_on(runtime.path, tmp_path) as guard:
+        plugin = runtime.plugin(pods, parts=PODS)
+        for each in pods:
+            assert "was promised CPUs of its own" in verdict(plugin, each)
+        assert peak(guard) < GUARD_LIMIT
+
+
+@pytest.mark.parametrize("what", ["create", "validate", "event"])
+def test_answer_about_a_crowded_pod_leaves_time(what: str) -> None:
+    """One answer takes a tenth of the time that the runtime waits; what is sent and read here is counted too."""
+    served = Served(handlers=Recorder())
+    served.runtime.register()
+    of, made = crowded("a"), container("main", "a")
+    began = time.process_time()
+    if what == "create":
+        served.runtime.create(of, made)
+    elif what == "validate":
+        verdict(served.runtime, of)
+    else:
+        served.runtime.event(Event.START_CONTAINER, of, made)
+    assert time.process_time() - began < ANSWER_SECONDS
+    served.close()
