@@ -1,69 +1,201 @@
-"""How much each container may ask, so that one that floods the agent holds up nobody but itself. Pure but for its clock."""
+"""Rate and connection limits of the node for `cmk.sock`, shared out by pod and container. Pure but for its clock.
+
+One node-wide token bucket bounds what all answers cost the agent. Turns that wait share it in equal parts: pods take
+turns, and within a pod its containers do. A pod that was quiet has a small reserve and does not wait behind the others;
+the bucket is charged for it, so that the sum of all turns stays the same.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections import Counter, OrderedDict, deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from agent.wrappers.errors import Denied
+from agent.wrappers.errors import Crowded, Denied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 AT_ONCE: Final = 256  # connections of one container: more cores than it may have
-OPEN: Final = (
-    4096  # connections of all; beyond, each container may have its share of these, so that all have room
-)
-RATE: Final = 100.0  # requests a second of one container; an answer takes the agent half a millisecond
-BURST: Final = 512.0  # requests that wait for nothing after it was silent
-TOLD: Final = (
-    64.0  # of its connections that are refused, told why after it was silent; then one in each second
-)
+OPEN: Final = 2048  # connections of the node; beyond, each pod and container has its share of these
+RATE: Final = 100.0  # turns a second of the node; an answer takes the agent half a millisecond to one
+BURST: Final = 512  # turns that begin at once after the node was quiet
+RESERVE: Final = 32  # turns that begin at once after a pod was quiet, shared by the pods that are busy
+BEGUN_AT_ONCE: Final = 4  # waiting turns in one iteration of the loop, so that a burst does not hold it up
+REFUSALS: Final = 64.0  # refusals with a reason after a container was quiet; then one a second
+DEAF_SECONDS: Final = 1.0  # after a refusal, connections of the same process are closed unread
+DEAF_MOST: Final = 4096  # processes remembered for that
+_ROUNDING: Final = 1e-9  # seconds
+
+Ticket = TypeVar("Ticket")
 
 
-class Bounds:
-    """Counts the connections of each container, and spreads its requests over time."""
+class Origin(NamedTuple):
+    """The pod and container that a connection is counted for."""
+
+    pod: str
+    container: str
+
+
+class Connections:
+    """Counts open connections by pod and container."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._of_pod: dict[str, Counter[str]] = {}
+
+    def opened(self, origin: Origin) -> None:
+        """Count a connection; raise Denied at the container's limit, Crowded at its share of a full node."""
+        pod = self._of_pod.get(origin.pod, Counter())
+        if pod[origin.container] >= AT_ONCE:
+            raise Denied(f"too many wrappers ask at once from this container: {AT_ONCE} at a time may")
+        if self._total >= OPEN and not self._has_share(pod, origin.container):
+            raise Crowded("the node's connections are taken, and this container has its share")
+        self._of_pod.setdefault(origin.pod, pod)[origin.container] += 1
+        self._total += 1
+
+    def _has_share(self, pod: Counter[str], container: str) -> bool:
+        """Return whether a container may open one more; room for one more pod and container is left free."""
+        of_pod = OPEN // (len(self._of_pod) + 1)
+        return pod.total() < of_pod and pod[container] < max(1, of_pod // (len(pod) + 1))
+
+    def closed(self, origin: Origin) -> None:
+        """Stop counting a connection."""
+        pod = self._of_pod[origin.pod]
+        pod[origin.container] -= 1
+        self._total -= 1
+        if not pod[origin.container]:
+            del pod[origin.container]
+        if not pod:
+            del self._of_pod[origin.pod]
+
+
+class Reserve:
+    """Lets pods that were quiet begin at once, each at an equal part of the node's rate."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open: Counter[str] = Counter()
-        self._total = 0
-        self._due: dict[str, float] = {}  # when the bucket of a container is full again
-        self._told: dict[str, float] = {}  # the same for what it is told of refusals
+        self._due: dict[str, float] = {}  # when a pod's reserve is full again; absent: it is full
+        self._by_due: list[tuple[float, str]] = []  # a heap with at least the present entry of each busy pod
 
-    def opened(self, container: str) -> None:
-        """Count a connection; raise Denied for one too many. What many containers fill together is shared out."""
-        most = AT_ONCE if self._total < OPEN else OPEN // (len(self._open) + 1)
-        if self._open.get(container, 0) >= most:
-            raise Denied(f"too many wrappers ask at once from this container: {most} at a time may")
-        self._open[container] += 1
-        self._total += 1
-
-    def closed(self, container: str) -> None:
-        """Count a connection no more."""
-        self._open[container] -= 1
-        self._total -= 1
-        if not self._open[container]:
-            del self._open[container]
-
-    def turn(self, container: str, turns: int = 1) -> float:
-        """Take the next turns of a container, and return in how many seconds they begin."""
+    def has(self, pod: str) -> bool:
+        """Return whether a pod has a turn in reserve."""
         now = self._clock()
-        due = max(self._due.get(container, now), now)
-        self._due[container] = due + turns / RATE
-        return max(0.0, due - now - BURST / RATE)
+        return self._due.get(pod, now) - now < RESERVE / RATE
 
-    def tells(self, container: str) -> bool:
-        """Say whether a container is told why a connection is refused: who goes on all the same is not."""
+    def spend(self, pod: str) -> None:
+        """Charge a turn to a pod's reserve; one that is empty stays empty for no longer."""
         now = self._clock()
-        due = max(self._told.get(container, now), now)
-        if due - now >= TOLD:
+        self._prune(now)
+        due = self._due.get(pod, now)
+        step = (len(self._due) + (pod not in self._due)) / RATE
+        self._due[pod] = min(due + step, now + RESERVE / RATE + step)
+        heappush(self._by_due, (self._due[pod], pod))
+
+    def _prune(self, now: float) -> None:
+        """Drop pods whose reserve is full; O(log n) for each turn that was charged."""
+        while self._by_due and self._by_due[0][0] <= now:
+            _, pod = heappop(self._by_due)
+            if self._due.get(pod, now + 1.0) <= now:
+                del self._due[pod]
+
+
+class Turns(Generic[Ticket]):
+    """Fair queue of turns: a node-wide token bucket, round robin by pod and then by container."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due = clock()  # when the node's bucket is full again
+        self._reserve = Reserve(clock)
+        self._waiting: OrderedDict[str, OrderedDict[str, deque[tuple[Ticket, int]]]] = OrderedDict()
+
+    def ask(self, origin: Origin, ticket: Ticket, turns: int = 1) -> bool:
+        """Return True if one turn begins at once by the pod's reserve; else queue the ticket for `turns`."""
+        is_quiet = turns == 1 and origin.pod not in self._waiting and self._reserve.has(origin.pod)
+        if is_quiet and self._seconds_until(2 * BURST) <= 0:  # even reserves spend no more than that ahead
+            self._spend(origin.pod)
+            return True
+        pod = self._waiting.setdefault(origin.pod, OrderedDict())
+        pod.setdefault(origin.container, deque()).append((ticket, turns))
+        return False
+
+    def begin(self) -> list[Ticket]:
+        """Remove and return tickets whose turn begins now, at most BEGUN_AT_ONCE."""
+        begun: list[Ticket] = []
+        while self._waiting and len(begun) < BEGUN_AT_ONCE and self._seconds_until(BURST) <= 0:
+            begun += self._next()
+        return begun
+
+    def wait(self) -> float | None:
+        """Return the seconds until a waiting turn begins; None if none waits."""
+        return max(0.0, self._seconds_until(BURST)) if self._waiting else None
+
+    def _seconds_until(self, most: int) -> float:
+        """Return when one more turn keeps a bucket of `most` turns from overflowing; at most 0: now."""
+        return self._due - self._clock() - (most - 1) / RATE - _ROUNDING
+
+    def _spend(self, pod: str) -> None:
+        self._due = max(self._due, self._clock()) + 1 / RATE
+        self._reserve.spend(pod)
+
+    def _next(self) -> list[Ticket]:
+        """Spend a turn on the first ticket of the next container of the next pod; return it if it has all its turns."""
+        pod, containers = self._waiting.popitem(last=False)
+        container, tickets = containers.popitem(last=False)
+        self._spend(pod)
+        ticket, turns = tickets.popleft()
+        if turns > 1:
+            tickets.appendleft((ticket, turns - 1))
+        if tickets:
+            containers[container] = tickets
+        if containers:
+            self._waiting[pod] = containers
+        return [] if turns > 1 else [ticket]
+
+
+class Refusals:
+    """Limits what connections cost that are refused."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: dict[Origin, float] = {}
+        self._deaf: dict[int, float] = {}
+
+    def may_explain(self, origin: Origin) -> bool:
+        """Return whether to send the reason of a refusal; rate-limited by container."""
+        now = self._clock()
+        due = max(self._due.get(origin, now), now)
+        if due - now >= REFUSALS:
             return False
-        self._told[container] = due + 1.0
+        self._due[origin] = due + 1.0
         return True
 
+    def refused(self, pid: int) -> None:
+        """Ignore a process for DEAF_SECONDS: to find its container costs more than to close its connections."""
+        if len(self._deaf) < DEAF_MOST:
+            self._deaf[pid] = self._clock() + DEAF_SECONDS
+
+    def ignores(self, pid: int) -> bool:
+        """Return whether connections of a process are closed unread."""
+        until = self._deaf.get(pid)
+        if until is None:
+            return False
+        if until > self._clock():
+            return True
+        del self._deaf[pid]
+        return False
+
     def forget(self) -> None:
-        """Forget those whose bucket is full."""
+        """Drop containers with a full bucket, and processes that are heard again."""
         now = self._clock()
-        self._due = {container: due for container, due in self._due.items() if due > now}
-        self._told = {container: due for container, due in self._told.items() if due > now}
+        self._due = {origin: due for origin, due in self._due.items() if due > now}
+        self._deaf = {pid: until for pid, until in self._deaf.items() if until > now}
+
+
+class Bounds(Generic[Ticket]):
+    """The limits of one node; they outlive a socket that is made anew."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.connections = Connections()
+        self.turns: Turns[Ticket] = Turns(clock)
+        self.refusals = Refusals(clock)

@@ -7,3 +7,7 @@ from agent.errors import AgentError
 
 class Denied(AgentError):
     """The answer to a wrapper is no; the message says what was wanted, what was found, and what to do."""
+
+
+class Crowded(AgentError):
+    """The node holds as many connections as it may; the connection closes without an answer, so the shim asks again."""

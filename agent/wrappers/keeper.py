@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone
 from agent.kernel.affinity import KERNEL, Affinities
-from agent.wrappers.bounds import Bounds
+from agent.wrappers.bounds import Bounds, Origin
 from agent.wrappers.claims import LiveClaims
 from agent.wrappers.errors import Denied
 from agent.wrappers.follow import Follower
@@ -94,7 +94,7 @@ class WrapperKeeper:
             self._follower.pin,
             is_strict=is_strict,
         )
-        self._bounds = Bounds(edges.monotonic)
+        self._bounds: Bounds[asyncio.Future[None]] = Bounds(edges.monotonic)
         self._reports = Reports(edges.monotonic)
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
@@ -110,7 +110,7 @@ class WrapperKeeper:
             self._uses.keep(self._view.containers)
         self._follower.passed(self._view)
         self._save()
-        self._bounds.forget()
+        self._bounds.refusals.forget()
         self._passes.ended()
 
     def shown(self, state: NodeState) -> NodeState:
@@ -162,10 +162,13 @@ class WrapperKeeper:
             await asyncio.wait([serving])
             listener.close()
 
-    def bounded_as(self, pid: int) -> str:
-        """Return by which name the requests of a process are counted: that of its container."""
+    def origin_of(self, pid: int) -> Origin:
+        """Return the pod and container of a process; of one in no known container, its cgroup and the one above."""
         path = self._edges.cgroup_of(pid, self._edges.hierarchy.version)
-        return self._found(pid, path) or path
+        found = self._found(pid, path)
+        if found is None:
+            return Origin(path.rpartition("/")[0], path)
+        return Origin(self._newest().containers[found].owner.pod_uid, found)
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
         """Return an answer that does what was asked; raise Denied, Gone."""

@@ -1,15 +1,17 @@
-"""Takes the connections of wrappers: tells whose each is, keeps each container within its bounds, frames the answers."""
+"""Server of `cmk.sock`: accepts connections, finds their containers, queues them for turns, frames the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import AgentError, Gone
-from agent.wrappers.errors import Denied
+from agent.wrappers.bounds import Origin
+from agent.wrappers.errors import Crowded, Denied
 from agent.wrappers.peer import connected, pid_of
 from agent.wrappers.protocol import (
     ANSWER_SECONDS,
@@ -24,19 +26,18 @@ from agent.wrappers.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.wrappers.bounds import Bounds
+    from agent.wrappers.bounds import Bounds, Turns
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
 
-ACCEPTED_AT_ONCE: Final = 64  # connections before the loop does something else
+ACCEPT_SECONDS: Final = 0.001  # of CPU time on new connections before the loop does something else
+REST: Final = 12.0  # times the CPU time that refused connections took; so they cost a thirteenth of a core
 PAUSE_SECONDS: Final = 0.1  # when there is no descriptor left for another connection
-REFUSED_SECONDS: Final = (
-    0.01  # after connections that were refused: whoever goes on all the same is slowed down
-)
 SEND_BUFFER: Final = (
     8192  # bytes of an answer that wait in the kernel for one who does not read; it takes it for twice
 )
 REPORT_TURNS: Final = 10  # of a request for a report of the node, which takes the agent so many times longer
+UNKNOWN: Final = Origin("", "")  # of processes that ended or cannot be seen
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,36 @@ logger = logging.getLogger(__name__)
 class Answering(Protocol):
     """Who knows the answers."""
 
-    def bounded_as(self, pid: int) -> str:
-        """Return by which name the requests of a process are counted: that of its container; raise Gone."""
+    def origin_of(self, pid: int) -> Origin:
+        """Return the pod and container that the requests of a process are counted for; raise Gone."""
         ...
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
         """Return an answer that does what was asked; raise Denied, Gone."""
         ...
+
+
+class TurnQueue:
+    """Wakes waiting connections when their turn begins."""
+
+    def __init__(self, turns: Turns[asyncio.Future[None]]) -> None:
+        self._turns = turns
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def turn(self, origin: Origin, turns: int = 1) -> None:
+        """Wait for so many turns of a container."""
+        loop = asyncio.get_running_loop()
+        begun = loop.create_future()
+        if not self._turns.ask(origin, begun, turns):
+            self._timer = self._timer or loop.call_later(0, self._begin)
+            await begun
+
+    def _begin(self) -> None:
+        for begun in self._turns.begin():
+            if not begun.done():
+                begun.set_result(None)
+        wait = self._turns.wait()
+        self._timer = None if wait is None else asyncio.get_running_loop().call_later(wait, self._begin)
 
 
 class Server:
@@ -60,11 +84,13 @@ class Server:
     def __init__(
         self,
         answering: Answering,
-        bounds: Bounds,
+        bounds: Bounds[asyncio.Future[None]],
         peer_of: Callable[[socket.socket], Peer] = connected,
     ) -> None:
         self._answering = answering
-        self._bounds = bounds
+        self._connections = bounds.connections
+        self._refusals = bounds.refusals
+        self._queue = TurnQueue(bounds.turns)
         self._peer_of = peer_of
         self._open: set[asyncio.Task[None]] = set()
 
@@ -80,83 +106,94 @@ class Server:
                 task.cancel()
 
     async def _accept_some(self, listening: socket.socket) -> bool:
-        """Take connections that wait; say whether none is left."""
-        is_refused = False
-        for _ in range(ACCEPTED_AT_ONCE):
+        """Accept connections that wait; return whether none is left. Rest for what refused ones cost."""
+        began = last = time.thread_time()
+        refused, is_empty = 0.0, False
+        while last - began < ACCEPT_SECONDS:
             try:
                 connection, _ = listening.accept()
             except BlockingIOError:
-                await self._pause(is_wanted=is_refused)
-                return not is_refused
+                is_empty = True
+                break
             except OSError as error:  # no descriptor is left: those who wait wait longer
                 logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
                 await asyncio.sleep(PAUSE_SECONDS)
                 return False
-            is_refused |= not self._begin(connection)
-        await self._pause(is_wanted=is_refused)
-        return False
-
-    async def _pause(self, *, is_wanted: bool) -> None:
-        if is_wanted:
-            await asyncio.sleep(REFUSED_SECONDS)
+            is_taken = self._begin(connection)
+            now = time.thread_time()
+            refused += 0.0 if is_taken else now - last
+            last = now
+        if refused:
+            await asyncio.sleep(refused * REST)
+        return is_empty and not refused
 
     def _begin(self, connection: socket.socket) -> bool:
-        """Take a connection, or refuse it by what costs the least; say whether it was taken.
+        """Serve a connection, or refuse it at the least cost; return whether it is served.
 
-        A flood of them waits in the same line as all others.
+        Cheap checks come first, because refused connections stand in the same queue of the kernel as all others.
         """
-        container = ""
-        connection.setblocking(False)  # noqa: FBT003 of the standard library
         try:
-            if _is_over(connection):
-                raise Gone("nobody waits for an answer")
-            container = self._answering.bounded_as(pid_of(connection))
-            self._bounds.opened(container)
+            pid = pid_of(connection)
+            if _is_over(connection) or self._refusals.ignores(pid):
+                connection.close()
+                return False
+            origin = self._answering.origin_of(pid)
         except (AgentError, OSError) as error:
-            self._refuse(connection, error, container)
+            self._refuse(connection, error, UNKNOWN)
             return False
+        try:
+            self._connections.opened(origin)
+        except (Crowded, Denied) as error:
+            self._refusals.refused(pid)
+            self._refuse(connection, error, origin)
+            return False
+        return self._begin_task(connection, origin)
+
+    def _begin_task(self, connection: socket.socket, origin: Origin) -> bool:
+        """Serve a connection that is counted; return whether its process can be held."""
+        connection.setblocking(False)  # noqa: FBT003 of the standard library
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             peer = self._peer_of(connection)
         except (AgentError, OSError) as error:
-            self._bounds.closed(container)
-            self._refuse(connection, error, container)
+            self._connections.closed(origin)
+            self._refuse(connection, error, origin)
             return False
-        task = asyncio.get_running_loop().create_task(self._serve(connection, peer, container))
+        task = asyncio.get_running_loop().create_task(self._serve(connection, peer, origin))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         return True
 
-    def _refuse(self, connection: socket.socket, error: Exception, container: str) -> None:
-        """Say why not, to a shim that listens, and close: whatever it sends is not read."""
+    def _refuse(self, connection: socket.socket, error: Exception, origin: Origin) -> None:
+        """Close a connection, with the reason within the container's rate limit; the request is not read."""
         with suppress(OSError):
-            if isinstance(error, Denied) and self._bounds.tells(container):
-                connection.send(denied(error))
+            if isinstance(error, Denied) and self._refusals.may_explain(origin):
+                connection.send(denied(error), socket.MSG_DONTWAIT)
         connection.close()
 
-    async def _serve(self, connection: socket.socket, peer: Peer, container: str) -> None:
-        """Answer one request; whoever is slow, garbled or gone ends its own connection alone."""
+    async def _serve(self, connection: socket.socket, peer: Peer, origin: Origin) -> None:
+        """Answer one request; a slow, garbled or closed one ends its own connection alone."""
         try:
-            await self._answer(connection, peer, container)
+            await self._answer(connection, peer, origin)
         except Denied as error:
-            self._refuse(connection, error, container)
+            self._refuse(connection, error, origin)
         except (AgentError, OSError, TimeoutError):
             pass
         except Exception:  # the loop's edge: a bug in one answer must not end the others
             logger.exception("wrapper not answered")
         finally:
-            self._bounds.closed(container)
+            self._connections.closed(origin)
             connection.close()
             peer.close()
 
-    async def _answer(self, connection: socket.socket, peer: Peer, container: str) -> None:
-        await asyncio.sleep(self._bounds.turn(container))  # who connects has a turn, whatever comes of it
+    async def _answer(self, connection: socket.socket, peer: Peer, origin: Origin) -> None:
+        await self._queue.turn(origin)  # each connection takes a turn, whatever comes of it
         content = await _received(connection)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 request = read_request(content)
                 if request.verb is not Verb.ISOLATE:
-                    await asyncio.sleep(self._bounds.turn(container, REPORT_TURNS - 1))
+                    await self._queue.turn(origin, REPORT_TURNS - 1)
                 answer = await self._answering.answer(peer, request)
         except Denied as error:
             answer = denied(error)
@@ -200,8 +237,8 @@ async def _received(connection: socket.socket) -> bytes:
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Say whether whoever connected has closed already, without a word."""
+    """Return whether the other end has closed already, without a word."""
     try:
-        return not connection.recv(1, socket.MSG_PEEK)
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False

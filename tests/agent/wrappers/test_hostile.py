@@ -15,7 +15,7 @@ import pytest
 
 from agent.node_state import NodeState
 from agent.wrappers import server
-from agent.wrappers.bounds import AT_ONCE
+from agent.wrappers.bounds import AT_ONCE, Origin
 from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET
 from tests.agent.wrappers.scene import Forker, Scene, cmk_pod, isolate, plain_pod
 
@@ -158,7 +158,7 @@ def test_after_a_refusal_nobody_is_taken_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However fast connections come that are refused, the agent spends a part of its time on them."""
-    monkeypatch.setattr(server, "REFUSED_SECONDS", 3600.0)
+    monkeypatch.setattr(server, "REST", 1e12)
 
     async def talk(scene: Scene, _container: Forker) -> None:
         scene.peer_failures = [OSError(errno.ESRCH, "No such process")]
@@ -178,11 +178,10 @@ def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: p
     """Connections without a request are spread over time as requests are."""
     turns: list[int] = []
 
-    def turn(_: object, __: str, count: int = 1) -> float:
+    async def turn(_: object, __: Origin, count: int = 1) -> None:
         turns.append(count)
-        return 0.0
 
-    monkeypatch.setattr("agent.wrappers.bounds.Bounds.turn", turn)
+    monkeypatch.setattr(server.TurnQueue, "turn", turn)
 
     async def talk(scene: Scene, _: Forker) -> None:
         silent = await connect(scene)

@@ -1,79 +1,276 @@
-"""How much each container may ask."""
+"""Rate and connection limits of the node, shared out by pod and container."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import pytest
 
-from agent.wrappers.bounds import AT_ONCE, BURST, OPEN, RATE, TOLD, Bounds
-from agent.wrappers.errors import Denied
+from agent.wrappers.bounds import (
+    AT_ONCE,
+    BURST,
+    DEAF_MOST,
+    DEAF_SECONDS,
+    OPEN,
+    RATE,
+    REFUSALS,
+    RESERVE,
+    Connections,
+    Origin,
+    Refusals,
+    Turns,
+)
+from agent.wrappers.errors import Crowded, Denied
+
+A, B = Origin("a", "a0"), Origin("b", "b0")
 
 
-def test_a_burst_waits_for_nothing_and_then_each_request_for_its_turn() -> None:
-    """After the burst turns come at the rate."""
-    bounds = Bounds(lambda: 0.0)
-    waits = [bounds.turn("a") for _ in range(int(BURST) + 10)]
+class Node:
+    """Turns whose clock stands still until a waiting turn begins."""
 
-    assert set(waits[: int(BURST)]) == {0.0}
-    assert waits[-1] == pytest.approx(9 / RATE)
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.begun: Counter[Origin] = Counter()
+        self._turns: Turns[Origin] = Turns(lambda: self.now)
+
+    def ask(self, origin: Origin, turns: int = 1) -> bool:
+        """Ask for turns; return whether they began."""
+        is_begun = self._turns.ask(origin, origin, turns)
+        self.begun[origin] += is_begun
+        return is_begun
+
+    def due(self) -> list[Origin]:
+        """Return the origins of all tickets that begin at this moment, in order."""
+        begun: list[Origin] = []
+        while self._turns.wait() == 0.0:
+            begun += self._turns.begin()
+        self.begun.update(begun)
+        return begun
+
+    def until(self, end: float) -> Iterator[Origin]:
+        """Yield tickets as their turns begin, until the clock shows `end` or none waits."""
+        while True:
+            yield from self.due()
+            wait = self._turns.wait()
+            if wait is None or self.now + wait > end:
+                self.now = end
+                return
+            self.now += wait + 1e-9
+
+    def drain(self, origin: Origin) -> None:
+        """Use up the node's burst from one container."""
+        for _ in range(BURST):
+            self.ask(origin)
+        self.due()
 
 
-def test_one_containers_flood_is_nothing_to_another() -> None:
-    """Each has turns and connections of its own."""
-    bounds = Bounds(lambda: 0.0)
-    for _ in range(AT_ONCE):
-        bounds.opened("a")
-        bounds.turn("a")
-    with pytest.raises(Denied, match="too many wrappers ask at once"):
-        bounds.opened("a")
-    bounds.opened("b")
-    assert bounds.turn("b") == 0.0
-    bounds.closed("a")
-    bounds.opened("a")
+def containers(pod: str, count: int) -> list[Origin]:
+    """Return containers of a pod."""
+    return [Origin(pod, f"{pod}{number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("origins", [containers("a", 1), containers("a", 200)])
+def test_a_burst_waits_for_nothing_and_then_the_rate_holds(origins: list[Origin]) -> None:
+    """After the burst, of one container or of 200, turns begin at the rate of the node."""
+    node = Node()
+    for number in range(2 * BURST):
+        node.ask(origins[number % len(origins)])
+    node.due()
+
+    assert node.begun.total() == BURST
+    assert len(list(node.until(1.0))) == pytest.approx(RATE, abs=1)
+
+
+def test_one_wrapper_in_each_of_200_pods_waits_for_nothing() -> None:
+    """They fit into the burst."""
+    node = Node()
+    for number in range(200):
+        node.ask(Origin(str(number), "main"))
+    node.due()
+
+    assert node.begun.total() == 200
 
 
 def test_silence_fills_the_bucket() -> None:
-    """A container that was silent may burst again, and is forgotten meanwhile."""
-    now = [0.0]
-    bounds = Bounds(lambda: now[0])
-    for _ in range(2 * int(BURST)):
-        bounds.turn("a")
-    now[0] = 2 * BURST / RATE + 1
-    bounds.forget()
+    """After a pause the burst is there again."""
+    node = Node()
+    node.drain(A)
+    node.now = BURST / RATE
+    node.drain(A)
 
-    assert [bounds.turn("a") for _ in range(int(BURST))][-1] == 0.0
+    assert node.begun[A] == 2 * BURST
+
+
+@pytest.mark.parametrize("count", [1, 20, 200])
+def test_containers_of_a_flooding_pod_share_the_rate_of_the_node(count: int) -> None:
+    """However many there are, all have the node's rate together, and each an equal part of it."""
+    node, origins, seconds = Node(), containers("a", count), 40.0
+    node.drain(A)
+    before = node.begun.total()
+    for origin in origins:
+        for _ in range(int(seconds * RATE)):
+            node.ask(origin)
+    began = Counter(node.until(seconds))
+
+    assert node.begun.total() - before == pytest.approx(seconds * RATE, abs=1)
+    assert max(began.values()) - min(began[origin] for origin in origins) <= 1
+
+
+def test_pods_share_equally_however_many_containers_each_has() -> None:
+    """A pod with 200 containers has as many turns as a pod with one."""
+    node = Node()
+    node.drain(A)
+    node.now += 0.01
+    for origin in [*containers("a", 200), *[B] * 200, *[Origin("c", "c0")] * 200]:
+        node.ask(origin)
+    pods = Counter(origin.pod for origin in list(node.until(4.0)))
+
+    assert max(pods.values()) - min(pods.values()) <= RESERVE
+
+
+@pytest.mark.parametrize("flooding", [1, 10, 50])
+def test_a_quiet_pod_does_not_wait_behind_flooding_pods(flooding: int) -> None:
+    """It asks within its part of the rate, and each of its turns begins at once."""
+    node = Node()
+    node.drain(A)
+    pods = [Origin(f"flood{number}", "main") for number in range(flooding)]
+    for _ in range(20):
+        for _ in range(200 // flooding):
+            for pod in pods:
+                node.ask(pod)
+        list(node.until(node.now + 1.1 * (flooding + 1) / RATE))
+        assert node.ask(B)
+
+
+def test_a_quiet_container_waits_for_one_turn_of_each_other_in_its_pod() -> None:
+    """The connections that another container has waiting do not count."""
+    node = Node()
+    node.drain(A)
+    for origin in [*containers("a", 5)[1:] * 100, A]:
+        node.ask(origin)
+
+    assert list(node.until(1.0)).index(A) == 4
+
+
+@pytest.mark.parametrize("pods", [1, 100])
+def test_no_pattern_has_more_turns_than_the_rate(pods: int) -> None:
+    """Containers that alternate, and pods that come back when their reserve is full, stay within the node's budget."""
+    node, seconds = Node(), 60
+    for tick in range(seconds * 10):
+        for number in range(pods):
+            for container in range(max(1, 100 // pods)):
+                if (tick + number + container) % 7 == 0:
+                    node.ask(Origin(str(number), str(container)))
+        list(node.until((tick + 1) / 10))
+
+    assert node.begun.total() <= seconds * RATE + 2 * BURST + 1
 
 
 def test_a_report_costs_several_turns() -> None:
-    """Whoever asks for reports may ask so many times fewer."""
-    bounds = Bounds(lambda: 0.0)
-    waits = [bounds.turn("a", 10) for _ in range(int(BURST) // 10 + 2)]
+    """It begins after so many rounds, and others have theirs in between."""
+    node = Node()
+    node.drain(A)
+    node.ask(A, 10)
+    for _ in range(20):
+        node.ask(Origin("a", "a1"))
+    order = list(node.until(1.0))
 
-    assert waits[int(BURST) // 10 - 1] == 0.0
-    assert waits[-1] == pytest.approx(10 * len(waits[:-1]) / RATE - BURST / RATE)
+    assert order.index(A) == 9
+    assert len(order) == 21
 
 
-def test_who_goes_on_is_not_told_why() -> None:
-    """The first refusals of a container are told, and then one in each second; others are told theirs."""
+def test_turns_that_wait_begin_a_few_at_a_time() -> None:
+    """A burst leaves the loop to others after each few of them."""
+    turns: Turns[int] = Turns(lambda: 0.0)
+    for number in range(100):
+        turns.ask(A, number)
+
+    assert turns.begin() == [RESERVE, RESERVE + 1, RESERVE + 2, RESERVE + 3]
+
+
+def test_one_container_fills_its_own_room_alone() -> None:
+    """One more connection of it is refused with the reason, and another container's is taken."""
+    connections = Connections()
+    for _ in range(AT_ONCE):
+        connections.opened(A)
+    with pytest.raises(Denied, match="too many wrappers ask at once"):
+        connections.opened(A)
+    connections.opened(Origin("a", "a1"))
+    connections.closed(A)
+    connections.opened(A)
+
+
+def filled(origins: list[Origin]) -> Connections:
+    """Return connections of these containers, as many as the node takes, with equal parts."""
+    connections = Connections()
+    for number in range(OPEN):
+        connections.opened(origins[number % len(origins)])
+    return connections
+
+
+@pytest.mark.parametrize("count", [8, 200, OPEN])
+def test_a_full_node_refuses_the_pod_that_fills_it(count: int) -> None:
+    """The pod gets no further connection for any of its containers; another pod gets its share, and no more."""
+    connections = filled(containers("a", count))
+    for origin in [*containers("a", count)[:-1], Origin("a", "newcomer")]:
+        with pytest.raises((Crowded, Denied)):
+            connections.opened(origin)
+    for number in range(AT_ONCE):
+        connections.opened(Origin("b", str(number % 2)))
+
+
+def test_a_full_node_shares_a_pods_connections_by_container() -> None:
+    """A container of a pod below its share is not kept out by another one of that pod."""
+    connections = filled(containers("a", 8))
+    for _ in range(AT_ONCE):
+        connections.opened(B)
+    with pytest.raises(Denied):
+        connections.opened(B)
+    connections.opened(Origin("b", "b1"))
+
+
+def test_connections_that_are_closed_leave_nothing() -> None:
+    """All containers may open as many again."""
+    origins = containers("a", 8)
+    connections = filled(origins)
+    for number in range(OPEN):
+        connections.closed(origins[number % len(origins)])
+    for number in range(OPEN):
+        connections.opened(origins[number % len(origins)])
+
+
+def test_refusals_are_explained_at_a_rate() -> None:
+    """The first of a container have their reason, and then one in each second; other containers have theirs."""
     now = [0.0]
-    bounds = Bounds(lambda: now[0])
-    assert [bounds.tells("a") for _ in range(int(TOLD) + 2)] == [True] * int(TOLD) + [False] * 2
-    assert bounds.tells("b")
+    refusals = Refusals(lambda: now[0])
+    most = int(REFUSALS)
+    assert [refusals.may_explain(A) for _ in range(most + 2)] == [True] * most + [False] * 2
+    assert refusals.may_explain(B)
     now[0] = 1.0
-    bounds.forget()
-    assert [bounds.tells("a") for _ in range(2)] == [True, False]
+    refusals.forget()
+    assert [refusals.may_explain(A) for _ in range(2)] == [True, False]
 
 
-def test_all_together_are_bounded_too() -> None:
-    """The agent's descriptors last, whoever asks: who has a full share gets no more, and a newcomer still does."""
-    bounds = Bounds(lambda: 0.0)
-    floods = [str(number) for number in range(OPEN // AT_ONCE)]
-    for flood in floods * AT_ONCE:
-        bounds.opened(flood)
-    bounds.closed("7")
-    bounds.opened("7")
-    bounds.closed("7")
-    bounds.opened("newcomer")
-    for flood in floods:
-        with pytest.raises(Denied, match="too many wrappers ask at once"):
-            bounds.opened(flood)
-    bounds.opened("one more")
+def test_a_refused_process_is_ignored_for_a_moment() -> None:
+    """Others are heard, and so is this one afterwards."""
+    now = [0.0]
+    refusals = Refusals(lambda: now[0])
+    refusals.refused(7)
+    assert (refusals.ignores(7), refusals.ignores(8)) == (True, False)
+    now[0] = DEAF_SECONDS
+    assert not refusals.ignores(7)
+    refusals.refused(7)
+    now[0] *= 3
+    refusals.forget()
+    assert not refusals.ignores(7)
+
+
+def test_refused_processes_that_are_remembered_are_bounded() -> None:
+    """One more is heard as before."""
+    refusals = Refusals(lambda: 0.0)
+    for pid in range(DEAF_MOST + 1):
+        refusals.refused(pid)
+
+    assert refusals.ignores(DEAF_MOST - 1)
+    assert not refusals.ignores(DEAF_MOST)
