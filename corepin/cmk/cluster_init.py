@@ -15,6 +15,7 @@ from corepin.cmk.flags import (
     note,
     warn_obsolete,
 )
+from corepin.cmk.namespaces import DESPITE, marked, namespace, without_namespace
 from corepin.cmk.overlay import Choices, overlay
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
@@ -23,10 +24,16 @@ from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL
 if TYPE_CHECKING:
     import argparse
 
+    from corepin.cmk.overlay import Object
+
 EPILOG = """\
 Prints what `kubectl apply --server-side -f -` takes, and on standard error how to label the nodes; --apply does both.
 The agents run on nodes with the label corepin.io/agent=true. Give the label to nodes that come later, or repeat the
 command. Flags of CMK that have no effect here are taken, and say so.
+
+--apply refuses a namespace that holds pods, workloads, Services, volume claims or accounts of others, and a second
+installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. Another one than
+corepin-agent is printed without its Namespace object, so that `kubectl delete -f -` leaves it.
 
 examples:
   corepin cmk cluster-init --host-list=node-1,node-2 --cmk-img=registry.example/corepin:0.1.0 --apply
@@ -104,19 +111,32 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the overlay, or apply it and label the nodes."""
     hosts = read_hosts(args.host_list)
-    documents = overlay(read_choices(args))
+    choices = read_choices(args)
+    documents = overlay(choices)
     warn_obsolete(args, OBSOLETE)
     if args.apply:
         from corepin.cmk.install import install
 
-        install(documents, hosts, force=args.force_conflicts)
+        install(documents, hosts, choices.namespace, force=args.force_conflicts)
         return 0
-    from kubeyaml.writer import write_yaml
-
-    write_out(write_yaml(documents))
+    _print(documents, choices.namespace)
     which = " ".join(hosts) if hosts else "-l kubernetes.io/os=linux"
     note(f"the agents wait for a label: kubectl label node {which} {AGENT_NODE_LABEL}=true")
     return 0
+
+
+def _print(documents: list[Object], place: str) -> None:
+    """Print the objects; a namespace that was chosen is not among them, so that deleting them leaves it."""
+    from kubeyaml.writer import write_yaml
+
+    write_out(write_yaml(without_namespace(marked(documents, place), place)))
+    if place != AGENT_NAMESPACE:
+        create = f"kubectl create namespace {place}"
+        level = f"kubectl label namespace {place} pod-security.kubernetes.io/enforce=privileged"
+        note(
+            f"warning: the Namespace {place} is not printed, so that deleting the objects leaves it: {create}; {level}"
+        )
+        note(f"warning: use a namespace that has nothing else: in {place} {DESPITE}")
 
 
 def read_hosts(given: str | None) -> tuple[str, ...]:
@@ -142,7 +162,7 @@ def read_choices(args: argparse.Namespace) -> Choices:
         pull_secret=name("--pull-secret", args.pull_secret) if args.pull_secret else "",
         install_dir=_directory(args.install_dir),
         account=name("--saname", args.saname),
-        namespace=_namespace(args.namespace),
+        namespace=namespace(args.namespace),
         has_taint=not args.no_taint,
     )
     if not choices.exclusive_cores and not choices.non_isolcpus:
@@ -176,10 +196,3 @@ def _directory(text: str) -> str:
             f"--install-dir: {text[:60]!r} is no directory of a host: write for example /opt/bin"
         )
     return text.rstrip("/")
-
-
-def _namespace(text: str) -> str:
-    if text in {"default", "corepin-system"} or text.startswith("kube-"):
-        problem = f"--namespace: {text!r} has other pods than the agents, which need the host"
-        raise CommandFailed(f"{problem}: leave the flag out, or name one that has nothing else")
-    return name("--namespace", text)

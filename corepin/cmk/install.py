@@ -5,10 +5,11 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from corepin.cmk.namespaces import check, create, marked
 from corepin.cmk.requests import APPLY_PATCH, MERGE_PATCH, Answered, kube_client, send
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from pinning.contract import AGENT_NODE_LABEL
+from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,10 +21,18 @@ NODES: Final = "/api/v1/nodes"
 CONFLICT: Final = 409
 
 
-def install(documents: Sequence[Object], hosts: Sequence[str], *, force: bool) -> None:
-    """Apply everything, then label the nodes; no hosts mean every node that takes pods."""
+def install(documents: Sequence[Object], hosts: Sequence[str], namespace: str, *, force: bool) -> None:
+    """Apply everything, then label the nodes; no hosts mean every node that takes pods.
+
+    Check the agents' namespace first, and label it only if it is created here or bears the label.
+    """
     with kube_client() as api:
         chosen = chosen_nodes(send(api, "GET", NODES)["items"], hosts)
+        found = check(api, namespace)
+        if not found.exists:
+            create(api, namespace)
+        if not found.exists or found.is_created_by_us or namespace == AGENT_NAMESPACE:
+            documents = marked(documents, namespace)
         for it in documents:
             _apply(api, it, force=force)
             write_out(f"{it['kind']} {it['metadata']['name']}: applied\n")

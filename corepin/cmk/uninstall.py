@@ -8,8 +8,16 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.cmk.cluster_init import add_host_flags, read_hosts
-from corepin.cmk.flags import add_obsolete, name, note, warn_obsolete
+from corepin.cmk.flags import add_obsolete, note, warn_obsolete
 from corepin.cmk.install import NODES, chosen_nodes, label
+from corepin.cmk.namespaces import (
+    AGENTS,
+    RESERVED,
+    SYSTEM_PREFIX,
+    first_of_others,
+    is_created_by_us,
+    namespace_name,
+)
 from corepin.cmk.requests import Answered, kube_client, send
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
@@ -20,6 +28,8 @@ from pinning.contract import (
     CMK_GROUP_VERSION,
     CMK_NODE_REPORT,
     CMK_RECONCILE_REPORT,
+    CREATED_BY,
+    CREATED_BY_CLUSTER_INIT,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +49,15 @@ EPILOG = """\
 Without --apply it prints the pod that would clean each node, and changes nothing. Running containers get all CPUs.
 Webhook, rights and kinds are the whole cluster's and stay; the last lines say how to remove them.
 """
+# Kinds of the agents' objects in their namespace.
+IN_NAMESPACE: Final = (
+    "daemonsets",
+    "configmaps",
+    "roles",
+    "rolebindings",
+    "serviceaccounts",
+    "networkpolicies",
+)
 PATIENCE_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 0.5
 
@@ -59,7 +78,7 @@ def add_parser(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what would be done, or do it."""
     warn_obsolete(args, OBSOLETE)
-    hosts, namespace = read_hosts(args.host_list), name("--namespace", args.namespace)
+    hosts, namespace = read_hosts(args.host_list), namespace_name(args.namespace)
     with kube_client() as api:
         daemon_set = _daemon_set(api, namespace)
         query = "" if hosts else f"?labelSelector={AGENT_NODE_LABEL}%3Dtrue"
@@ -71,9 +90,31 @@ def run(args: argparse.Namespace) -> int:
             from kubeyaml.writer import write_yaml
 
             write_out(write_yaml(pods))
+        rest = () if hosts else the_rest(namespace, is_ours=_is_ours(api, namespace))
     if not hosts:
-        note("the rest: corepin cmk cluster-init --all-hosts | kubectl delete --ignore-not-found -f -")
+        for line in rest:
+            note(line)
     return 0
+
+
+def the_rest(namespace: str, *, is_ours: bool) -> tuple[str, ...]:
+    """Return the lines with the commands that remove what is left; `is_ours`: corepin may delete the namespace."""
+    delete = "kubectl delete --ignore-not-found -f -"
+    lines = []
+    chosen = "" if namespace == AGENT_NAMESPACE else f" --namespace={namespace}"
+    if namespace in RESERVED or namespace.startswith(SYSTEM_PREFIX):  # as earlier versions took them
+        lines.append(f"the rest: kubectl -n {namespace} delete {','.join(IN_NAMESPACE)} -l {AGENTS}")
+        chosen = ""
+    lines.append(f"the rest: corepin cmk cluster-init --all-hosts{chosen} | {delete}")
+    if namespace == AGENT_NAMESPACE:
+        return tuple(lines)
+    if not is_ours:
+        return (
+            *lines,
+            f"the namespace {namespace} stays: corepin did not create it, or it holds objects of others",
+        )
+    chosen = f"-l {CREATED_BY}={CREATED_BY_CLUSTER_INIT} --field-selector=metadata.name={namespace}"
+    return (*lines, f"the namespace: kubectl delete namespaces {chosen}")
 
 
 def reset_pod(daemon_set: Object, node: str) -> Object:
@@ -92,6 +133,18 @@ def reset_pod(daemon_set: Object, node: str) -> Object:
     # it waits for the lock of the agent that is leaving
     spec |= {"nodeName": node, "restartPolicy": "OnFailure"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _is_ours(api: Any, namespace: str) -> bool:
+    """Report whether the label says that corepin created the namespace, and nothing of others is in it.
+
+    Users may be allowed to label their own namespace. What cannot be read is not ours.
+    """
+    try:
+        shown = send(api, "GET", f"/api/v1/namespaces/{namespace}")
+        return is_created_by_us(shown) and not first_of_others(api, namespace)
+    except CommandFailed:
+        return False
 
 
 def _daemon_set(api: Any, namespace: str) -> Any:

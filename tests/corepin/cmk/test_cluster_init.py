@@ -83,6 +83,27 @@ def test_no_mark_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert "namespace: corepin-agent\n" not in text
 
 
+def test_the_namespace_of_corepin_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only `corepin-agent`, a name that corepin alone uses, is among the objects that `kubectl delete -f -` deletes."""
+    documents, told = printed(capsys)
+    labels = one(documents, "Namespace", "corepin-agent")["metadata"]["labels"]
+    assert labels["corepin.io/created-by"] == "cluster-init"
+    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+    assert "warning" not in told
+
+
+@pytest.mark.parametrize("place", ["cmk-agents", "telco", "kubernetes-agents"])
+def test_another_namespace_is_not_printed(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The warnings say how to create it, and what holds for every pod in it; all other objects are printed."""
+    documents, told = printed(capsys, HOSTS, f"--namespace={place}")
+    everything, _ = printed(capsys)
+    assert [it["metadata"]["name"] for it in documents if it["kind"] == "Namespace"] == ["corepin-system"]
+    assert len(documents) == len(everything) - 1
+    assert f"warning: the Namespace {place} is not printed" in told
+    assert f"kubectl create namespace {place}; kubectl label namespace {place} pod-security" in told
+    assert f"in {place} the webhook would leave out all its pods" in told
+
+
 def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
     """And what else stands in their configuration stays."""
     documents, told = printed(
@@ -163,8 +184,20 @@ def test_cmks_other_flags_are_taken_and_told(capsys: pytest.CaptureFixture[str])
         ("--install-dir=bin", "--install-dir: 'bin' is no directory of a host: write for example /opt/bin"),
         ("--install-dir=/", "is no directory of a host"),
         ("--install-dir=/opt/../etc", "is no directory of a host"),
-        ("--namespace=default", "--namespace: 'default' has other pods than the agents"),
-        ("--namespace=kube-system", "leave the flag out, or name one that has nothing else"),
+        ("--namespace=default", "--namespace: 'default' is where pods run that name no namespace: "),
+        ("--namespace=cmk-namespace", "'cmk-namespace' is where CMK's samples run the pods of its users: "),
+        ("--namespace=corepin-system", "'corepin-system' is the webhook's: "),
+        (
+            "--namespace=kube-system",
+            "leave the flag out for corepin-agent, or name a namespace that has nothing else",
+        ),
+        ("--namespace=kube-of-a-tenant", "'kube-of-a-tenant' is part of Kubernetes"),
+        (
+            "--namespace=a.b",
+            "'a.b' is no name of a namespace: write up to 63 lower-case letters, digits and -",
+        ),
+        (f"--namespace={'a' * 64}", "is no name of a namespace"),
+        ("--namespace=", "'' is no name of a namespace"),
         ("--saname=Mine", "--saname: 'Mine' is no name of Kubernetes"),
         ("--excl-non-isolcpus=5-3", "--excl-non-isolcpus: "),
     ],
