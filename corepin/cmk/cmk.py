@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from corepin.cmk import cluster_init, discover, init, reports, uninstall
+from corepin.cmk import cluster_init, discover, init, leftovers, reports, uninstall
 from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def add_parser(
     discover.add_parser(actions)
     init.add_parser(actions)
     uninstall.add_parser(actions)
+    leftovers.add_parser(actions)
     for action in ELSEWHERE:
         gone = actions.add_parser(action, add_help=False, prefix_chars="\0")  # whatever follows, it is taken
         gone.add_argument("rest", nargs="*")

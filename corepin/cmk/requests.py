@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS: Final = 30
 JSON: Final = "application/json"
+METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 BAD: Final = 400  # status codes from here on are refusals
@@ -38,9 +39,16 @@ class Answered(CommandFailed):
         self.status = status
 
 
-def send(api: httpx.Client, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
+def send(
+    api: httpx.Client,
+    method: str,
+    path: str,
+    body: Any = None,
+    content_type: str = JSON,
+    accept: str = JSON,
+) -> Any:
     """Return what the API server answers to one request, decoded; raise Answered or CommandFailed."""
-    headers = {"accept": JSON, "content-type": content_type}
+    headers = {"accept": accept, "content-type": content_type}
     content = None if body is None else json.dumps(body).encode()
     response = api.request(method, path, content=content, headers=headers)
     answer = _decoded(response.content)
