@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from corepin.cmk.requests import Answered, send
+from corepin.cmk.requests import JSON, METADATA_LIST, Answered, send
 from corepin.errors import CommandFailed
 from pinning.contract import AGENT_NAMESPACE, CREATED_BY, CREATED_BY_CLUSTER_INIT
 
@@ -115,7 +115,7 @@ def is_created_by_us(shown: Object) -> bool:
 def first_of_others(api: Any, name: str) -> str:
     """Return one object that corepin did not install, as kind and name; empty for none.
 
-    Each list is limited to one object, so that the cost does not grow with what the namespace holds.
+    Each list is limited to the metadata of one object, so that the cost does not grow with what the namespace holds.
     """
     for group, plural, kind, fields in HELD:
         path = f"/{group}/namespaces/{name}/{plural}"
@@ -160,14 +160,14 @@ def _check_other_agents(api: Any, name: str) -> None:
 
 
 def _first(api: Any, path: str, what: str) -> list[Any]:
-    found: list[Any] = _ask(api, path, what)["items"]
-    return found
+    found: list[Any] | None = _ask(api, path, what, METADATA_LIST)["items"]
+    return found or []  # null in an empty list of metadata
 
 
-def _ask(api: Any, path: str, what: str) -> Any:
+def _ask(api: Any, path: str, what: str, accept: str = JSON) -> Any:
     """Return an answer; where it is refused, say that nothing is known and nothing was changed."""
     try:
-        return send(api, "GET", path)
+        return send(api, "GET", path, accept=accept)
     except Answered as error:
         if error.status == NOT_FOUND:
             raise

@@ -46,6 +46,8 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
         "get", "all,configmaps,secrets,mutatingwebhookconfigurations", "-n", "default", "-o=name"
     )
     assert [name for name in left.stdout.split() if "cmk" in name] == []
+    rights = api.kubectl("get", "clusterroles,clusterrolebindings,configmaps", "-n", "team", "-o=name").stdout
+    assert [name for name in rights.split() if "/cmk-" in name] == []
     spec = read(api, "-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
     assert spec["containers"][0]["command"] == ["/opt/bin/cmk"]
     agent = read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]
