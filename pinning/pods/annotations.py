@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pinning.brief import KEY, NAME, VALUE, cut, listed
 from pinning.contract import (
@@ -52,6 +53,8 @@ _IN_ORDER = (
     SHARED_CPUS,
 )
 _LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # and a slash: what is behind it may be long
+_BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
+MOST_POLICIES: Final = 2000  # of one pod: each of the 200 containers that may ask for CPUs has seven at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,14 @@ class PolicyAnnotations:
     annotations: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of policies, by family
     containers: frozenset[str] | None = frozenset()
+    is_crowded: bool = False  # more than are read
 
     @property
     def causes(self) -> Iterator[Cause]:
         """What cannot be read, family by family."""
+        if self.is_crowded:
+            message = f"more than {MOST_POLICIES} annotations are policies of CPUs: remove those that name no container"
+            yield Cause("metadata.annotations", message, flaw=("crowded",))
         for family in _IN_ORDER:
             for key in self.keys.get(family, ()):
                 yield from self._flaws(key, self.annotations[key])
@@ -206,9 +213,12 @@ def read_policy_annotations(
 
     `containers` is None where the pod does not exist yet, as in a virtual machine's template.
     """
-    keys = _by_family(annotations)
-    if not keys:
+    found = policy_keys(annotations)
+    if not found:
         return NO_POLICY_ANNOTATIONS
+    if len(found) > MOST_POLICIES:
+        return PolicyAnnotations(is_crowded=True)
+    keys = _by_family(found)
 
     def scoped(family: str, words: type[Word]) -> Scoped[Word]:
         named = _named(family, words, annotations, keys.get(family, ()), containers)
@@ -227,10 +237,15 @@ def read_policy_annotations(
     )
 
 
-def _by_family(annotations: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return the keys that users steer corepin with: a pod may have thousands, and each is looked at once."""
+def policy_keys(annotations: Mapping[str, str]) -> Sequence[str]:
+    """Return the keys that are policies; of more than `MOST_POLICIES`, one more than these."""
+    likely = (key for key in annotations if key.startswith(_BEGINNINGS))
+    return list(islice(filter(is_policy_key, likely), MOST_POLICIES + 1))
+
+
+def _by_family(keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
     found: dict[str, list[str]] = {}
-    for key in filter(is_policy_key, annotations):
+    for key in keys:
         found.setdefault(_family_of(key), []).append(key)
     return found
 

@@ -20,7 +20,7 @@ from pinning.contract import (
     SMTPolicy,
 )
 from pinning.errors import Cause
-from pinning.pods.annotations import annotation_field, is_policy_key
+from pinning.pods.annotations import annotation_field, policy_keys
 from pinning.pods.claims import OWN_CORES, Origin, is_dedicated_launcher, read_pod
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, qos_class, shown, whole_cpus
@@ -94,7 +94,8 @@ def changes_claims(old: Pod, new: Pod) -> bool:
 
 def _policies(pod: Pod) -> Mapping[str, str]:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    return {key: value for key, value in annotations.items() if key == CMK_MUTATE or is_policy_key(key)}
+    keys = (*policy_keys(annotations), CMK_MUTATE)
+    return {key: annotations[key] for key in keys if key in annotations}
 
 
 def _amounts(pod: Pod) -> list[object]:

@@ -9,6 +9,8 @@ import pytest
 
 from pinning.brief import MOST_REPORTED
 from pinning.contract import LIMIT_RANGER, SIDECAR_LIMITS_POD
+from pinning.pods import annotations as policy_annotations
+from pinning.pods.annotations import MOST_POLICIES
 from pinning.pods.claims import read_pod
 from tests.pods import CORES, CPU_MANAGER, container, pod
 from tests.webhook.edge import Edge
@@ -21,6 +23,7 @@ from webhook.rules.mutate import plan_mutation
 REFUSAL_LIMIT = 64_000  # bytes
 LONG = "\U0001f600\x01" * 40_000  # ten bytes each in JSON
 GHOST = "cpu-manager.corepin.io/container.ghost{}"
+POD = ("", "Pod")
 VM = ("kubevirt.io", "VirtualMachine")
 VMI = ("kubevirt.io", "VirtualMachineInstance")
 
@@ -247,3 +250,68 @@ def test_the_limit_rangers_words_are_understood(text: str, is_ranged: bool) -> N
     )
     (warning,) = plan_mutation(document, RULES.settings, Injection(BUILT_IN)).warnings
     assert warning.message.endswith("(a LimitRange filled some in)") is is_ranged
+
+
+def policies(kind: tuple[str, str], count: int, cpu: str = "2") -> Any:
+    """Return a pod or one of KubeVirt's objects with so many policy annotations that are wrong."""
+    made = pod(container("main", cpu), annotations={GHOST.format(at): "wrong" for at in range(count)})
+    if kind == POD:
+        return made
+    machine = {"metadata": made["metadata"], "spec": {"domain": {"cpu": {"cores": 2}}}}
+    return machine if kind == VMI else {"spec": {"runStrategy": "Always", "template": machine}}
+
+
+@pytest.mark.parametrize("kind", [POD, VM, VMI])
+def test_too_many_policies_are_one_refusal(kind: tuple[str, str]) -> None:
+    """More policies than a pod can use are refused with one cause that names the number, however many they are."""
+    answers = [
+        RULES.validate(request(policies(kind, count), kind=kind)) for count in (MOST_POLICIES + 1, 60_000)
+    ]
+    assert answers[0] == answers[1]
+    assert isinstance(answers[0], Denied)
+    (cause,) = (cause for cause in answers[0].causes if "annotations" in cause.field)
+    assert cause.field.endswith("metadata.annotations")
+    assert f"more than {MOST_POLICIES} " in cause.message
+
+
+@pytest.mark.parametrize("kind", [POD, VM, VMI])
+def test_an_update_is_refused_when_it_brings_too_many_policies(kind: tuple[str, str]) -> None:
+    """An update that exceeds the number is refused; an object that was stored with more can be changed and repaired."""
+    few, many, more = (policies(kind, count) for count in (1, MOST_POLICIES + 1, MOST_POLICIES + 2))
+
+    def update(old: Any, new: Any) -> Any:
+        return RULES.validate(request(new, old, kind=kind, operation="UPDATE"))
+
+    assert isinstance(update(few, many), Denied)
+    assert isinstance(update(many, more), Allowed)
+    assert isinstance(update(more, many), Allowed)
+
+
+def test_as_many_policies_as_a_pod_can_use_are_read() -> None:
+    """Seven annotations for each of 200 containers are below the number; the last one of the number still counts."""
+    (claim,) = read_pod(
+        pod(
+            container("main", "2"),
+            annotations={f"example.com/{at}": "x" for at in range(3 * MOST_POLICIES)}
+            | {CPU_MANAGER: "exclusive"},
+        )
+    ).claims
+    assert claim.count == 2
+    assert len(read_pod(policies(POD, MOST_POLICIES)).causes) == MOST_REPORTED + 1
+    (cause,) = read_pod(policies(POD, MOST_POLICIES + 1)).causes
+    assert cause.field == "metadata.annotations"
+
+
+def test_policies_beyond_the_number_cost_a_look_at_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 30,000 policies that replace 30,000 others, each reading looks at one key more than a pod may have."""
+    looks: list[str] = []
+    is_policy_key = policy_annotations.is_policy_key
+
+    def look(key: str) -> bool:
+        looks.append(key)
+        return is_policy_key(key)
+
+    monkeypatch.setattr(policy_annotations, "is_policy_key", look)
+    old, new = policies(POD, 30_000), policies(POD, 30_000, cpu="3")
+    assert isinstance(RULES.validate(request(new, old, operation="UPDATE")), Allowed)
+    assert len(looks) <= 6 * (MOST_POLICIES + 1)
