@@ -27,6 +27,7 @@ from tests.webhook.clients import (
 from tests.webhook.mounted import Mounted, new_ca, pair
 from tests.webhook.reviews import review
 from tests.webhook.serving import PATIENCE_SECONDS, serving, trusting
+from webhook.review.bodies import BODY_LIMIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,7 +164,9 @@ def test_slow_clients_delay_nobody_and_are_dropped(secret: Mounted) -> None:
 def test_body_that_is_too_long_is_read_to_its_end(secret: Mounted) -> None:
     """The caller gets its 413 instead of a broken pipe, and its connection serves on."""
     with serving(*tls_flags(secret)) as server, client(server) as http:
-        codes = [http.post("/mutate", content=body).status_code for body in (b"x" * 2**23, review())]
+        codes = [
+            http.post("/mutate", content=body).status_code for body in (b"x" * (BODY_LIMIT + 1), review())
+        ]
 
         assert codes == [413, 200]
         server.wait_for_connections(1)
