@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_GROWTH: Final = 2.3  # for each doubling; what grows with the body alone stays at 2
 ROUNDS: Final = 25  # of measuring, until the least times of both sizes tell that all is well
 LEAST_ROUNDS: Final = 5  # of the smaller body: a time that is too long would hide a growth
+REPEATS: Final = 4  # of all sizes; two were too few beside a load of 55 on two CPUs
 ALONE_SECONDS: Final = 0.005  # what a review takes where doubling begins
 BESIDE_SECONDS: Final = 0.0015
 TEXTS_SHARE: Final = 1 / 4  # texts are counted in smaller objects, because counting takes its time
@@ -48,11 +49,11 @@ def test_twice_the_input_is_twice_the_work(case: Case) -> None:
 
 
 def doublings(case: Case, size: Mapping[str, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a body and one of twice the size, at three sizes and all of them once more.
+    """Yield a body and one of twice the size, at three sizes, and all of them again until one of them is as it must be.
 
     A full cache is a step at one size, and a busy neighbour a step at one time; a square grows at each.
     """
-    for factor in (1, 2, 4, 1, 2, 4):
+    for factor in (1, 2, 4) * REPEATS:
         yield case.body(scaled(size, factor)), case.body(scaled(size, 2 * factor))
 
 
