@@ -5,6 +5,7 @@ AgentError
   |    +- TooLarge the answer is larger than gRPC's limit for a message
   +- Gone          the container or pod is not there any more; nothing to do
   +- Refused       the answer is no; the message says why and what to do
+  +- Unsettled     threads are started faster than they are moved; the next pass goes on
 
 What the API server answers to a report is an `apiserver.errors.APIError` and stays with the reports.
 """
@@ -34,3 +35,7 @@ class Gone(AgentError):
 
 class Refused(AgentError):
     """The answer is no; the message says why."""
+
+
+class Unsettled(AgentError):
+    """A move of threads reached its bound: where every one of them is, is not known."""

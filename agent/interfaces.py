@@ -158,11 +158,11 @@ class SplitTasks(Protocol):
     """Keeps the tasks of a container apart that runs on more CPUs than it owns."""
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused."""
+        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused, Unsettled."""
         ...
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone."""
+        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone, Unsettled."""
         ...
 
     def look(self, cgroup: str, parts: Parts) -> Tally:

@@ -162,7 +162,7 @@ async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgrou
 
 def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
     """Return who learns of new containers: over NRI, or from their cgroups alone."""
-    from agent.kernel.affinity import put_process
+    from agent.kernel.mover import put_process
     from agent.kernel.new_cgroups import CgroupWatcher
 
     roots = pod_roots(config.kubelet_cgroup_root)

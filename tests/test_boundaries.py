@@ -88,11 +88,11 @@ ROOMS = {
     "agent.serve": ("agent.node_state", "pinning"),
     "agent.vm": (
         *("agent.errors", "agent.interfaces", "agent.vm_interfaces", "pinning"),
-        *("agent.kernel.affinity", "agent.kernel.cgroupfs", "agent.kernel.procfs"),
+        *("agent.kernel.affinity", "agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.procfs"),
     ),
     "agent.wrappers": (
         *("agent.errors", "agent.interfaces", "agent.node_state", "agent.kernel.affinity"),
-        *("agent.kernel.cgroupfs", "agent.kernel.procfs", "pinning"),
+        *("agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.procfs", "pinning"),
     ),
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (

@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.kernel.procfs import FLAGS, stat_fields
-from agent.kernel.tasks import EVERY_CPU
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes those of the cgroup, always
 EVERYWHERE: Final = CPUSet(EVERY_CPU)  # else a task would stay behind when its cgroup grows
 _BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY
 
@@ -36,16 +35,6 @@ def set_affinity(task: int, cpus: CPUSet) -> CPUSet:
     with suppress(OSError):  # where it runs then is read back
         os.sched_setaffinity(task, _numbers(cpus))
     return read_affinity(task)
-
-
-def put_process(pid: int, cpus: CPUSet) -> None:
-    """Let every thread of a process run on `cpus`; one that it starts meanwhile inherits that, or is found."""
-    tried: set[int] = set()
-    with suppress(OSError):  # it ended
-        while new := {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()} - tried:
-            for task in new:
-                set_affinity(task, cpus)
-            tried |= new
 
 
 def is_movable(task: int) -> bool:

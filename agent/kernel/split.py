@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from agent.errors import Unsettled
 from agent.kernel.affinity import EVERYWHERE, KERNEL
+from agent.kernel.mover import Bound, ListedThreads, Listing, move_threads
 from pinning.machine.cpuset import EMPTY
 from pinning.task_parts import Parts, Tally, follow, is_away
 
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
     from agent.interfaces import Cpusets
     from agent.kernel.affinity import Affinities
+    from agent.kernel.mover import Moved
     from pinning.machine.cpuset import CPUSet
 
-ROUNDS: Final = 100  # looks at the tasks of a container: who forks faster than this has its own reasons
+BOUND: Final = Bound(rounds=100, listed=65_536)  # of one move of a container
 
 
 class KernelSplit:
@@ -41,25 +44,28 @@ class KernelSplit:
         self._away: dict[str, frozenset[int]] = {}  # by cgroup, the tasks that keep off its home
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused."""
+        """Change a cgroup's CPUs, and put every task on its part of them; raise Gone, Refused, Unsettled."""
         current = self._cpusets.read(cgroup)
         turn = self._turn(cgroup, before.within(current), after)
-        self._pin(cgroup, turn)
+        moved = self._pin(cgroup, turn)
         both = current | after.cpus
         if both not in (current, after.cpus):
-            self._write(cgroup, both, turn)
-        if after.cpus != self._cpusets.read(cgroup):
-            self._write(cgroup, after.cpus, turn)
+            moved = self._write(cgroup, both, turn)
+        if after.cpus != self._cpusets.read(
+            cgroup
+        ):  # also where tasks outrun the move: the cpuset holds them
+            moved = self._write(cgroup, after.cpus, turn)
         self.look(cgroup, after)
+        _check(moved)
 
-    def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> None:
+    def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> Moved:
         self._cpusets.write(cgroup, cpus)
-        self._pin(cgroup, turn)
+        return self._pin(cgroup, turn)
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone."""
+        """Put every task on its part, as far as the cgroup has its CPUs; raise Gone, Unsettled."""
         current = self._cpusets.read(cgroup)
-        self._pin(cgroup, self._turn(cgroup, before.within(current), after))
+        _check(self._pin(cgroup, self._turn(cgroup, before.within(current), after)))
 
     def _turn(self, cgroup: str, before: Parts, after: Parts) -> _Turn:
         if not before.home:
@@ -84,30 +90,27 @@ class KernelSplit:
         """Forget the tasks of all other cgroups."""
         self._away = {cgroup: away for cgroup, away in self._away.items() if cgroup in cgroups}
 
-    def _pin(self, cgroup: str, turn: _Turn) -> None:
-        """Put tasks where they go until a look finds none that is elsewhere: what they start inherits their masks."""
+    def _pin(self, cgroup: str, turn: _Turn) -> Moved:
+        """Put tasks where they go: what they start inherits their masks."""
         usable = self._cpusets.read(cgroup)
-        tried: set[int] = set()
-        for _ in range(ROUNDS):
-            found = [task for task in self._tasks(cgroup) if task not in tried]
-            moved = [task for task in found if self._put(task, turn, usable)]
-            turn.begins = False
-            tried.update(found)  # who is right starts nobody who is not
-            if not moved:
-                return
+        threads = _TurnThreads(lambda: self._tasks(cgroup), turn)
+        return move_threads(
+            threads, lambda task, mask: self._wanted(task, mask, turn, usable), self._affinities, BOUND
+        )
 
-    def _put(self, task: int, turn: _Turn, usable: CPUSet) -> bool:
-        """Put one task where it goes; say whether it was elsewhere."""
-        mask = self._affinities.read(task)
-        if not mask:
-            return False
+    def _wanted(self, task: int, mask: CPUSet, turn: _Turn, usable: CPUSet) -> CPUSet | None:
+        """Return what one task is to ask for; None when it runs where it goes."""
         target = turn.target(task, mask)
         wanted = target & usable
         is_freed = bool(self._cpusets.version) and turn.frees(task, target)
         if not wanted or (mask == wanted and not is_freed):
-            return False
-        self._affinities.set(task, EVERYWHERE if is_freed else target)
-        return True
+            return None
+        return EVERYWHERE if is_freed else target
+
+
+def _check(moved: Moved) -> None:
+    if not moved.is_settled:
+        raise Unsettled(f"its tasks start others faster than they are moved: {len(moved.masks)} were moved")
 
 
 class _Turn:
@@ -115,7 +118,7 @@ class _Turn:
 
     def __init__(self, before: Parts, after: Parts, away: frozenset[int], *, forgets_pins: bool) -> None:
         self.after = after
-        self.begins = True  # nobody was put anywhere yet
+        self.rounds = 0  # of moving: in the first one no task was put anywhere yet
         self._forgets_pins = forgets_pins
         self._before = before
         self._away = away
@@ -138,7 +141,7 @@ class _Turn:
         return True
 
     def _is_reached(self, mask: CPUSet) -> bool:
-        return not self.begins and mask in self._targets.values()
+        return self.rounds > 1 and mask in self._targets.values()
 
     def _of(self, task: int, mask: CPUSet) -> CPUSet:
         """Ask by the mask; one of all CPUs may be what the kernel made of another that it forgot."""
@@ -147,3 +150,16 @@ class _Turn:
         if self._forgets_pins and had_all and not was_away:
             return follow(self._before.home or mask, self._before, self.after)
         return follow(mask, self._before, self.after, was_away=was_away)
+
+
+class _TurnThreads(ListedThreads):
+    """The tasks of a container, whose rounds the turn counts."""
+
+    def __init__(self, tasks: Callable[[], list[int]], turn: _Turn) -> None:
+        super().__init__(tasks)
+        self._turn = turn
+
+    def list(self) -> Listing:
+        """Return the ids now; raise Gone."""
+        self._turn.rounds += 1
+        return super().list()

@@ -7,15 +7,18 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from agent.errors import Gone
+from agent.errors import Gone, Unsettled
 from agent.interfaces import StartState, StrayTasks
+from agent.kernel.affinity import EVERYWHERE, read_affinity
 from agent.kernel.cgroupfs import PROCS, read_text, subfolders
+from agent.kernel.mover import ListedThreads, move_threads
 from agent.kernel.procfs import is_alive, started
+from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from agent.interfaces import Cpusets
     from agent.kernel.cgroupfs import Hierarchy
@@ -25,7 +28,6 @@ _TICKS = os.sysconf("SC_CLK_TCK")  # a second
 # What runc's processes in a container's cgroup are called before they become the container's command: it starts
 # itself anew from /proc/self/exe or a numbered descriptor, and names its stages. "": it ended.
 _RUNC = ("", "runc", "exe", "runc:[0:PARENT]", "runc:[1:CHILD]", "runc:[2:INIT]")
-EVERY_CPU: Final = range(8192)  # more than any machine has: the kernel takes those of the cgroup, always
 
 
 class KernelTasks:
@@ -45,7 +47,7 @@ class KernelTasks:
         What it asks for is remembered by the kernel, so it asks for more than the cgroup has: else it would stay
         behind when the cgroup grows.
         """
-        return widen(self.below(cgroup), first, self._cpusets.read(cgroup), EVERY_CPU)
+        return widen(lambda: self.below(cgroup), first, self._cpusets.read(cgroup), EVERYWHERE)
 
     def below(self, cgroup: str) -> list[int]:
         """Return every task of a cgroup and of those below it; raise Gone."""
@@ -72,24 +74,19 @@ def affinities(tasks: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
             yield task, os.sched_getaffinity(task)
 
 
-def widen(tasks: Iterable[int], first: int, usable: CPUSet, cpus: Iterable[int]) -> int:
+def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus: CPUSet) -> int:
     """Give `cpus` to a process allowed on less than `usable`, and to all that inherited its mask; return how many.
 
     A task with another mask chose it. `first` has to be among the tasks: its number may be somebody else's by now.
+    Raises Gone, and Unsettled where tasks are started faster than they are widened.
     """
-    masks = dict(affinities(tasks))
-    inherited = masks.get(first)
-    if inherited is None or not inherited < frozenset(usable):
+    inherited = read_affinity(first) if first in tasks() else EMPTY
+    if not inherited or not inherited <= usable or inherited == usable:
         return 0
-    return sum(_allow(task, cpus) for task, allowed in masks.items() if allowed == inherited)
-
-
-def _allow(task: int, cpus: Iterable[int]) -> bool:
-    try:
-        os.sched_setaffinity(task, cpus)
-    except OSError:  # it ended; or it is not ours to move, and stays narrowed
-        return False
-    return True
+    moved = move_threads(ListedThreads(tasks), lambda _, mask: cpus if mask == inherited else None)
+    if not moved.is_settled:
+        raise Unsettled(f"its tasks start others faster than they are widened: {len(moved.masks)} were")
+    return sum(mask != inherited for mask in moved.masks.values())
 
 
 @lru_cache(maxsize=1024)

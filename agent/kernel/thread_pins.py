@@ -6,11 +6,10 @@ the user requested cpumask"). DPDK and the JVM pin their threads once, at start.
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from agent.kernel.affinity import set_affinity
 from agent.kernel.tasks import affinities
 from pinning.machine.cpuset import CPUSet
 
@@ -39,13 +38,6 @@ def restore_pins(pins: Mapping[int, CPUSet], tasks: Iterable[int], new: CPUSet) 
 
     `tasks` are those of the cgroup after the change: the number of a task that ended may be somebody else's now.
     """
-    restored = []
-    for task in tasks:
-        pin = pins.get(task)
-        if pin and pin <= new:
-            with suppress(
-                ProcessLookupError, OSError
-            ):  # EINVAL: an offline CPU; EPERM: a bound kernel thread
-                os.sched_setaffinity(task, pin)
-                restored.append(task)
-    return tuple(restored)
+    fitting = ((task, pins[task]) for task in tasks if task in pins and pins[task] <= new)
+    # Not restored: it exited, a CPU is offline, or the kernel binds the thread.
+    return tuple(task for task, pin in fitting if pin and set_affinity(task, pin) == pin)

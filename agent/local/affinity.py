@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone
+from agent.errors import Gone, Unsettled
+from agent.kernel.affinity import read_affinity, set_affinity
+from agent.kernel.mover import ListedThreads, move_threads
 from agent.kernel.procfs import is_alive
 from agent.kernel.tasks import compare, start_state_of, widen
 from agent.local.cgroups import ROOT
@@ -32,7 +34,7 @@ class AffinityCgroups:
 
     def __init__(self, root: str = ROOT) -> None:
         self._root = root
-        self._usable = CPUSet(os.sched_getaffinity(0))
+        self._usable = read_affinity(0)
         self._given: dict[str, CPUSet] = {}
 
     # The cgroups of containers.
@@ -43,8 +45,7 @@ class AffinityCgroups:
 
     def enter(self, cgroup: str, pid: int) -> None:
         """Put a process on the CPUs of its cgroup."""
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(pid, self.read(cgroup))
+        set_affinity(pid, self.read(cgroup))
 
     def bind_memory(self, cgroup: str, mems: CPUSet) -> None:
         """Do nothing: without cgroups nobody can be told where memory comes from."""
@@ -64,7 +65,7 @@ class AffinityCgroups:
         """Return every cgroup that a process carries."""
         cgroups = {cgroup for _, cgroup in _marked() if cgroup.startswith(f"{self._root}/")}
         for cgroup in cgroups:
-            masks = [CPUSet(os.sched_getaffinity(task)) for task in self.tasks(cgroup)]
+            masks = [read_affinity(task) for task in self.tasks(cgroup)]
             self._given.setdefault(cgroup, union(masks) or self._usable)
         return sorted(cgroups)
 
@@ -83,14 +84,14 @@ class AffinityCgroups:
         return EMPTY
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Put every thread of a cgroup on `cpus`; raise Gone, or ValueError for an empty set."""
+        """Put every thread of a cgroup on `cpus`; raise Gone, Unsettled, or ValueError for an empty set."""
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
         self.read(cgroup)
         self._given[cgroup] = cpus
-        for task in self.tasks(cgroup):
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(task, cpus)
+        threads = ListedThreads(lambda: self.tasks(cgroup))
+        if not move_threads(threads, lambda _, mask: None if mask == cpus else cpus).is_settled:
+            raise Unsettled("its processes start threads faster than these are moved")
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every thread of a cgroup with `cpus`; raise Gone."""
@@ -99,7 +100,7 @@ class AffinityCgroups:
     def widen_tasks(self, cgroup: str, first: int) -> int:
         """Let a first process that started narrower run on all CPUs of its cgroup; raise Gone."""
         cpus = self.read(cgroup)
-        return widen(self.tasks(cgroup), first, cpus, cpus)
+        return widen(lambda: self.tasks(cgroup), first, cpus, cpus)
 
     def start_state(self, cgroup: str) -> StartState:
         """Return how far a container has come."""

@@ -82,6 +82,12 @@ class NriContainerWatch:
     def publish(self, table: StartTable | None) -> None:
         """Answer by this table from now on; what older ones gave away is put right before it starts."""
         self._plugin.table = table
+        for container_id in tuple(self._plugin.unsettled):
+            self._plugin.unsettled.discard(container_id)
+            logger.warning(
+                "container starts threads faster than they are moved, retried with the next pass",
+                extra={"facts": {"container": container_id}},
+            )
         for container in tuple(self._coming.values()):
             if table is None or container.id in table.seen:
                 del self._coming[container.id]

@@ -50,7 +50,7 @@ class Birth(NamedTuple):
 class Plugin:
     """The handlers of `agent.nri.wire`. `in_vm` says by the name of a runtime handler that it starts virtual machines.
 
-    `put` lets all threads of a process run on some CPUs alone. The event loop puts a new table in, and reads the rest;
+    `put` lets all threads of a process run on some CPUs alone; False: it starts threads faster than they are moved. The event loop puts a new table in, and reads the rest;
     only the thread of the connection changes that.
     """
 
@@ -58,7 +58,7 @@ class Plugin:
         self,
         in_vm: Callable[[str], bool],
         clock: Callable[[], float] = monotonic,
-        put: Callable[[int, CPUSet], None] = lambda *_: None,
+        put: Callable[[int, CPUSet], bool] = lambda *_: True,
     ) -> None:
         self.table: StartTable | None = None  # None: nothing is touched
         self.births: dict[str, Birth] = {}  # by container id, as long as the runtime has it
@@ -67,6 +67,9 @@ class Plugin:
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
+        self.unsettled: set[str] = (
+            set()
+        )  # containers with threads that outran the move, until a pass moves them
         self._unseen: dict[str, Birth] = {}  # those of older tables that no pass has seen yet
         self._judged: StartTable | None = None  # the table by which they are in the way
         self._in_the_way = EMPTY
@@ -151,8 +154,8 @@ class Plugin:
         table = self.table
         if table is not None and container.pid and not self._in_vm(pod.runtime_handler):
             home = table.home(Owner(pod.uid, container.name))
-            if home:
-                self._put(container.pid, home)
+            if home and not self._put(container.pid, home):
+                self.unsettled.add(container.id)
 
     def doubt_last_answer(self) -> None:
         """Forget the container that was answered last, if nothing says that the runtime took the answer.
@@ -166,6 +169,7 @@ class Plugin:
 
     def _forget(self, container_id: str) -> None:
         self.births.pop(container_id, None)
+        self.unsettled.discard(container_id)
         if self._unseen.pop(container_id, None):
             self._judged = None
 

@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import AgentError, Gone, Refused
+from agent.errors import AgentError, Gone, Refused, Unsettled
 from agent.node_state import Path
 from agent.reconcile.created_updates import CreatedUpdates
 from agent.reconcile.exposure import note_right
@@ -147,14 +147,18 @@ class Applier:
         """Write the cgroup of a container; return None where only the runtime can."""
         if not (record.cgroup and self._writable) or _is_still_to_come(record):
             return None
-        is_moved = record.applied != action.cpus
+        is_moved, unsettled = record.applied != action.cpus, None
         try:
             self._put(record, record.cgroup, action)
         except Refused:
             return None
+        except Unsettled as error:  # its cpuset is written, and keeps it off the CPUs of others
+            unsettled = error
         except AgentError as error:
             return self._failed(record, error)
         done = self._read_back(record, action.cpus, Path.CGROUP)
+        if unsettled:
+            self._failed(record, unsettled)
         if done and is_moved:
             self._runtime_sync.want(record.seen.id, action.cpus)
         return done
@@ -192,8 +196,7 @@ class Applier:
 
     async def _told(self, record: ContainerRecord, cpus: CPUSet) -> bool:
         """Let the runtime know where a container of a virtual machine runs; say whether it took that."""
-        error = await self._tell(record, cpus)
-        if error:
+        if error := await self._tell(record, cpus):
             return self._failed(record, error)
         record.succeeded()
         return True

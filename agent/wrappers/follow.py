@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from agent.kernel.affinity import EVERYWHERE
+from agent.errors import Gone
+from agent.kernel.affinity import EVERYWHERE, KERNEL
+from agent.kernel.mover import Bound, move_threads, process_threads
 from agent.wrappers.errors import Denied
 from agent.wrappers.node_view import shared_use
 from agent.wrappers.pins import pin
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from agent.wrappers.peer import Peer
     from agent.wrappers.registry import Claim, Process
     from pinning.machine.cpuset import CPUSet
+
+ONCE: Final = Bound(rounds=1, listed=16_384)
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class Follower:
         self._claims = claims
         self._affinities = affinities
         self._put: dict[Process, CPUSet] = {}
+        self._left: dict[Process, frozenset[CPUSet]] = {}  # where threads may be that outran a move
 
     def pin(self, peer: Peer, cpus: CPUSet) -> None:
         """Put a process that asked on its CPUs; raise Denied, Gone."""
@@ -48,6 +52,7 @@ class Follower:
         self._put = {
             process: cpus for process, cpus in self._put.items() if self._claims.registry.of(process)
         }
+        self._left = {process: places for process, places in self._left.items() if process in self._put}
 
     def _follow(self, claim: Claim, container: PassedContainer, view: NodeView) -> None:
         owner = claim.holder.owner
@@ -62,22 +67,39 @@ class Follower:
         cpus = claim.cpus or view.pool(shared_use(claim.want))
         before = self._put.get(claim.process, cpus)
         self._put[claim.process] = cpus
-        if claim.want.is_pinned and cpus and before != cpus:
-            mask = EVERYWHERE if _goes_along(claim, cpus, container) else cpus
-            self._move(claim.process, {before, before & cpus, view.held(owner)}, mask, cpus)
-
-    def _move(self, process: Process, before: set[CPUSet], mask: CPUSet, cpus: CPUSet) -> None:
-        """Put the threads on `cpus` that are where they were put, or where the kernel or a pass left them.
-
-        `mask` is what they ask for, where the kernel makes `cpus` of that.
-        """
-        try:
-            tasks = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]  # noqa: PTH208 names alone
-        except OSError:
+        left = self._left.pop(claim.process, frozenset())
+        if not (claim.want.is_pinned and cpus) or (before == cpus and not left):
             return
-        for task in tasks:
-            if self._affinities.read(task) in before and self._affinities.set(task, mask) != cpus:
-                self._affinities.set(task, cpus)
+        places = left | {before, before & cpus, view.held(owner)}
+        mask = EVERYWHERE if _goes_along(claim, cpus, container) else cpus
+        if not move_process(claim.process, places, mask, cpus, self._affinities):
+            self._left[claim.process] = places | {cpus}
+            facts = {"container": claim.holder.name, "pid": claim.process.pid, "cpus": str(cpus)}
+            logger.warning(
+                "wrapper starts threads faster than they are moved, retried with the next pass",
+                extra={"facts": facts},
+            )
+
+
+def move_process(
+    process: Process, places: frozenset[CPUSet], mask: CPUSet, cpus: CPUSet, affinities: Affinities = KERNEL
+) -> bool:
+    """Put the threads on `cpus` that are in one of `places`: where they were put, or where the kernel or a pass left them.
+
+    `mask` is what they ask for, where the kernel makes `cpus` of that. Returns False where threads are started faster
+    than they are moved: where all of them are is not known then.
+    """
+    try:
+        with process_threads(process.pid, process.started) as threads:
+            first = move_threads(
+                threads, lambda _, found: mask if found in places else None, affinities, ONCE
+            )
+            masks = frozenset(first.masks.values())
+            ask, strays = mask if cpus in masks else cpus, (places | masks) - {cpus}
+            rest = move_threads(threads, lambda _, found: ask if found in strays else None, affinities)
+    except Gone:
+        return True
+    return rest.is_settled
 
 
 def _goes_along(claim: Claim, cpus: CPUSet, container: PassedContainer) -> bool:

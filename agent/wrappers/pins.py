@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
 from agent.kernel.affinity import KERNEL, Affinities
+from agent.kernel.mover import Bound, move_threads, process_threads
 from agent.wrappers.errors import Denied
 
 if TYPE_CHECKING:
     from agent.wrappers.peer import Peer
     from pinning.machine.cpuset import CPUSet
 
-_MOST_LISTINGS: Final = 8  # a process may make threads while they are pinned; a shim makes none
+BOUND: Final = Bound(
+    rounds=8, listed=4096
+)  # a process may start threads while they are pinned; a shim starts none
 
 
 def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
     """Let all threads of a process run on `cpus` and nowhere else; raise Denied where the kernel does not, and Gone."""
-    found: dict[int, CPUSet] = {}
-    for _ in range(_MOST_LISTINGS):
-        found = {task: affinities.read(task) for task in _threads(peer)}
-        wrong = [task for task, allowed in found.items() if allowed != cpus]
-        if not wrong:
-            return
-        for task in wrong:
-            affinities.set(task, cpus)
-    allowed = ", ".join(sorted({str(each) for each in found.values()}))
+    with process_threads(peer.process.pid, peer.process.started) as threads:
+        if peer.has_ended():
+            raise Gone(f"process {peer.process.pid} ended")
+        moved = move_threads(threads, lambda _, mask: cpus if mask != cpus else None, affinities, BOUND)
+    if not moved.is_settled:
+        raise Denied(
+            "the process starts threads faster than the agent moves them: let it ask before it starts them"
+        )
+    wrong = {str(mask) for mask in moved.masks.values() if mask != cpus}
+    if not wrong:
+        return
+    allowed = ", ".join(sorted(wrong))
     raise Denied(
         f"the kernel lets the process run on {allowed} and not on {cpus}: its container is on other CPUs"
     )
-
-
-def _threads(peer: Peer) -> list[int]:
-    """Return the ids of its threads; raise Gone when it ended, so that they may be another's."""
-    try:
-        tasks = [int(name) for name in os.listdir(f"/proc/{peer.process.pid}/task")]  # noqa: PTH208 names alone
-    except OSError as error:
-        raise Gone(f"process {peer.process.pid} ended") from error
-    if peer.has_ended():
-        raise Gone(f"process {peer.process.pid} ended")
-    return tasks

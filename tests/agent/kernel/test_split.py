@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.errors import Unsettled
 from agent.kernel.affinity import Affinities
-from agent.kernel.split import KernelSplit
+from agent.kernel.split import BOUND, KernelSplit
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.task_parts import NO_PARTS, Parts, Tally, parts_of
 from tests.strategies import cpu_sets
@@ -249,3 +250,31 @@ def test_parts_make_up_the_whole(cpus: CPUSet, home: CPUSet) -> None:
 
     assert made.cpus == cpus
     assert made.home.isdisjoint(made.others)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_tasks_that_outrun_the_move_are_reported_and_keep_no_cpus(forgets: bool) -> None:
+    """The cpuset is written all the same, so that they leave the CPUs of others; the next pass goes on."""
+    kernel = Kernel(EVERY, forgets=forgets)
+    kernel.start("", "")
+    starting = kernel.tasks
+
+    def start_another(cgroup: str) -> list[int]:
+        listed = starting(cgroup)
+        kernel.asked[max(listed) + 1] = EMPTY  # which may run on all that the container has
+        return listed
+
+    kernel.split = KernelSplit(
+        start_another, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
+    )
+    after = parts("2-3/0-1")
+    with pytest.raises(Unsettled, match="faster than they are moved"):
+        kernel.split.move(CGROUP, NO_PARTS, after)
+    assert kernel.cpus == after.cpus
+    assert len(kernel.asked) <= 4 * BOUND.rounds
+
+    kernel.split = KernelSplit(
+        starting, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
+    )
+    kernel.split.move(CGROUP, NO_PARTS, after)
+    assert set(kernel.masks()) == {"2-3"}

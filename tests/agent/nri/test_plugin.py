@@ -27,15 +27,21 @@ class Node:
     world: World
     now: float = 0.0
     put: list[tuple[int, str]] = field(default_factory=list)  # processes, and where their threads were put
+    is_settled: bool = True  # threads are moved faster than they are started
     plugin: Plugin = field(init=False)
 
     def __post_init__(self) -> None:
         self.plugin = Plugin(
             lambda handler: "kata" in handler,
             lambda: self.now,
-            lambda pid, cpus: self.put.append((pid, str(cpus))),
+            self.move,
         )
         self.publish()
+
+    def move(self, pid: int, cpus: CPUSet) -> bool:
+        """Note where the threads of a process are put."""
+        self.put.append((pid, str(cpus)))
+        return self.is_settled
 
     def publish(self, *, settled: bool = True) -> StartTable:
         """Plan, and answer by what is planned; settled: everything that it takes was written."""
@@ -98,6 +104,19 @@ def test_container_with_helpers_is_made_wide_and_starts_on_its_own_cpus() -> Non
     started.pid = 42
     node.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
     assert node.put == [(42, "1,5")]
+
+
+def test_process_that_outruns_the_move_is_not_settled() -> None:
+    """It is noted by its container until that is removed: the next pass moves its threads, and nothing says done."""
+    node = node_with(replace(EXCLUSIVE, shared="true"))
+    node.is_settled = False
+    started = container("c0", "a")
+    started.pid = 42
+    node.plugin.event(Event.START_CONTAINER, A, started)
+    assert node.plugin.unsettled == {"a-c0"}
+
+    node.plugin.event(Event.REMOVE_CONTAINER, A, started)
+    assert not node.plugin.unsettled
 
 
 def test_nobody_else_is_put_anywhere(node: Node) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.kernel.affinity import EVERYWHERE
+from agent.kernel.affinity import EVERYWHERE, read_affinity
+from agent.kernel.procfs import started
+from agent.wrappers.follow import move_process
+from agent.wrappers.registry import Process
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
+from tests import thread_chains
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate, plain_pod
 
 MAIN = Owner("p", "main")
@@ -102,3 +107,47 @@ def test_who_finds_no_core_any_more_loses_his(tmp_path: Path) -> None:
             assert scene.tasks == {first.pid: "1,5"}
 
     asyncio.run(talk())
+
+
+def test_move_that_is_not_settled_is_retried_with_the_next_pass(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its threads may be where they were: that is logged, and the next pass moves them though nothing changed since."""
+
+    async def talk() -> None:
+        scene = Scene(tmp_path, cmk_pod(cores=1))
+        everything = scene.masks.allowed
+        async with scene.agent(), scene.container() as container:
+            asked = await container.ask(isolate("exclusive"))
+            before = scene.masks.put[asked.pid]
+            scene.masks.allowed = EMPTY  # each listed thread exits before it is looked at
+            own(scene, "3,7")
+            assert scene.masks.put == {asked.pid: before}
+            scene.masks.allowed = everything
+            scene.run_pass()
+            assert scene.masks.put == {asked.pid: CPUSet([3, 7])}
+
+    asyncio.run(talk())
+    assert "retried with the next pass" in caplog.text
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to be moved to")
+def test_real_threads_that_start_each_other_follow(tmp_path: Path) -> None:
+    """None is left on the cores that the wrapper had, though each starts the next one before it is listed."""
+    old, new = CPUSet([min(os.sched_getaffinity(0))]), CPUSet([max(os.sched_getaffinity(0))])
+    program = thread_chains.build(tmp_path)
+    with thread_chains.running(program, microseconds=200, threads=800) as pid:
+        process = Process(pid, started(pid))
+        assert any(move_process(process, frozenset({read_affinity(pid)}), old, old) for _ in range(20))
+        assert any(move_process(process, frozenset({old}), new, new) for _ in range(20))
+        thread_chains.wait_for_threads(pid, 800)
+        assert thread_chains.masks(pid) == {frozenset(new)}
+
+
+def test_process_of_another_start_is_not_moved() -> None:
+    """Its pid was given to another process, which runs where the wrapper ran."""
+    here = read_affinity(os.getpid())
+    other = Process(os.getpid(), started(os.getpid()) + 1)
+
+    assert move_process(other, frozenset({here}), CPUSet([max(here)]), CPUSet([max(here)]))
+    assert read_affinity(os.getpid()) == here

@@ -8,12 +8,13 @@ import threading
 import pytest
 
 from agent.errors import Gone
+from agent.kernel.affinity import Affinities
 from agent.kernel.procfs import started
 from agent.wrappers.errors import Denied
 from agent.wrappers.peer import Peer, held
 from agent.wrappers.pins import pin
 from agent.wrappers.registry import Process
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.wrappers.scene import Masks
 
 
@@ -61,3 +62,11 @@ def test_a_process_that_ended_is_not_pinned() -> None:
         peer.close()
         os.waitpid(child, 0)
     assert masks.put == {}
+
+
+def test_process_that_starts_threads_faster_than_they_are_moved_is_refused() -> None:
+    """It is not told that it has its CPUs while some of its threads may run elsewhere."""
+    gone = Affinities(lambda _: EMPTY, lambda *_: EMPTY, lambda _: True)  # each exits before it is looked at
+
+    with pytest.raises(Denied, match="starts threads faster than the agent moves them"):
+        pin(itself(), CPUSet([1]), gone)

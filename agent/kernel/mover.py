@@ -1,0 +1,227 @@
+"""Move every thread of a process, cgroup or virtual machine: list, check, set, until a listing has nothing to move.
+
+A thread inherits the mask of the one that starts it. So once a whole listing has no thread left to move, no later
+thread can be elsewhere, unless a thread moved itself. Threads that start each other can outrun any number of listings:
+the rounds are bounded, and a move that reaches the bound is not settled.
+
+The kernel sets affinity by thread id alone. Right before each set the mover checks that the id is still one of the
+threads to move, and reads a mask back only if it still is one afterwards. What remains is the time between that check
+and the call, some microseconds: the thread would have to exit and the kernel to hand out every other id within them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from agent.errors import Gone
+from agent.kernel.affinity import KERNEL, Affinities
+from agent.kernel.procfs import STARTED, parse_stat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from pinning.machine.cpuset import CPUSet
+
+FRESH_SECONDS: Final = 0.002  # a listing proves membership: the kernel hands out no 300 ids in that time
+_LISTINGS: Final = 4  # until one is whole: a thread that exits while the kernel lists it ends the listing
+_LINKS: Final = 2  # of a folder without others in it: the kernel adds one for each thread
+_STAT_BYTES: Final = 4096
+
+
+class Bound(NamedTuple):
+    """Limits of one move."""
+
+    rounds: int  # listings
+    listed: int  # ids in all listings together
+
+
+class Listing(NamedTuple):
+    """Thread ids at one moment."""
+
+    tasks: Collection[int]
+    is_whole: bool = True  # none can be missing
+
+
+class Moved(NamedTuple):
+    """Result of a move."""
+
+    masks: Mapping[int, CPUSet]  # of the threads that were set, as read back; without those that exited
+    is_settled: bool  # False: the bound was reached, and it is not known where every thread is
+
+
+class Threads(Protocol):
+    """The threads to move."""
+
+    def list(self) -> Listing:
+        """Return their ids now; raise Gone when their owner exited."""
+        ...
+
+    def has(self, task: int) -> bool:
+        """Say whether an id is still that of one of them."""
+        ...
+
+
+BOUND: Final = Bound(rounds=64, listed=16_384)  # some 50 ms, while the process takes a core itself
+
+
+def move_threads(
+    threads: Threads,
+    target: Callable[[int, CPUSet], CPUSet | None],
+    affinities: Affinities = KERNEL,
+    bound: Bound = BOUND,
+) -> Moved:
+    """Set each thread to `target(task, mask)` unless that is None; raise Gone when the owner exited.
+
+    A thread is set once: where the kernel refuses, or the thread moves back, another set is no better.
+    """
+    move = _Move(threads, target, affinities)
+    listed = 0
+    for _ in range(bound.rounds):
+        listing = threads.list()
+        listed += len(listing.tasks)
+        if move.round(listing.tasks) and listing.is_whole:
+            return Moved(move.masks, is_settled=True)
+        if listed >= bound.listed:
+            break
+    return Moved(move.masks, is_settled=False)
+
+
+class _Move:
+    """One move: the threads that were looked at, and what the kernel made of those that were set."""
+
+    def __init__(
+        self, threads: Threads, target: Callable[[int, CPUSet], CPUSet | None], affinities: Affinities
+    ) -> None:
+        self.masks: dict[int, CPUSet] = {}
+        self._threads = threads
+        self._target = target
+        self._affinities = affinities
+        self._known: set[int] = set()
+
+    def round(self, tasks: Collection[int]) -> bool:
+        """Set the new threads that are elsewhere; return whether none was, so that no later thread can be."""
+        wrong = [task for task in tasks if task not in self._known and not self._is_right(task)]
+        return not wrong
+
+    def _is_right(self, task: int) -> bool:
+        """Set a thread; return False if it was elsewhere, or exited unseen and may have started another."""
+        mask = self._affinities.read(task)
+        if not mask:
+            return False
+        cpus = self._target(task, mask)
+        if cpus is not None and not self._threads.has(task):
+            return False
+        self._known.add(task)
+        if cpus is None:
+            return True
+        found = self._affinities.set(task, cpus)
+        if found and self._threads.has(task):
+            self.masks[task] = found
+        return False
+
+
+class ProcessThreads:
+    """The threads of one process. Its open folder of /proc is that process and never another of the same pid."""
+
+    def __init__(self, folder: int, pid: int) -> None:
+        self._folder = folder
+        self._pid = pid
+
+    def list(self) -> Listing:
+        """Return the ids of its threads; raise Gone.
+
+        The kernel ends a listing early at a thread that exits in that moment, so fewer ids than threads are no whole listing.
+        """
+        try:
+            for _ in range(_LISTINGS):
+                count = os.stat("task", dir_fd=self._folder).st_nlink - _LINKS
+                tasks = self._tasks()
+                if len(tasks) >= count:
+                    return Listing(tasks)
+        except OSError as error:
+            raise Gone(f"process {self._pid} exited") from error
+        return Listing(tasks, is_whole=False)
+
+    def _tasks(self) -> tuple[int, ...]:
+        folder = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            return tuple(int(name) for name in os.listdir(folder))  # noqa: PTH208 names alone
+        finally:
+            os.close(folder)
+
+    def has(self, task: int) -> bool:
+        """Say whether a thread is one of its own."""
+        return os.access(f"task/{task}", os.F_OK, dir_fd=self._folder)
+
+    def started(self) -> int:
+        """Return when it started, in ticks since boot; raise Gone."""
+        try:
+            file = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+            try:
+                text = os.read(file, _STAT_BYTES).decode("utf-8", "replace")
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise Gone(f"process {self._pid} exited") from error
+        return int(parse_stat(text)[1][STARTED])
+
+
+@contextmanager
+def process_threads(pid: int, started: int | None = None) -> Iterator[ProcessThreads]:
+    """Open the threads of a process; raise Gone when it exited, or its pid is that of one with another start time."""
+    try:
+        folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Gone(f"process {pid} exited") from error
+    try:
+        threads = ProcessThreads(folder, pid)
+        if started is not None and threads.started() != started:
+            raise Gone(f"process {pid} is another one now")
+        yield threads
+    finally:
+        os.close(folder)
+
+
+class ListedThreads:
+    """Threads known by a listing alone, as those of a cgroup: an id counts while the listing is fresh."""
+
+    def __init__(
+        self, tasks: Callable[[], Collection[int]], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tasks = tasks
+        self._monotonic = monotonic
+        self._known: frozenset[int] = frozenset()
+        self._fresh_until = 0.0
+
+    def list(self) -> Listing:
+        """Return the ids now; raise Gone."""
+        return Listing(self._listed())
+
+    def _listed(self) -> Collection[int]:
+        tasks = self._tasks()
+        self._known, self._fresh_until = frozenset(tasks), self._monotonic() + FRESH_SECONDS
+        return tasks
+
+    def has(self, task: int) -> bool:
+        """Say whether an id is in a fresh listing."""
+        if self._monotonic() >= self._fresh_until:
+            try:
+                self._listed()
+            except Gone:
+                return False
+        return task in self._known
+
+
+def put_process(pid: int, cpus: CPUSet) -> bool:
+    """Let every thread of a process run on `cpus`; return False where threads were started faster than moved.
+
+    A process that exited is settled.
+    """
+    try:
+        with process_threads(pid) as threads:
+            return move_threads(threads, lambda _, mask: cpus if mask != cpus else None).is_settled
+    except Gone:
+        return True
