@@ -45,6 +45,7 @@ class VMPinned(NamedTuple):
 
     seen: VMSeen  # as read back
     refused: frozenset[Role] = frozenset()  # of threads that it does not let run where they are to
+    is_settled: bool = True  # False: it starts threads faster than they are moved, and some may be elsewhere
 
 
 class VirtualMachines(Protocol):
@@ -59,7 +60,7 @@ class VirtualMachines(Protocol):
         ...
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, cheaply."""
+        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, or it has other threads; cheaply."""
         ...
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:

@@ -23,11 +23,15 @@ class Role(StrEnum):
     SHIM = "shim"  # containerd-shim-kata-v2, a process of its own
 
 
-class Task(NamedTuple):
-    """One thread and no other that has its id later: the kernel gives each a folder with an inode number of its own."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thread and no other that has its id later: that one starts at another time."""
 
     tid: int  # in the host's pid namespace
-    folder: int
+    started: int  # ticks since boot
+    # Inode number of its folder in /proc. While it is the same, so is the thread; it changes too when the kernel
+    # reclaims memory, and then says nothing.
+    folder: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,14 @@ class VMThread:
     # Of a vCPU: QEMU's number of it by its name, else KVM's, which is the APIC id on x86. It orders the vCPUs, has
     # gaps after hotplug, and is never a position.
     index: int | None = None
-    folder: int = field(
-        default=0, compare=False
-    )  # which it is under its id, as `Task` says; 0: it is of no VMM
+    process: int = field(default=0, compare=False)  # whose thread it is; the kernel's threads are processes
+    started: int = field(default=0, compare=False)
+    folder: int = field(default=0, compare=False)  # a hint, as `Task` says
 
     @property
     def task(self) -> Task:
         """Return what it is known by."""
-        return Task(self.tid, self.folder)
+        return Task(self.tid, self.started, self.folder)
 
 
 class GuestID(NamedTuple):
@@ -93,7 +97,7 @@ class VMThreads:
     @property
     def own(self) -> tuple[VMThread, ...]:
         """Return the threads of the process itself."""
-        return tuple(thread for thread in self.threads if thread.folder)
+        return tuple(thread for thread in self.threads if thread.process == self.vmm.pid)
 
     @property
     def vcpus(self) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ STILL_TOLD: Final = (
     "Kata took cpusets for its containers, and goes on being told them, though none has a CPU limit: by these it may"
     " choose how many vCPUs the machine has"
 )
+UNSETTLED: Final = "it starts threads faster than they are moved: some may run elsewhere until a later look"
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +290,9 @@ class VMKeeper:
         if masks is None or self._vms is None:
             return VMPinned(seen)
         pinned = self._vms.pin(record.place, masks)
-        if pinned and len(pinned.seen.vcpus) != len(masks.vcpus):  # others came meanwhile
+        if pinned and (
+            len(pinned.seen.vcpus) != len(masks.vcpus) or not pinned.is_settled
+        ):  # others came meanwhile
             record.is_changing = True
         return pinned
 
@@ -320,8 +323,10 @@ def _note(sandbox: RuntimeSandbox, seen: VMSeen, target: VMTarget, told: Contain
 def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, note: str) -> VMState:
     """Return what was read back of a machine."""
     seen, masks = pinned.seen, None if record.is_waiting else record.masks
-    is_one_to_one = masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus
-    notes = (masks.note if masks else "", note, *seen.notes)
+    is_one_to_one = (
+        masks is not None and masks.is_one_to_one and masks.vcpus == seen.vcpus and pinned.is_settled
+    )
+    notes = (masks.note if masks else "", note, "" if pinned.is_settled else UNSETTLED, *seen.notes)
     return VMState(
         kind=kind,
         cpus=record.target.cpus,
@@ -330,7 +335,7 @@ def _state(record: VMRecord, pinned: VMPinned, kind: str, when: str, note: str) 
         iothreads=tuple(thread.cpus for thread in seen.iothreads),
         vhost=seen.vhost,
         is_one_to_one=is_one_to_one,
-        reason=_reason(masks, is_one_to_one=is_one_to_one),
+        reason=_reason(masks, is_one_to_one=is_one_to_one) if pinned.is_settled else UNSETTLED,
         note="; ".join(filter(None, notes)),
         refused=tuple(sorted(pinned.refused)),
         guest_ids=seen.guest_ids if is_one_to_one and record.place.is_sandbox else (),

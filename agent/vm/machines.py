@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone, Refused
 from agent.kernel.affinity import KERNEL, Affinities
+from agent.kernel.mover import Bound, Listing, move_threads
 from agent.kernel.procfs import TIMES, read_stat
 from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_guest_shape
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.node import Node
 from agent.vm.outside import count_vhost_threads
-from agent.vm.threads import check_is_there, count_threads, read_threads, rescan_threads
+from agent.vm.threads import count_threads, is_there, own_ids, read_threads, rescan_threads
 from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
 from pinning.vm_threads import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from agent.vm.node import Roots
@@ -43,7 +44,7 @@ NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
 
 
-class _Missing(NamedTuple):
+class _Absent(NamedTuple):
     """A machine that was not found, and until when, for how long, it is not looked for again."""
 
     until: float
@@ -66,18 +67,29 @@ class _Machine:
     def take(self, threads: VMThreads, count: int) -> None:
         """Take over a listing of about so many threads; one that is new may get its name a moment later."""
         is_settled = bool(threads.told_by) and threads == self.threads
-        self.threads, self.unlisted, self.settled_at = threads, "", count if is_settled else 0
+        self.threads, self.unlisted = threads, ""
+        self.settled_at = count if is_settled and not self.missing_vcpus else 0
 
-    def read_masks(self, affinities: Affinities) -> None:
-        """Read where its threads may run."""
-        read = {thread.tid: affinities.read(thread.tid) for thread in self.threads.threads}
-        self.masks = {tid: cpus for tid, cpus in read.items() if cpus}
+    @property
+    def own_ids(self) -> frozenset[int]:
+        """Return the ids of the threads of its process, as they were listed."""
+        return frozenset(thread.tid for thread in self.threads.own)
+
+    def take_masks(self, masks: Mapping[int, CPUSet]) -> None:
+        """Take over where its threads may run; those that ended have no mask."""
+        self.masks = {tid: cpus for tid, cpus in masks.items() if cpus}
         self.bound &= self.masks.keys()
 
     def has_strayed(self, affinities: Affinities) -> bool:
         """Say whether its first thread or a vCPU may run elsewhere than it was read."""
         pinned = (self.vmm.pid, *self.threads.vcpus)
         return any(affinities.read(tid) != self.masks.get(tid, EMPTY) for tid in pinned)
+
+    @property
+    def missing_vcpus(self) -> int:
+        """Return how many vCPUs of its arguments are not found, while others are; 0 when all are."""
+        found = len(self.threads.vcpus)
+        return max(0, self.shape.vcpus - found) if self.shape and found else 0
 
     def of(self, *roles: Role) -> Iterator[CPUSet]:
         """Yield where the threads of some roles may run."""
@@ -108,7 +120,7 @@ class KernelVirtualMachines:
         self._affinities = affinities
         self._monotonic = monotonic
         self._machines: dict[VMPlace, _Machine] = {}
-        self._missing: dict[VMPlace, _Missing] = {}
+        self._missing: dict[VMPlace, _Absent] = {}
         self._node = Node(roots)
         self._node_until = 0.0
 
@@ -133,9 +145,16 @@ class KernelVirtualMachines:
             return 0
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, cheaply."""
+        """Say whether its first thread or a vCPU may run elsewhere than it was seen last, or it has other threads."""
         machine = self._machines.get(place)
-        return machine is not None and machine.has_strayed(self._affinities)
+        if machine is None:
+            return False
+        if machine.has_strayed(self._affinities):
+            return True
+        try:  # after the masks were read: an id that is not listed now may have been another process's
+            return own_ids(self._roots, machine.vmm) != machine.own_ids and not machine.unlisted
+        except AgentError:
+            return False
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return its threads and where each may run; `fully` looks again for those outside of its process.
@@ -153,7 +172,7 @@ class KernelVirtualMachines:
         except AgentError:
             self._machines.pop(place, None)
             return None
-        machine.read_masks(self._affinities)
+        machine.take_masks(_read_masks(self._look(), machine, self._affinities))
         if not (machine.has_run or place.is_sandbox):  # nobody waits for the guest of a sandbox
             machine.has_run = any(
                 _ticks(self._roots.proc / str(tid)) >= HAS_RUN_TICKS for tid in machine.threads.vcpus
@@ -161,23 +180,23 @@ class KernelVirtualMachines:
         return self._seen(place, machine)
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Put every thread where it is to run, those too that come meanwhile; None when it is not there any more."""
+        """Pin all threads, listing again until none is to be moved; None when the VMM exited."""
         machine = self._machines.get(place)
         if machine is None:
             return None
-        refused: frozenset[Role] = frozenset()
-        put = 0
-        for _ in range(ROUNDS):
-            refused = self._put(machine, masks)
-            put += len(machine.masks)
-            if self._count_own(machine) == machine.threads.own_count:
-                break
-            if self.read(place) is None:
-                return None
-            if put >= MOST_PUT:
-                break
+        if _ids_now(self._roots, machine) is None:
+            return None
+        turn = _Turn(machine, masks, lambda: self.read(place) is not None, self._look())
+        try:
+            moved = move_threads(turn, turn.target, self._affinities, Bound(ROUNDS, MOST_PUT))
+        except Gone:
+            return None
+        machine.masks |= moved.masks
+        wrong = {tid for tid, (_, wanted) in turn.asked.items() if moved.masks.get(tid, wanted) != wanted}
+        machine.bound |= {tid for tid in wrong if not self._affinities.is_movable(tid)}
         seen = self._seen(place, machine)
-        return VMPinned(seen, refused) if seen else None
+        refused = frozenset(turn.asked[tid][0] for tid in wrong)
+        return VMPinned(seen, refused, is_settled=moved.is_settled) if seen else None
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
         """Return the ids of its threads as they were last seen."""
@@ -196,13 +215,17 @@ class KernelVirtualMachines:
         machine = self._machines.get(place)
         if machine:
             known, count = machine.threads, self.count(place)  # first: what comes meanwhile makes it another
-            if fully:
+            if not fully:
+                if (
+                    count
+                    and count == machine.settled_at
+                    and own_ids(self._roots, machine.vmm) == machine.own_ids
+                ):
+                    return machine
+                machine.take(rescan_threads(node, known, sandbox_id=sandbox_id), count)
+            if fully or len(machine.threads.vcpus) < len(known.vcpus) or machine.missing_vcpus:
                 threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
                 machine.take(threads, count)
-            elif count and count == machine.settled_at:
-                check_is_there(self._roots, machine.vmm)
-            else:
-                machine.take(rescan_threads(node, known, sandbox_id=sandbox_id), count)
             return machine
         vmm = self._find(node, place)
         threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
@@ -224,7 +247,7 @@ class KernelVirtualMachines:
         vmm = find_sandbox_vmm(node, Sandbox(place.key, place.pid, place.cgroups))
         if vmm is None:
             seconds = min(2 * missing.seconds, LONGEST_MISSING_SECONDS) if missing else MISSING_SECONDS
-            self._missing[place] = _Missing(now + seconds, seconds)
+            self._missing[place] = _Absent(now + seconds, seconds)
         return vmm
 
     def _look(self, *, fully: bool = False) -> Node:
@@ -240,8 +263,10 @@ class KernelVirtualMachines:
         if main is None:
             return None
         house = self._housekeeping(place)
+        vcpus = [tid for tid in machine.threads.vcpus if tid in machine.masks]
+        missing = _missing(len(vcpus), machine)
         return VMSeen(
-            vcpus=tuple(machine.masks[tid] for tid in machine.threads.vcpus if tid in machine.masks),
+            vcpus=() if missing else tuple(machine.masks[tid] for tid in vcpus),
             main=main,
             allowed=union(cpus for tid, cpus in machine.masks.items() if tid not in machine.bound),
             iothreads=tuple(
@@ -257,7 +282,7 @@ class KernelVirtualMachines:
             seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - machine.vmm.started / _TICKS,
             has_run=machine.has_run,
             is_fixed=_is_fixed(machine.vmm, shape),
-            reason=machine.threads.reason,
+            reason=missing or machine.threads.reason,
             vhost=union(machine.of(Role.VHOST)),
             notes=(*machine.threads.notes, *filter(None, [machine.unlisted])),
             guest_ids=machine.threads.guest_ids(shape.cores, shape.threads) if shape else (),
@@ -273,25 +298,73 @@ class KernelVirtualMachines:
         except AgentError:
             return NO_HOUSEKEEPING
 
-    def _put(self, machine: _Machine, masks: VMMasks) -> frozenset[Role]:
-        """Put the threads where they are to run; return what those do that stay elsewhere.
 
-        While there are other vCPUs than the masks are for, nobody knows which of these is whose.
+def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
+    """Return the ids of the threads of its process, the known ones where they cannot be listed; None when it exited."""
+    try:
+        return own_ids(roots, machine.vmm)
+    except Refused:
+        return machine.own_ids
+    except AgentError:
+        return None
+
+
+def _read_masks(node: Node, machine: _Machine, affinities: Affinities) -> dict[int, CPUSet]:
+    """Read where its threads may run. Only what is still its own afterwards counts: an id may be another's by now."""
+    threads = machine.threads
+    read = {thread.tid: affinities.read(thread.tid) for thread in threads.threads}
+    inside, known = _ids_now(node.roots, machine) or frozenset(), machine.own_ids
+    return {
+        thread.tid: read[thread.tid]
+        for thread in threads.threads
+        if (thread.tid in inside if thread.tid in known else is_there(node, threads, thread))
+    }
+
+
+class _Turn:
+    """One pinning of a machine: its threads as the mover has them, and what was asked for each."""
+
+    def __init__(self, machine: _Machine, masks: VMMasks, read_again: Callable[[], bool], node: Node) -> None:
+        self.asked: dict[int, tuple[Role, CPUSet]] = {}
+        self._machine = machine
+        self._masks = masks
+        self._read_again = read_again
+        self._node = node
+        self._rounds = 0
+        self._ranked: dict[int, tuple[VMThread, int]] = {}
+
+    def list(self) -> Listing:
+        """Return the threads that were read just now; read them again from the second round on."""
+        self._rounds += 1
+        if self._rounds > 1 and not self._read_again():
+            raise Gone(f"process {self._machine.vmm.pid} exited")
+        self._ranked = {thread.tid: (thread, rank) for thread, rank in self._machine.ranked()}
+        return Listing(tuple(self._machine.masks))
+
+    def has(self, task: int) -> bool:
+        """Say whether an id is still that of the thread."""
+        return is_there(self._node, self._machine.threads, self._ranked[task][0])
+
+    def target(self, task: int, mask: CPUSet) -> CPUSet | None:
+        """Return where a thread is to run; None where it does.
+
+        While there are other vCPUs than the masks are for, it is not known which mask is whose.
         """
-        is_known = len(machine.threads.vcpus) == len(masks.vcpus)
-        refused = set()
-        for thread, rank in machine.ranked():
-            cpus, wanted = machine.masks.get(thread.tid), masks.of(thread.role, rank)
-            if cpus is None or cpus == wanted or (thread.role is Role.VCPU and not is_known):
-                continue
-            if found := self._affinities.set(thread.tid, wanted):
-                machine.masks[thread.tid] = found
-            else:
-                del machine.masks[thread.tid]
-            if found and found != wanted:
-                refused.add(thread.role)
-                machine.bound |= set() if self._affinities.is_movable(thread.tid) else {thread.tid}
-        return frozenset(refused)
+        thread, rank = self._ranked[task]
+        wanted = self._masks.of(thread.role, rank)
+        is_known = len(self._machine.threads.vcpus) == len(self._masks.vcpus)
+        if mask == wanted or (thread.role is Role.VCPU and not is_known):
+            return None
+        self.asked[task] = (thread.role, wanted)
+        return wanted
+
+
+def _missing(count: int, machine: _Machine) -> str:
+    """Return why the vCPUs that are found are not all; empty when they are, or cannot be told apart."""
+    expected = max(len(machine.threads.vcpus), machine.shape.vcpus if machine.shape else 0)
+    if not machine.threads.told_by or count >= expected:
+        return ""
+    return f"{count} of its {expected} vCPUs are found: the others start or end just now"
 
 
 def _find_in_container(node: Node, place: VMPlace) -> VMM | None:

@@ -27,15 +27,19 @@ def vhost_threads(node: Node, own: frozenset[int], cgroups: Iterable[str]) -> It
     Before Linux 6.4 they are children of kthreadd with the number of the thread that asked for them, in the cgroup
     that it was in then.
     """
-    found = {thread.tid: thread.name for thread in node.kernel_threads if _number(thread.name) in own}
+    found = {thread.tid: thread for thread in node.kernel_threads if _number(thread.name) in own}
     hierarchy = node.roots.hierarchy
     tasks = ids_in(hierarchy, cgroups, hierarchy.tasks) if hierarchy else []
     for task in tasks[:MOST_THREADS]:
         if task not in own and task not in found and (thread := node.kernel_thread(task)):
-            found[task] = thread.name
-    for tid, name in found.items():
-        if name.startswith(_VHOST):
-            yield VMThread(tid, Role.VHOST, name)
+            found[task] = thread
+    for thread in found.values():
+        if thread.name.startswith(_VHOST):
+            yield _of_kernel(thread, Role.VHOST)
+
+
+def _of_kernel(thread: KernelThread, role: Role) -> VMThread:
+    return VMThread(thread.tid, role, thread.name, process=thread.tid, started=thread.started)
 
 
 def count_vhost_threads(node: Node, own: Container[int]) -> int:
@@ -60,7 +64,7 @@ def pit_threads(node: Node, vmm: VMM) -> tuple[list[VMThread], str]:
         *(pid for pid, at in node.vmms_called(number) if any(at <= timer.started for timer in found)),
     }
     if len(found) == len(vmms) == 1:
-        return [VMThread(found[0].tid, Role.PIT, found[0].name)], ""
+        return [_of_kernel(found[0], Role.PIT)], ""
     return [], _unclear(found, vmms) if found else ""
 
 
@@ -78,7 +82,8 @@ def companion_threads(node: Node, sandbox_id: str) -> Iterator[VMThread]:
     for command in node.commands_of(sandbox_id):
         if role := companion_role(command.program):
             with suppress(AgentError), opened(node.roots.proc, command.pid) as process:
-                yield from (VMThread(task.tid, role, name) for task, name in process.names().items())
+                for task, name in process.names().items():
+                    yield VMThread(task.tid, role, name, process=command.pid, started=task.started)
 
 
 def still_outside(node: Node, known: VMThreads, own: frozenset[int], sandbox_id: str) -> Iterator[VMThread]:
@@ -92,13 +97,21 @@ def still_outside(node: Node, known: VMThreads, own: frozenset[int], sandbox_id:
 
 
 def _is_there(node: Node, thread: VMThread, sandbox_id: str) -> bool:
-    """Say whether a thread outside is what it was: its id may be somebody else's by now."""
+    """Say whether a thread outside is what it was, and of this sandbox: its id may be another thread's by now."""
+    if thread.role in (Role.VIRTIOFSD, Role.SHIM):
+        command = node.command(thread.process)
+        if companion_role(command.program) is not thread.role or not names_sandbox(command.words, sandbox_id):
+            return False
+    return is_outside(node, thread)
+
+
+def is_outside(node: Node, thread: VMThread) -> bool:
+    """Say whether a thread outside of the VMM is there: the kernel's by name, parent and start, else by its process."""
     if thread.role in (Role.VHOST, Role.PIT):
         found = node.kernel_thread(thread.tid)
-        return found is not None and found.name == thread.name
-    if thread.role in (Role.VIRTIOFSD, Role.SHIM):
-        command = node.command(thread.tid)
-        return companion_role(command.program) is thread.role and names_sandbox(command.words, sandbox_id)
+        return found is not None and (found.name, found.started) == (thread.name, thread.started)
+    with suppress(AgentError), opened(node.roots.proc, thread.process) as process:
+        return process.has(thread.task)
     return False
 
 

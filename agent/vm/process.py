@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS: Final = 8_192  # a guest of KVM has up to 4,096 vCPUs, and fewer other threads
 _MOST_LISTINGS: Final = 8  # it may make threads faster than they are read: the next look has them
-_NONE: Final[Mapping[Task, str]] = MappingProxyType({})
+_NONE: Final[Mapping[int, tuple[Task, str]]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536
 _FEW_BYTES: Final = 4096
 _LINKS: Final = 2  # of a folder without others in it: the kernel adds one for each thread
@@ -37,14 +37,26 @@ class Process:
         self._folder = folder
         self.pid = pid
 
-    def tasks(self) -> list[Task]:
-        """Return its threads, ascending, up to MOST_THREADS of them."""
+    def folders(self) -> dict[int, int]:
+        """Return the ids of its threads, up to MOST_THREADS of them, each with the inode number of its folder."""
         folder = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             with os.scandir(folder) as entries:
-                return sorted(Task(int(entry.name), entry.inode()) for entry in islice(entries, MOST_THREADS))
+                return {int(entry.name): entry.inode() for entry in islice(entries, MOST_THREADS)}
         finally:
             os.close(folder)
+
+    def has(self, task: Task) -> bool:
+        """Say whether a thread is there, and no other that has its id."""
+        try:
+            return self._thread(task.tid, 0)[0] == task
+        except OSError:
+            return False
+
+    def _thread(self, tid: int, folder: int) -> tuple[Task, str]:
+        """Return a thread and what it is called; raise OSError when it ended."""
+        name, fields = parse_stat(self._read(f"task/{tid}/stat"))
+        return Task(tid, int(fields[STARTED]), folder), printable(name)
 
     def count(self) -> int:
         """Return how many threads it has."""
@@ -69,18 +81,27 @@ class Process:
         """Return what a thread is called, with "?" for what cannot be printed."""
         return printable(self._read(f"task/{task}/comm").removesuffix("\n"))
 
-    def names(self, known: Mapping[Task, str] = _NONE) -> dict[Task, str]:
-        """Return the names of its threads, ascending, listed until no new one comes; those known are not read."""
-        names, tasks = dict(known), self.tasks()
+    def names(self, known: Mapping[int, tuple[Task, str]] = _NONE) -> dict[Task, str]:
+        """Return the names of its threads, ascending, listed until no new one comes.
+
+        `known` are threads by id as they were read before, and their names where these are for good, else "".
+        """
+        found: dict[int, tuple[Task, str]] = {}
+        folders = self.folders()
         for _ in range(_MOST_LISTINGS):
-            for task in tasks:
-                if task not in names:
-                    with suppress(FileNotFoundError, ProcessLookupError):
-                        names[task] = self.name(task.tid)
-            tasks = self.tasks()
-            if all(task in names for task in tasks):
+            for tid in folders.keys() - found.keys():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    found[tid] = self._named(tid, folders[tid], known.get(tid))
+            folders = self.folders()
+            if folders.keys() <= found.keys():
                 break
-        return {task: names[task] for task in tasks if task in names}
+        return {task: name for tid, (task, name) in sorted(found.items()) if tid in folders}
+
+    def _named(self, tid: int, folder: int, known: tuple[Task, str] | None) -> tuple[Task, str]:
+        if known and known[0].folder == folder:
+            return known if known[1] else (known[0], self.name(tid))
+        task, name = self._thread(tid, folder)
+        return task, known[1] or name if known and known[0] == task else name
 
     def system_call(self, task: int) -> list[str]:
         """Return the number and the arguments of the system call that a thread is in; ["running"] when in none."""

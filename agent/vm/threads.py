@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.errors import Gone, Refused
+from agent.errors import AgentError, Gone, Refused
 from agent.vm.names import role_of
-from agent.vm.outside import companion_threads, pit_threads, still_outside, vhost_threads
+from agent.vm.outside import companion_threads, is_outside, pit_threads, still_outside, vhost_threads
 from agent.vm.process import MOST_THREADS, opened, thread_count
 from agent.vm.vcpus import tell_vcpus
 from pinning.vm_threads import Role, VMThread, VMThreads
@@ -28,10 +29,20 @@ def count_threads(roots: Roots, vmm: VMM) -> int:
     return thread_count(roots.proc, vmm.pid)
 
 
-def check_is_there(roots: Roots, vmm: VMM) -> None:
-    """Raise Gone when a VMM ended, Refused when nobody can say."""
+def own_ids(roots: Roots, vmm: VMM) -> frozenset[int]:
+    """Return the ids of the threads of a VMM; raise Gone when it exited, Refused."""
     with opened(roots.proc, vmm.pid) as process:
         _check_identity(process, vmm)
+        return frozenset(process.folders())
+
+
+def is_there(node: Node, known: VMThreads, thread: VMThread) -> bool:
+    """Say whether the id of a thread is still its own: inside the VMM by its start, outside by name and owner too."""
+    if thread.process != known.vmm.pid:
+        return is_outside(node, thread)
+    with suppress(AgentError), opened(node.roots.proc, known.vmm.pid) as process:
+        return process.started() == known.vmm.started and process.has(thread.task)
+    return False
 
 
 def _check_identity(process: Process, vmm: VMM) -> None:
@@ -83,13 +94,18 @@ def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
     return VMThreads(vmm, threads, told.by, told.reason, len(threads))
 
 
-def _settled(known: VMThreads | None) -> dict[Task, str]:
-    """Return the names that are known for good.
+def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
+    """Return the known threads, each with its name where that is known for good, else "".
 
     A thread gets its own after it began: one without a role may, and one that was called as its maker, a vCPU.
     """
-    threads = known.threads if known and known.told_by else ()
-    return {thread.task: thread.name for thread in threads if thread.role is not Role.EMULATOR}
+    if known is None:
+        return {}
+    is_final = bool(known.told_by)
+    return {
+        thread.tid: (thread.task, thread.name if is_final and thread.role is not Role.EMULATOR else "")
+        for thread in known.own
+    }
 
 
 def _probed(known: VMThreads | None, tasks: Container[Task]) -> dict[int, int]:
@@ -101,8 +117,14 @@ def _probed(known: VMThreads | None, tasks: Container[Task]) -> dict[int, int]:
 
 
 def _own_thread(vmm: VMM, task: Task, name: str, indexes: Mapping[int, int]) -> VMThread:
-    tid, folder = task
-    if tid in indexes:
-        return VMThread(tid, Role.VCPU, name, indexes[tid], folder)
+    tid = task.tid
     role = Role.EMULATOR if tid == vmm.pid else role_of(vmm.kind, name)
-    return VMThread(tid, role, name, folder=folder)
+    return VMThread(
+        tid,
+        Role.VCPU if tid in indexes else role,
+        name,
+        indexes.get(tid),
+        process=vmm.pid,
+        started=task.started,
+        folder=task.folder,
+    )

@@ -54,24 +54,43 @@ class FakeHost:
         (folder / "status").write_text(f"Name:\t{escaped}\nTgid:\t{pid}\nNSpid:\t{numbers}\n")
         (folder / "fd").mkdir()
         for task, called in {pid: name, **(threads or {})}.items():
-            self.thread(pid, task, called)
+            self.thread(pid, task, called, started=started)
         return pid
 
-    def thread(self, pid: int, task: int, name: str, *, call: str = "202 0x7f", flags: int = THREAD) -> int:
+    def thread(
+        self,
+        pid: int,
+        task: int,
+        name: str,
+        *,
+        call: str = "202 0x7f",
+        flags: int = THREAD,
+        started: int = 500,
+    ) -> int:
         """Add a thread to a process; `call` is what it does in the kernel: a futex, if nothing else."""
         folder = self._proc / str(pid) / "task" / str(task)
         folder.mkdir(parents=True)
         (folder / "comm").write_text(f"{name}\n")
-        (folder / "stat").write_text(stat(task, name, flags=flags))
+        (folder / "stat").write_text(stat(task, name, flags=flags, started=started))
         (folder / "syscall").write_text(f"{call}\n")
         return task
 
     def reuse(self, pid: int, task: int, name: str) -> None:
-        """End a thread and give its id to a new one, whose folder is another."""
-        tasks, aside = self._proc / str(pid) / "task", 10**9
-        self.thread(pid, aside, name)
-        self.end(pid, task)
-        (tasks / str(aside)).rename(tasks / str(task))
+        """End a thread and give its id to a new one, which starts later."""
+        self.reclaim(pid, task)
+        tasks = self._proc / str(pid) / "task"
+        (tasks / str(task) / "comm").write_text(f"{name}\n")
+        (tasks / str(task) / "stat").write_text(stat(task, name, started=900))
+        (tasks / str(task) / "syscall").write_text("202 0x7f\n")
+
+    def reclaim(self, pid: int, task: int) -> None:
+        """Give the folder of a thread another inode number, as the kernel does when it reclaimed memory."""
+        tasks = self._proc / str(pid) / "task"
+        old = (tasks / str(task)).rename(tasks / str(10**9))
+        (tasks / str(task)).mkdir()
+        for file in old.iterdir():
+            (tasks / str(task) / file.name).write_text(file.read_text())
+        self.end(pid, 10**9)
 
     def kernel_thread(self, task: int, name: str, *, started: int = 501, parent: int = 2) -> int:
         """Add a thread of the kernel, a child of kthreadd."""

@@ -1,0 +1,78 @@
+"""Threads of a machine that end and begin: ids that are another thread's, or another process's, by now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.vm_masks import sandbox_masks
+from tests.agent.vm.launched import SANDBOX, THREADS, Masks, pin, start
+
+if TYPE_CHECKING:
+    from agent.vm.machines import KernelVirtualMachines
+    from tests.agent.vm.fake_host import FakeHost
+
+
+@pytest.mark.parametrize("replaced", ["CPU 1/KVM", "IO iothread1"])
+def test_replaced_thread_is_seen_by_the_next_poll(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks, replaced: str
+) -> None:
+    """The number of threads is what it was; a known id that is gone means that the threads are listed again."""
+    start(host, SANDBOX)
+    for _ in range(3):
+        pin(machines, SANDBOX, "6-7")
+    assert not machines.has_strayed(SANDBOX)
+    gone = next(tid for tid, name in THREADS.items() if name == replaced)
+    host.end(300, gone)
+    host.thread(300, 305, replaced)
+    assert machines.has_strayed(SANDBOX)
+
+    pin(machines, SANDBOX, "6-7")
+    seen = machines.read(SANDBOX)
+    assert seen
+    assert list(map(str, seen.vcpus)) == ["6", "7"]
+    assert str(masks.of[305]) == ("7" if replaced == "CPU 1/KVM" else "6-7")
+
+
+def test_fewer_vcpus_than_the_arguments_name_are_never_shown(
+    host: FakeHost, machines: KernelVirtualMachines
+) -> None:
+    """A machine of two with one vCPU thread found is no machine of one that is pinned one to one."""
+    start(host, SANDBOX)
+    pin(machines, SANDBOX, "6-7")
+    host.end(300, 303)
+    host.thread(300, 305, "qemu-system-x86")
+    seen = machines.read(SANDBOX)
+
+    assert seen
+    assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), "1 of its 2 vCPUs are found")
+    assert not sandbox_masks(seen, CPUSet([6]), CPUSet([6])).is_one_to_one
+    (host.roots.proc / "300/task/305/comm").write_text("CPU 1/KVM\n")
+    seen = machines.read(SANDBOX)
+    assert seen
+    assert len(seen.vcpus) == 2
+
+
+@pytest.mark.parametrize("tid", [304, 40])
+def test_id_that_is_another_processes_by_now_is_not_set(
+    host: FakeHost, machines: KernelVirtualMachines, masks: Masks, now: list[float], tid: int
+) -> None:
+    """A worker of the VMM or a vhost thread of the kernel ended after it was read, and a stranger began with its id."""
+    start(host, SANDBOX)
+    host.kernel_thread(40, "vhost-300")
+    seen = machines.read(SANDBOX)
+    assert seen
+    assert tid in machines.tasks(SANDBOX)
+    if tid == 40:
+        host.end(40)
+        host.process(40, ["sleep"], name="vhost-300", started=900)
+    else:
+        host.end(300, 304)
+        host.process(304, ["sleep"], started=900)
+    elsewhere = CPUSet.parse("6-7")
+    pinned = machines.pin(SANDBOX, sandbox_masks(seen, elsewhere, elsewhere))
+
+    assert pinned
+    assert masks.of.keys() == {300, 301, 302, 303, 304, 40} - {tid}
