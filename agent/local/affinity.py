@@ -6,7 +6,6 @@ kept off: this shows what the agent does, and protects nothing.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
