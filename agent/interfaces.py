@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.node_state import NodeState
-    from agent.vm_interfaces import VirtualMachines
+    from agent.vm_interfaces import BootingMachines, VirtualMachines
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
@@ -391,3 +391,4 @@ class Interfaces:
     observed_cpus: ObservedCPUs | None = None  # None: no kubelet allocates CPUs here
     vms: VirtualMachines | None = None  # None: threads of virtual machines are left alone
     wrappers: Wrappers | None = None  # None: nobody can ask
+    boots: BootingMachines | None = None  # None: machines that boot are left alone

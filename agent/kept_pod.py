@@ -89,6 +89,7 @@ class _Spec(msgspec.Struct, omit_defaults=True, rename="camel"):
     init_containers: list[_Container] | None = None
     node_selector: _Selector | None = None
     resources: _Resources | None = None
+    runtime_class_name: str | None = None
 
 
 class _Labels(msgspec.Struct, omit_defaults=True, rename={"kubevirt": KUBEVIRT_LABEL}):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         Wrappers,
     )
     from agent.report.publisher import Reporter
-    from agent.vm_interfaces import VirtualMachines
+    from agent.vm_interfaces import BootingMachines, VirtualMachines
     from apiserver.access import Access
     from apiserver.client import Api
 
@@ -97,7 +97,8 @@ async def build(config: AgentConfig) -> Agent:
     observed = _observed_cpus(config, runtime)
     vms = _virtual_machines(config, cgroups)
     wrappers = _wrappers(config, cgroups, machine)
-    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers)
+    boots = _booting_machines(config)
+    interfaces = Interfaces(runtime, cgroups, pods, machine, container_watch, observed, vms, wrappers, boots)
     metrics = Metrics()
     chosen = reporters(config, api, interfaces.pods, metrics)
     return Agent(Parts(interfaces, settings, state_dir, saved, chosen, metrics))
@@ -198,6 +199,18 @@ def _virtual_machines(config: AgentConfig, cgroups: Cgroups) -> VirtualMachines 
 
     hierarchy = find_hierarchy(config.cgroup_root)
     return KernelVirtualMachines(Roots(config.root / "proc", config.debugfs / "kvm", hierarchy))
+
+
+def _booting_machines(config: AgentConfig) -> BootingMachines | None:
+    """Return who confines machines that boot; None where no kubelet makes the cgroups of pods."""
+    if config.runtime != "cri":
+        return None
+    from agent.vm.boot import KernelBootingMachines
+    from agent.vm.node import Roots
+
+    hierarchy = find_hierarchy(config.cgroup_root)
+    roots = Roots(config.root / "proc", config.debugfs / "kvm", hierarchy)
+    return KernelBootingMachines(roots, pod_roots(config.kubelet_cgroup_root))
 
 
 def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine) -> Wrappers | None:

@@ -88,6 +88,10 @@ class Metrics:
             "label_overwrites", "Times that somebody else overwrote labels of the node that the agent keeps."
         )
         self.rebuilds = self._counter("rebuilds", "Ledgers rebuilt because no checkpoint could be used.")
+        self.boot_exposed_seconds = self._counter(
+            "vm_boot_exposed_seconds",
+            "Seconds for which booting virtual machines could run on CPUs that others own.",
+        )
         self._reports = self._counter(
             "report_errors", "Reports that failed and were tried again.", "reporter"
         )

@@ -38,6 +38,7 @@ class VMCPUs(NamedTuple):
     cpus: CPUSet  # all of them together
     vcpus: CPUSet = EMPTY  # those that run the guest; empty where they cannot be told from the others
     is_fixed: bool = False  # it can get no more vCPUs than it has
+    seconds: float = 0.0  # since its VMM started
 
 
 class VMPinned(NamedTuple):
@@ -46,6 +47,30 @@ class VMPinned(NamedTuple):
     seen: VMSeen  # as read back
     refused: frozenset[Role] = frozenset()  # of threads that it does not let run where they are to
     is_settled: bool = True  # False: it starts threads faster than they are moved, and some may be elsewhere
+
+
+class BootScope(NamedTuple):
+    """Where machines that boot are looked for."""
+
+    pods: frozenset[str]  # uids of pods with a runtime class, without a machine or container
+    sandboxes: frozenset[str] = frozenset()  # ids of the machines that the runtime lists
+    pod_roots: frozenset[str] = frozenset()  # cgroups in which the kubelet makes those of pods
+
+
+class ConfinedBoot(NamedTuple):
+    """A machine that boots, as it was when it was put on other CPUs."""
+
+    pid: int  # of its VMM
+    cpus: CPUSet  # where it could run before
+    seconds: float  # since its VMM started
+
+
+class BootingMachines(Protocol):
+    """The processes of machines whose sandbox is not READY."""
+
+    def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
+        """Put every thread that may run elsewhere on `cpus`; return the machines of which one was moved. Never raises."""
+        ...
 
 
 class VirtualMachines(Protocol):

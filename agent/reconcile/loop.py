@@ -98,6 +98,7 @@ class Loop:
             group.create_task(self._poll_machine(self._trigger.request_pass))
             group.create_task(self._reconciler.runtime_sync.run())
             group.create_task(self._reconciler.vms.run())
+            group.create_task(self._reconciler.boots.run())
             group.create_task(self._reconciler.observer.missing_pods.run())
             group.create_task(self._publisher.run())
             if self._interfaces.wrappers:

@@ -127,6 +127,11 @@ class Sandboxes:
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
 
+    @property
+    def threads(self) -> dict[str, VMCPUs | None]:
+        """Return what was read of the threads of each machine."""
+        return {key: record.threads for key, record in self.records.items()}
+
     def cpus(self, sandbox_id: str) -> CPUSet:
         """Return where the threads of a machine may run; empty when they are not found."""
         record = self.records.get(sandbox_id)

@@ -308,7 +308,7 @@ def _masks(record: VMRecord, seen: VMSeen, topology: Topology | None, now: float
 
 
 def _cpus_of(seen: VMSeen) -> VMCPUs:
-    return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed)
+    return VMCPUs(seen.allowed, union(seen.vcpus), seen.is_fixed, seen.seconds)
 
 
 def _note(sandbox: RuntimeSandbox, seen: VMSeen, target: VMTarget, told: Container[str]) -> str:

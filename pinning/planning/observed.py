@@ -60,6 +60,7 @@ class SeenPod:
     start_order: tuple[str, ...]  # names of its containers as they start one after the other; () of too many
     is_final: bool = False  # its phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
+    runtime_class: str = ""  # a user names it, an admin defines it; its handler is not known here
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
     counts: tuple[Count, ...] = ()  # what the scheduler counts for claims of whole cores
@@ -80,6 +81,7 @@ class SeenPod:
             start_order=() if is_crowd else tuple(member.name for member in members(pod)),
             is_final=is_final(pod),
             is_vm=is_launcher(pod),
+            runtime_class=(pod.get("spec") or {}).get("runtimeClassName") or "",
             causes=asked.causes,
             warnings=asked.warnings,
             counts=counts_of(pod, asked),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from agent.interfaces import ContainerWatch, ObservedCPUs, RuntimeSandbox, Wrappers
     from agent.node_state import NodeState
+    from agent.vm_interfaces import BootingMachines
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -278,6 +279,7 @@ class FakeNode:
         self.container_watch: ContainerWatch | None = None  # for the next agent
         self.kubelet: ObservedCPUs | None = None  # the same
         self.wrappers: Wrappers | None = None  # the same
+        self.boots: BootingMachines | None = None  # the same
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
@@ -318,7 +320,7 @@ class FakeNode:
         """Return what an agent of this node is made of."""
         cgroups = Cgroups(self.cgroups, self.cgroups, self.cgroups, self.cgroups, self.tasks.split())
         edges = self.runtime, cgroups, self.pods, self.machine, self.container_watch
-        interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers)
+        interfaces = Interfaces(*edges, self.kubelet, self.kata, self.wrappers, self.boots)
         saved = load(self.state_dir, self.machine)
         return Parts(interfaces, self.settings, self.state_dir, saved, reporters, clock=self.time.clock())
 

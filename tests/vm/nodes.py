@@ -156,6 +156,7 @@ class ContainerdNode:
     machines: dict[str, Machine] = field(default_factory=dict)
     sandboxes: dict[str, Pod] = field(default_factory=dict)
     containers: dict[tuple[str, str], str] = field(default_factory=dict)  # ids by pod and name
+    bound: dict[str, Mapping[str, str]] = field(default_factory=dict)  # annotations of pods that do not run
 
     def launch(
         self, name: str, guest: Guest, annotations: Mapping[str, str] = EXCLUSIVE, cpus: int = 0
@@ -196,11 +197,25 @@ class ContainerdNode:
         words: Mapping[str, str] = MappingProxyType({}),
     ) -> Machine:
         """Start the sandbox of a pod as Kata does; its containers are started one by one."""
+        self.bind(name, guest, cpus, annotations, words)
+        return self.boot(name)
+
+    def bind(
+        self,
+        name: str,
+        guest: Guest,
+        cpus: Mapping[str, int],
+        annotations: Mapping[str, str] = MappingProxyType({}),
+        words: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Let the agent know of a pod of Kata's before its sandbox is started."""
         document = kata_pod(name, cpus, {**annotations, **kata_annotations(guest, words)}, HANDLER)
         self.manifests.write(document)
-        pod = self.containerd.run_pod(
-            name, f"uid-{name}", document["metadata"]["annotations"], handler=HANDLER
-        )
+        self.bound[name] = document["metadata"]["annotations"]
+
+    def boot(self, name: str) -> Machine:
+        """Start the sandbox of a bound pod, and return once it is READY."""
+        pod = self.containerd.run_pod(name, f"uid-{name}", self.bound.pop(name), handler=HANDLER)
         self.sandboxes[name] = pod
         folder = self.containerd.directory / "kata" / pod.id[:12]
         self.machines[name] = Machine(name, folder, lambda: _pid_in(folder / "pid"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from cri_api.v1 import api_pb2
 from pinning.machine.cpuset import CPUSet, union
 from tests.node.waiting import until, until_equal
 from tests.vm.guests import Guest
-from tests.vm.kata.sandbox import CGROUP_ONLY
+from tests.vm.kata.sandbox import BOOTED, CGROUP_ONLY
 from tests.vm.nodes import PERIOD
 from tests.vm.pods import EXCLUSIVE
 from tests.vm.seen import see
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tests.vm.nodes import ContainerdNode, LocalNode
 
 OWN, SHARED, BOTH = CPUSet((1,)), CPUSet((0,)), CPUSet((0, 1))
+BOOT_THREADS = 3  # of a QEMU whose two vCPUs are made
 OVERHEAD = {CGROUP_ONLY: "false"}  # threads outside of the sandbox's cgroup
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away")
 
@@ -150,6 +152,40 @@ def test_foreign_update_is_put_right(sandboxes: ContainerdNode) -> None:
     sandboxes.update("vm", "app", "0")
     until_equal("put right", lambda: sent(sandboxes), "1")
     on("put right", machine, OWN)
+
+
+@pytest.mark.parametrize("words", [{}, OVERHEAD], ids=["in-one-cgroup", "in-two"])
+def test_booting_machine_leaves_what_others_own(
+    sandboxes: ContainerdNode, words: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Before its sandbox is READY every thread is on the shared CPUs; once it is, the machine gets what it claims."""
+    sandboxes.launch("owner", Guest(1))
+    until_told(sandboxes.agent, "owner", oneToOne=True)
+    booted = tmp_path / "booted"
+    sandboxes.bind("vm", Guest(2), {"app": 0}, words={**words, BOOTED: str(booted)})
+    with ThreadPoolExecutor(1) as background:
+        booting = background.submit(sandboxes.boot, "vm")
+        try:
+            until("a VMM", lambda: booting_qemu(sandboxes) is not None)
+            qemu = booting_qemu(sandboxes)
+            assert qemu is not None
+            until(
+                f"booting on {SHARED}",
+                lambda: {allowed(tid) for tid in tasks(qemu)} == {SHARED} and len(tasks(qemu)) > BOOT_THREADS,
+            )
+            assert not booting.done()
+        finally:
+            booted.touch()
+        machine = booting.result()
+    assert see(machine.truth()).is_all_on(SHARED)
+    sandboxes.remove("owner")
+    on("alone", machine, BOTH)
+
+
+def booting_qemu(node: ContainerdNode) -> int | None:
+    """Return the VMM that Kata's shim started for this containerd and the runtime does not list."""
+    folder = str(node.containerd.directory / "kata")
+    return next((pid for pid, line in command_lines() if folder in line and "qemu-system" in line), None)
 
 
 def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:

@@ -24,6 +24,7 @@ THIS_SANDBOX, THIS_FOLDER = (
     "@SANDBOX@",
     "@FOLDER@",
 )  # in the command: the sandbox's id, and the folder of its sockets
+BOOTED: Final = "io.katacontainers.test.booted"  # the guest boots until this file is there
 WITHOUT_CPUSET: Final = "io.katacontainers.test.without_cpuset"
 _SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.02
@@ -97,6 +98,13 @@ class Sandbox:
         vcpus = self._vcpus()
         if not is_alone:
             self._move(vcpus)
+        self._boot()
+
+    def _boot(self) -> None:
+        """Wait for the guest, as Kata waits for its agent before it answers the runtime."""
+        file = self.annotations.get(BOOTED)
+        while file and not Path(file).exists():
+            time.sleep(_POLL_SECONDS)
 
     def _vcpus(self) -> list[int]:
         """Ask QEMU for its vCPU threads, and stay connected."""

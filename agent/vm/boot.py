@@ -1,0 +1,120 @@
+"""Processes of Kata machines whose sandbox is not READY: the runtime lists nothing of them (interface `BootingMachines`).
+
+Kata starts the VMM from its shim, after it put the shim into the cgroup of the sandbox below that of the pod, or into a
+cgroup for overhead. Threads and child processes inherit the affinity of the thread that starts them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import AgentError
+from agent.kernel.affinity import KERNEL, Affinities
+from agent.kernel.cgroupfs import PROCS, subfolders
+from agent.vm.find import MOST_PROCESSES, ids_in
+from agent.vm.names import companion_role, kind_of
+from agent.vm.node import Node
+from agent.vm.process import opened
+from agent.vm_interfaces import ConfinedBoot
+from pinning.machine.cpuset import EMPTY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from agent.vm.node import Roots
+    from agent.vm.process import Process
+    from agent.vm_interfaces import BootScope
+    from pinning.machine.cpuset import CPUSet
+
+ROUNDS: Final = 8  # of listing threads: the next look finds what started since
+OVERHEADS: Final = ("/kata_overhead", "/kata.slice/kata-overhead.slice")
+_UID: Final = re.compile(
+    r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}"
+)  # of a static pod a user may write it: no path comes of it
+_QOS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
+_SLICE: Final = ".slice"
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
+
+
+class KernelBootingMachines:
+    """Finds VMMs and shims of starting pods, and sets the affinity of their threads."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        pod_roots: Collection[str] = (),
+        affinities: Affinities = KERNEL,
+        boot_time: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._roots = roots
+        self._pod_roots = frozenset(pod_roots)
+        self._affinities = affinities
+        self._boot_time = boot_time
+
+    def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
+        """Put every thread that may run elsewhere on `cpus`; return the machines of which one was moved."""
+        node = Node(self._roots)
+        pids = ids_in(self._roots.hierarchy, self._cgroups(scope), PROCS)
+        return tuple(moved for pid in islice(pids, MOST_PROCESSES) if (moved := self._put(node, pid, cpus)))
+
+    def _put(self, node: Node, pid: int, cpus: CPUSet) -> ConfinedBoot | None:
+        program = node.command(pid).program
+        is_vmm = kind_of(program) != "other"
+        if not is_vmm and companion_role(program) is None:
+            return None
+        with suppress(AgentError), opened(self._roots.proc, pid) as process:
+            if len(process.ids()) > 1:  # of a container: only Kata's own run in the node's pid namespace
+                return None
+            before = self._move(process, cpus)
+            if before and is_vmm:
+                return ConfinedBoot(pid, before, self._boot_time() - process.started() / _TICKS)
+        return None
+
+    def _move(self, process: Process, cpus: CPUSet) -> CPUSet:
+        """Return where the threads that were moved could run before, listing until all are inside."""
+        before = EMPTY
+        for _ in range(ROUNDS):
+            read = ((task.tid, self._affinities.read(task.tid)) for task in process.tasks())
+            outside = [(tid, allowed) for tid, allowed in read if not allowed <= cpus]
+            for tid, allowed in outside:
+                if self._affinities.set(tid, cpus) <= cpus:
+                    before |= allowed
+            if not outside:
+                break
+        return before
+
+    def _cgroups(self, scope: BootScope) -> Iterator[str]:
+        """Yield the cgroups of the pods, and those for overhead of sandboxes that are not listed."""
+        hierarchy = self._roots.hierarchy
+        if hierarchy is None:
+            return
+        uids = [uid for uid in scope.pods if _UID.fullmatch(uid)]
+        for root in self._pod_roots | scope.pod_roots:
+            levels = [
+                child.name for child in subfolders(hierarchy.folder(root)) if _QOS.fullmatch(child.name)
+            ]
+            for parent in (root, *(f"{root}/{level}" for level in levels)):
+                yield from (f"{parent}/{name}" for uid in uids for name in _pod_names(parent, uid))
+        for overhead in OVERHEADS:
+            for child in subfolders(hierarchy.folder(overhead)):
+                if _sandbox_of(child.name) not in scope.sandboxes:
+                    yield f"{overhead}/{child.name}"
+
+
+def _pod_names(parent: str, uid: str) -> Iterator[str]:
+    """Yield how the kubelet names the cgroup of a pod, by its driver."""
+    above = parent.rpartition("/")[2]
+    if above.endswith(_SLICE):
+        yield f"{above.removesuffix(_SLICE)}-pod{uid.replace('-', '_')}{_SLICE}"
+    else:
+        yield f"pod{uid}"
+
+
+def _sandbox_of(name: str) -> str:
+    """Return the sandbox of a cgroup for overhead: ID, or runtime-rs-ID.scope."""
+    return name.removesuffix(".scope").rpartition("-")[2]

@@ -1,0 +1,146 @@
+"""Machines whose sandbox is not READY: confined to the shared CPUs before any of these is granted, and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.vm_interfaces import BootScope, ConfinedBoot
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import PLAIN, TWO
+
+METRIC = "corepin_agent_vm_boot_exposed_seconds_total"
+
+
+@dataclass
+class FakeBoots:
+    """A machine that boots on every CPU until it is confined (interface `BootingMachines`)."""
+
+    node: FakeNode
+    cpus: CPUSet = field(default_factory=lambda: CPUSet.parse("0-7"))
+    calls: list[tuple[BootScope, str]] = field(default_factory=list)
+
+    def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
+        """Move the machine, and check that no owner is on its CPUs yet."""
+        self.calls.append((scope, str(cpus)))
+        before, self.cpus = self.cpus, self.cpus & cpus or cpus
+        return (ConfinedBoot(7, before, 2.0),) if not before <= cpus else ()
+
+    def check(self) -> None:
+        """Say whether any owner runs on CPUs of the machine: called after each write of a cgroup."""
+        for cgroup, owned in self.node.owners.items():
+            if self.node.cpusets.get(cgroup) == owned:
+                assert not self.cpus & owned
+
+
+@pytest.fixture
+def boots(node: FakeNode) -> FakeBoots:
+    """Return a machine that boots beside the agent of the node."""
+    boots = node.boots = FakeBoots(node)
+    node.new_agent()
+    return boots
+
+
+def kata_pod(node: FakeNode, uid: str = "k") -> None:
+    """Bind a pod with a runtime class to the node."""
+    node.add(uid, PLAIN)
+    node.documents[uid]["spec"]["runtimeClassName"] = "kata"
+
+
+def exposed(node: FakeNode) -> float:
+    """Return the seconds that were counted."""
+    return node.agent.reconciler.metrics.registry.get_sample_value(METRIC) or 0.0
+
+
+def test_machine_leaves_before_an_owner_gets_its_cpus(
+    node: FakeNode, boots: FakeBoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grant of 1,5 is written once the booting machine is on the shared CPUs."""
+    kata_pod(node)
+    node.add("a", TWO)
+    node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
+    monkeypatch.setattr(node, "check", boots.check)
+    node.run()
+    assert str(boots.cpus) == "0,2-4,6-7"
+    assert boots.calls[0] == (BootScope(frozenset({"k"}), frozenset(), frozenset({"/kubepods"})), "0,2-4,6-7")
+
+
+def test_time_on_cpus_of_owners_is_counted_once(node: FakeNode, boots: FakeBoots) -> None:
+    """The 2 s that the VMM ran before it was confined count as exposure of the owner; later looks add nothing."""
+    node.add("a", TWO)
+    node.start("a")
+    node.run()
+    kata_pod(node)
+    node.run(3)
+    assert exposed(node) == 2.0
+
+
+def test_nothing_is_counted_where_nothing_is_owned(node: FakeNode, boots: FakeBoots) -> None:
+    """A machine that boots on CPUs of the shared set exposes no owner."""
+    kata_pod(node)
+    node.run()
+    assert exposed(node) == 0.0
+
+
+def test_machine_that_was_not_found_while_it_booted_is_counted(node: FakeNode) -> None:
+    """A sandbox that comes up READY on every CPU was exposed for as long as its VMM runs; those of before the agent are not."""
+    node.add("a", TWO)
+    node.start("a")
+    node.kata.boot("old")
+    node.run()
+    assert exposed(node) == 0.0
+    node.kata.boot("k")
+    node.run(2)
+    assert exposed(node) == 100.0
+
+
+@pytest.mark.parametrize("ready", ["sandbox", "container"])
+def test_ready_pod_is_not_looked_for_any_more(node: FakeNode, boots: FakeBoots, ready: str) -> None:
+    """Its sandbox is listed, or a container that runs on the host: then the plan moves it."""
+    kata_pod(node)
+    node.run()
+    calls = len(boots.calls)
+    if ready == "sandbox":
+        node.kata.boot("k")
+    else:
+        node.start("k")
+    node.run()
+    assert (len(boots.calls), node.agent.reconciler.boots.is_wanted) == (calls, False)
+
+
+def test_pod_without_runtime_class_is_not_looked_for(node: FakeNode, boots: FakeBoots) -> None:
+    """Pods of the default handler cost nothing."""
+    node.add("b", PLAIN)
+    node.run()
+    assert boots.calls == []
+
+
+def test_observe_mode_confines_nothing(node: FakeNode, boots: FakeBoots) -> None:
+    """Where another program allocates CPUs, machines that boot are left alone."""
+    node.settings = type(node.settings)("node-1", NodeConfig(observe=True))
+    node.new_agent()
+    kata_pod(node)
+    node.run()
+    assert boots.calls == []
+
+
+def test_confining_writes_no_cpuset(node: FakeNode, boots: FakeBoots) -> None:
+    """Affinity alone moves the machine, so no write of a cgroup is taken for a foreign one."""
+    kata_pod(node)
+    node.run()
+    writes = len(node.cgroups.writes)
+    state = node.run()
+    assert (len(node.cgroups.writes), state.conflicts, state.failures) == (writes, (), ())
+
+
+def test_machine_that_never_gets_ready_ends_the_search_with_its_pod(node: FakeNode, boots: FakeBoots) -> None:
+    """While the pod is there its machines are looked for; when it is deleted they are not."""
+    kata_pod(node)
+    node.run()
+    assert node.agent.reconciler.boots.is_wanted
+    del node.documents["k"]
+    node.run()
+    assert not node.agent.reconciler.boots.is_wanted
