@@ -14,9 +14,8 @@ from agent.checkpoint import Checkpoint, Saved, StateDir, as_kept
 from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy, read_memory_policy
 from agent.reconcile.apply import Applier
 from agent.reconcile.between_passes import BetweenPasses, WatchedCgroups
-from agent.reconcile.boots import BootKeeper
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS
-from agent.reconcile.exposure import Exposure
+from agent.reconcile.exposure import BootKeeper, Exposure
 from agent.reconcile.foreign_writes import ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.observe import Observer
@@ -27,7 +26,7 @@ from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
 from agent.reconcile.vms import VMKeeper
 from agent.vm_targets import observed_targets, planned_targets, run_machines, sandbox_targets
-from pinning.machine.cpuset import EMPTY, union
+from pinning.machine.cpuset import EMPTY
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import Quota
 from pinning.planning.observed import State
@@ -186,35 +185,26 @@ class Reconciler:
 
     async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
         """Do what the plan says; return the ids of what is not where it shall be."""
-        before, shared = self._shared, plan.shared if writes else EMPTY
-        self._shared = shared
+        before, self._shared = self._shared, (shared := plan.shared if writes else EMPTY)
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
-        left_alone = self._foreign_writes.left_alone(records.values())
-        left_alone |= sandboxes.waiting(self._clock.monotonic())
+        waiting = sandboxes.waiting(self._clock.monotonic())
+        left_alone = self._foreign_writes.left_alone(records.values()) | waiting
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self._publish(table)
         undone: list[Action] = []
-        self.boots.follow(observed, records.values())
-        self.boots.listed(sandboxes.threads, _owned_by_others(observed, plan.ledger))
-        self.boots.confine((shared & before) or shared, _owned(plan.ledger))  # before any CPU is granted
+        self.boots.follow(observed, plan.ledger, records.values(), sandboxes.threads)
+        self.boots.confine((shared & before) or shared)
         if plan.actions:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(plan.actions, records, left_alone)
-            undone += self._undone(plan.actions, done)
+            undone += _undone(plan.actions, done, self._applier.created_updates.is_sending)
             if table:
                 self._publish(table.waiting_for(undone))
-        self.boots.confine(shared, _owned(plan.ledger))
+        self.boots.confine(shared)
         if writes:
             bind_created(records.values(), self._applier.created_updates)
         return frozenset(action.container_id for action in undone)
-
-    def _undone(self, actions: Sequence[Action], done: Sequence[bool]) -> Iterator[Action]:
-        """Yield what is not done, or still on its way: a created container may start with what it had before."""
-        is_sending = self._applier.created_updates.is_sending
-        for action, is_done in zip(actions, done, strict=True):
-            if not is_done or is_sending(action.container_id):
-                yield action
 
     def _publish(self, table: StartTable | None) -> None:
         if self._interfaces.container_watch:
@@ -287,14 +277,13 @@ class Reconciler:
         await give_back(self.observer, self._applier, self.runtime_sync, self.checkpoint)
 
 
-def _owned(ledger: Ledger, pod_uid: str = "") -> CPUSet:
-    """Return the CPUs that containers own, those of one pod left out."""
-    return union(held.cpus for held in ledger if held.is_exclusive and held.owner.pod_uid != pod_uid)
-
-
-def _owned_by_others(observed: Observed, ledger: Ledger) -> dict[str, CPUSet]:
-    """Return for each machine the CPUs that containers of other pods own."""
-    return {sandbox.id: _owned(ledger, sandbox.pod_uid) for sandbox in observed.sandboxes}
+def _undone(
+    actions: Sequence[Action], done: Sequence[bool], is_sending: Callable[[str], bool]
+) -> Iterator[Action]:
+    """Yield what is not done, or still on its way: a created container may start with what it had before."""
+    for action, is_done in zip(actions, done, strict=True):
+        if not is_done or is_sending(action.container_id):
+            yield action
 
 
 def _completeness(observed: Observed) -> dict[str, bool]:

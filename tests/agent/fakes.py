@@ -284,9 +284,7 @@ class FakeNode:
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
         self.time = Time()
-        self.owners: dict[
-            str, CPUSet
-        ] = {}  # cgroups, and machines by their ids, of which nobody else may get a CPU; see `check`
+        self.owners: dict[str, CPUSet] = {}  # cgroups and ids of machines that own these CPUs; see `check`
         self.settings = Settings("node-1", self.config)
         self.folder = state_dir
         self.runner = asyncio.Runner()
