@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-Kind = Literal["qemu", "cloud-hypervisor", "firecracker", "other"]  # of a VMM; of others no vCPU is known
+# Of a VMM; Dragonball is a library inside Kata's shim. Of others no thread is known by its name.
+Kind = Literal[
+    "qemu", "cloud-hypervisor", "firecracker", "dragonball", "stratovirt", "openvmm", "crosvm", "other"
+]
 ToldBy = Literal["debugfs", "names", "probe", ""]  # how the vCPUs were told apart; "": they were not
 
 

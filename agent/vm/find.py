@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone
 from agent.kernel.cgroupfs import PROCS, read_text, subfolders
-from agent.vm.names import kind_of, parts_of
+from agent.vm.names import companion_role, has_dragonball, kind_of, parts_of
 from agent.vm.process import opened
 from agent.vm.qemu_args import read_args, read_shape
-from pinning.vm_threads import VMM
+from pinning.vm_threads import VMM, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from agent.kernel.cgroupfs import Hierarchy
     from agent.vm.node import Command, Node, Roots
-    from pinning.vm_threads import GuestShape
+    from pinning.vm_threads import GuestShape, Kind
 
 MOST_COMMAND_BYTES: Final = 2**19  # of a guest with hundreds of devices; who starts the process chooses them
 MOST_PROCESSES: Final = 256  # of one container or sandbox, that are looked at: KubeVirt's have a dozen
@@ -59,13 +59,31 @@ def find_sandbox_vmm(node: Node, sandbox: Sandbox) -> VMM | None:
     said = _commands(node, [sandbox.pid] if sandbox.pid else [])
     if said and (said[0].pid in inside or names_sandbox(said[0].words, sandbox.id)):
         return next(iter(_vmms(node, said)), None)
-    found = [command for command in _commands(node, inside) if kind_of(command.program) != "other"]
+    found = _parents(
+        node, [command for command in _commands(node, inside) if _kind(node, command) != "other"]
+    )
     if len(found) != 1:
         several = {command.pid for command in found}
-        named = (command for command in node.commands_of(sandbox.id) if kind_of(command.program) != "other")
-        found = [command for command in named if not several or command.pid in several]
+        named = (command for command in node.commands_of(sandbox.id) if _kind(node, command) != "other")
+        found = _parents(node, [command for command in named if not several or command.pid in several])
     vmms = _vmms(node, found)
     return vmms[0] if len(vmms) == 1 else None
+
+
+def _parents(node: Node, commands: list[Command]) -> list[Command]:
+    """Return the processes that no other of these started: crosvm runs each device in a child of its own."""
+    pids = {command.pid for command in commands}
+    return [command for command in commands if node.parent(command.pid) not in pids - {command.pid}]
+
+
+def _kind(node: Node, command: Command) -> Kind:
+    """Return which VMM a process is; Kata's shim is Dragonball if threads of it are its vCPUs."""
+    if companion_role(command.program) is not Role.SHIM:
+        return kind_of(command.program)
+    with suppress(AgentError), opened(node.roots.proc, command.pid) as process:
+        if has_dragonball(process.names().values()):
+            return "dragonball"
+    return "other"
 
 
 def names_sandbox(words: Iterable[str], sandbox_id: str) -> bool:
@@ -109,5 +127,5 @@ def _vmms(node: Node, commands: Iterable[Command]) -> list[VMM]:
     found = []
     for command in commands:
         with suppress(AgentError), opened(node.roots.proc, command.pid) as process:
-            found.append(VMM(command.pid, process.started(), kind_of(command.program)))
+            found.append(VMM(command.pid, process.started(), _kind(node, command)))
     return found

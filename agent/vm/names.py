@@ -1,6 +1,6 @@
 """What the names of programs and threads say about them. Pure.
 
-QEMU names its threads with debug-threads=on, and always from version 11 on; cloud-hypervisor and Firecracker always do.
+QEMU names its threads with debug-threads=on, and always from version 11 on; the other VMMs always do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _VMMS: Final[tuple[tuple[re.Pattern[str], Kind], ...]] = (
     (re.compile(r"qemu-(?:system-.*|kvm.*)"), "qemu"),
     (re.compile(r"cloud-hypervisor.*"), "cloud-hypervisor"),
     (re.compile(r"firecracker.*"), "firecracker"),
+    (re.compile(r"stratovirt.*"), "stratovirt"),
+    (re.compile(r"openvmm.*"), "openvmm"),
+    (re.compile(r"crosvm.*"), "crosvm"),
 )
 _COMPANIONS: Final = (
     (re.compile(r"containerd-shim-kata-v2"), Role.SHIM),
@@ -28,8 +31,16 @@ _VCPUS: Final[Mapping[Kind, re.Pattern[str]]] = {
     "qemu": re.compile(r"CPU ([0-9]{1,5})/(?:KVM|MSHV|TCG)"),
     "cloud-hypervisor": re.compile(r"vcpu([0-9]{1,5})"),
     "firecracker": re.compile(r"fc_vcpu ([0-9]{1,5})"),
+    "dragonball": re.compile(r"db_vcpu([0-9]{1,5})"),
+    "stratovirt": re.compile(r"CPU ([0-9]{1,5})/KVM"),
+    "openvmm": re.compile(r"vp-([0-9]{1,5})"),
+    "crosvm": re.compile(r"crosvm_vcpu([0-9]{1,5})"),
 }
 _SANDBOX: Final = "sandbox-"  # Kata names a guest of QEMU so, and then the sandbox's id
+UNKNOWN: Final = (
+    "the program is none whose vCPUs have known names: QEMU, cloud-hypervisor, Firecracker, Dragonball, StratoVirt,"
+    " OpenVMM, crosvm"
+)
 _ROUND_ROBIN: Final = "ALL CPUs/TCG"
 _MONITOR: Final = "IO mon_iothread"  # QEMU's own, for its monitors: no disk is served by it
 _ROLES: Final = (
@@ -76,9 +87,17 @@ def role_of(kind: Kind, name: str) -> Role:
     return next((role for pattern, role in _ROLES if pattern.fullmatch(name)), Role.EMULATOR)
 
 
+def has_dragonball(names: Iterable[str]) -> bool:
+    """Say whether threads of these names run the vCPUs of a Dragonball machine: the shim itself is the VMM then."""
+    return any(_VCPUS["dragonball"].fullmatch(name) for name in names)
+
+
 def tell_by_names(kind: Kind, names: Mapping[int, str]) -> Told:
     """Return the vCPUs by the names of all threads but the first."""
-    found = {task: int(match[1]) for task, name in names.items() if (match := _VCPUS[kind].fullmatch(name))}
+    pattern = _VCPUS.get(kind)
+    if pattern is None:
+        return Told({}, UNKNOWN)
+    found = {task: int(match[1]) for task, name in names.items() if (match := pattern.fullmatch(name))}
     twice = [index for index, times in Counter(found.values()).items() if times > 1]
     if twice:  # a thread is called like the one that made it until it has a name of its own
         return Told({}, f"several threads are called vCPU {twice[0]}")

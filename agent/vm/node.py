@@ -156,7 +156,7 @@ class Node:
         return tuple(
             command
             for command in self.commands
-            if command.pid in outside or self._parent(command.pid) in outside
+            if command.pid in outside or self.parent(command.pid) in outside
         )
 
     def _is_outside(self, pid: int) -> bool:
@@ -165,7 +165,8 @@ class Node:
             return len(process.ids()) == 1
         return False
 
-    def _parent(self, pid: int) -> int:
+    def parent(self, pid: int) -> int:
+        """Return the id of the process that started one; 0 when it ended."""
         with suppress(AgentError), opened(self.roots.proc, pid) as process:
             return process.parent()
         return 0

@@ -61,7 +61,8 @@ def read_threads(
     own = frozenset(thread.tid for thread in seen.threads)
     outside = list(vhost_threads(node, own, cgroups))
     if sandbox_id:
-        outside += companion_threads(node, sandbox_id)
+        # Dragonball runs inside the shim
+        outside += [thread for thread in companion_threads(node, sandbox_id) if thread.tid not in own]
     timers, note = pit_threads(node, vmm)
     return _with(seen, outside + timers, (note,) if note else ())
 

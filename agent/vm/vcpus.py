@@ -20,7 +20,6 @@ _RUN: Final = "0xae80"  # KVM_RUN, the request of ioctl(2) that runs a vCPU
 _VCPU_FILE: Final = "anon_inode:kvm-vcpu:"
 _USER_WORKER: Final = 0x4000  # PF_USER_WORKER: the kernel's own thread, which shows its maker's system call
 _LOOKS: Final = 3  # a vCPU is not in KVM_RUN at every moment
-_UNKNOWN: Final = "the program is none whose vCPUs are known: QEMU, cloud-hypervisor, Firecracker"
 _PERMISSION: Final = "the system calls of its threads may not be read (component vm-probe)"
 
 
@@ -36,8 +35,6 @@ def tell_vcpus(
     process: Process, kind: Kind, names: Mapping[int, str], folders: Iterable[Path], before: Mapping[int, int]
 ) -> Answer:
     """Ask the sources in turn. `before` is what the probe found at an earlier time."""
-    if kind == "other":
-        return Answer("", {}, _UNKNOWN)
     debugfs = tell_by_debugfs(folders, names.keys())
     if not debugfs.why_not:
         return Answer("debugfs", debugfs.indexes)

@@ -20,7 +20,8 @@ from agent.vm.find import (
 )
 from agent.vm.names import kind_of
 from agent.vm.node import Node, Roots
-from pinning.vm_threads import VMM, Kind
+from agent.vm.threads import read_threads
+from pinning.vm_threads import VMM, Kind, Role
 from tests.agent.vm.fake_host import FakeHost
 
 COMPUTE = "/kubepods/pod1/compute"
@@ -46,12 +47,15 @@ KATA = ["/opt/kata/bin/qemu-system-x86_64", "-name", f"sandbox-{ID},debug-thread
         ("qemu-img", "other"),
         ("cloud-hypervisor", "cloud-hypervisor"),
         ("firecracker", "firecracker"),
+        ("stratovirt", "stratovirt"),
+        ("openvmm", "openvmm"),
+        ("crosvm", "crosvm"),
         ("containerd-shim-kata-v2", "other"),
         ("", "other"),
     ],
 )
 def test_vmms_are_known_by_their_programs(program: str, kind: Kind) -> None:
-    """Three VMMs are known; QEMU has several names."""
+    """Six VMMs are programs of their own; QEMU has several names."""
     assert kind_of(program) == kind
 
 
@@ -107,7 +111,7 @@ def test_container_without_a_guest_has_no_vmm(host: FakeHost) -> None:
             "cloud-hypervisor",
         ),
         (["firecracker", "--id", ID, "--start-time-us", "1"], "firecracker"),
-        (["/opt/kata/bin/containerd-shim-kata-v2", "-id", ID], "other"),  # dragonball runs in its shim
+        (["/opt/kata/bin/containerd-shim-kata-v2", "-id", ID], "other"),  # of a remote machine
     ],
 )
 def test_runtimes_word_is_taken_for_a_process_of_the_sandbox(
@@ -152,6 +156,35 @@ def test_vmm_that_names_the_sandbox_comes_before_its_neighbours(host: FakeHost) 
 
     assert find_sandbox_vmm(host.look, Sandbox(ID, cgroups=("/kata_overhead/0123abcd",))) == VMM(
         991, 500, "qemu"
+    )
+
+
+@pytest.mark.parametrize("pid", [0, 975], ids=["the runtime says no pid", "the runtime says the shim's"])
+def test_dragonball_is_found_inside_the_shim(host: FakeHost, pid: int) -> None:
+    """The shim is the VMM where threads of it are vCPUs; they are listed once, and none is the shim's."""
+    shim = ["/opt/kata/bin/containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", ID]
+    host.process(
+        975, shim, name="containerd-shim", threads={976: "tokio-runtime-w", 977: "db_vcpu1", 978: "db_vcpu0"}
+    )
+    sandbox = Sandbox(ID, pid, ("/kubepods/pod1/kata_0123abcd",))
+    host.cgroup(sandbox.cgroups[0], [975])
+
+    vmm = find_sandbox_vmm(host.look, sandbox)
+    assert vmm == VMM(975, 500, "dragonball")
+    found = read_threads(host.look, vmm, sandbox.cgroups, sandbox_id=ID)
+    assert (found.vcpus, [thread.tid for thread in found.threads]) == ((978, 977), [975, 976, 977, 978])
+    assert found.of(Role.SHIM) == ()
+
+
+@pytest.mark.parametrize("kind", ["stratovirt", "openvmm", "crosvm", "cloud-hypervisor", "firecracker"])
+def test_vmm_is_found_where_the_runtime_says_no_pid(host: FakeHost, kind: Kind) -> None:
+    """It is the VMM in the sandbox's cgroup, not a child that it runs a device in."""
+    host.process(980, [f"/usr/bin/{kind}", "run"])
+    host.process(981, [f"/usr/bin/{kind}", "run"], parent=980)
+    host.cgroup("/kubepods/pod1/kata_0123abcd", [980, 981])
+
+    assert find_sandbox_vmm(host.look, Sandbox(ID, 0, ("/kubepods/pod1/kata_0123abcd",))) == VMM(
+        980, 500, kind
     )
 
 

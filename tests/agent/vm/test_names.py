@@ -42,6 +42,10 @@ def test_name_tells_what_a_thread_does(kind: Kind, name: str, role: Role) -> Non
         ("qemu", {11: "CPU 0/MSHV"}, {11: 0}),
         ("cloud-hypervisor", {11: "vcpu0", 12: "vcpu10", 13: "vmm"}, {11: 0, 12: 10}),
         ("firecracker", {11: "fc_vcpu 0", 12: "fc_vcpu 1", 13: "fc_api"}, {11: 0, 12: 1}),
+        ("dragonball", {11: "db_vcpu0", 12: "db_vcpu10", 13: "tokio-runtime-w"}, {11: 0, 12: 10}),
+        ("stratovirt", {11: "CPU 0/KVM", 12: "CPU 1/KVM", 13: "IO iothread0"}, {11: 0, 12: 1}),
+        ("openvmm", {11: "vp-0", 12: "vp-1", 13: "worker-vp-0"}, {11: 0, 12: 1}),
+        ("crosvm", {11: "crosvm_vcpu0", 12: "crosvm_vcpu1", 13: "v_block"}, {11: 0, 12: 1}),
     ],
 )
 def test_names_tell_vcpus_apart(kind: Kind, names: dict[int, str], indexes: dict[int, int]) -> None:

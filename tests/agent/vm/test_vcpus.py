@@ -179,15 +179,24 @@ def test_without_kvm_and_names_nothing_tells(host: FakeHost) -> None:
     )
 
 
-def test_other_vmms_are_not_told(host: FakeHost) -> None:
-    """Of a VMM that is not known all threads are alike, and the reason says so."""
-    host.process(2150, name="stratovirt", threads={2155: "CPU 0/KVM"})
-    host.machine("2150-13", {0: 2155})
+def test_names_of_other_vmms_tell_nothing(host: FakeHost) -> None:
+    """Of a VMM that is not known all threads are alike where KVM says nothing, and the reason says so."""
+    host.process(2150, name="vmm", threads={2155: "CPU 0/KVM"})
 
     found = seen(host, VMM(2150, 500, "other"))
 
     assert (found.told_by, found.of(Role.EMULATOR)) == ("", (2150, 2155))
-    assert found.reason.startswith("the program is none whose vCPUs are known")
+    assert "the program is none whose vCPUs have known names" in found.reason
+
+
+def test_debugfs_is_asked_for_every_kind_of_vmm(host: FakeHost) -> None:
+    """KVM knows the vCPUs of a VMM whose names nobody knows."""
+    host.process(2150, name="vmm", threads={2155: "a", 2156: "b"})
+    host.machine("2150-13", {0: 2156, 1: 2155})
+
+    found = seen(host, VMM(2150, 500, "other"))
+
+    assert (found.told_by, found.vcpus) == ("debugfs", (2156, 2155))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root drops a right")
