@@ -174,24 +174,31 @@ def _has_room(seen: VMSeen, cpus: CPUSet) -> bool:
 def _one_to_one(seen: VMSeen, launcher: Launcher, pins: tuple[CPUSet, ...]) -> VMMasks:
     """Return masks around pins that are there already, or were."""
     house = _house(seen, launcher, union(pins))
-    others = _others(launcher, union(pins), house)
+    others = _others(seen, launcher, union(pins), house)
+    taken = union(pins) if others.isdisjoint(union(pins)) else EMPTY
     before = launcher.before.iothreads if launcher.before else ()
     iothreads = tuple(
-        _iothread(thread, before[at] if at < len(before) else EMPTY, launcher.cpus, others)
+        _iothread(thread, before[at] if at < len(before) else EMPTY, launcher.cpus - taken, others)
         for at, thread in enumerate(seen.iothreads)
     )
     return _masks(seen, launcher, pins, others, iothreads)
 
 
-def _others(launcher: Launcher, pins: CPUSet, house: CPUSet) -> CPUSet:
-    """Return where everything runs that is no vCPU: off their cores where the SMT policy says so, and there is room."""
-    if house or launcher.smt not in OWN_CORES:
-        return house or launcher.cpus
-    return (launcher.cpus - launcher.topology.siblings_of(pins)) or launcher.cpus
+def _others(seen: VMSeen, launcher: Launcher, pins: CPUSet, house: CPUSet) -> CPUSet:
+    """Return where everything runs that is no vCPU: on spare CPUs, of other cores where the SMT policy says so."""
+    if house:
+        return house
+    spare = EMPTY if seen.has_pool else launcher.cpus - pins
+    if launcher.smt in OWN_CORES:
+        spare = (launcher.cpus - launcher.topology.siblings_of(pins)) or spare
+    return spare or launcher.cpus
 
 
 def _iothread(thread: IOThread, before: CPUSet, cpus: CPUSet, others: CPUSet) -> CPUSet:
-    """Return where one iothread runs: as libvirt pinned it, else with the emulator."""
+    """Return where one iothread runs: as libvirt pinned it on some of `cpus`, else with the emulator.
+
+    Beside an emulator that is apart from the vCPUs, libvirt pins no iothread to a vCPU's CPU: `cpus` lack these then.
+    """
     if not thread.is_housed:
         for pinned in (thread.cpus, before):
             if pinned and pinned <= cpus and pinned != cpus:
@@ -216,8 +223,8 @@ def _place(seen: VMSeen, launcher: Launcher, house: CPUSet) -> VMMasks:
         smt=launcher.smt,
     )
     pins = tuple(CPUSet([cpu]) for cpu in placed.vcpus)
-    others = _others(launcher, union(pins), house)
-    own = iter(placed.iothread_pins if seen.has_pool or not house else ())
+    others = _others(seen, launcher, union(pins), house)
+    own = iter(() if others.isdisjoint(union(pins)) and not seen.has_pool else placed.iothread_pins)
     iothreads = tuple(others if thread.is_housed else next(own, others) for thread in seen.iothreads)
     return _masks(seen, launcher, pins, others, iothreads)
 

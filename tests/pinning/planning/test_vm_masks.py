@@ -58,14 +58,12 @@ def texts(masks: VMMasks) -> list[str]:
 
 
 def test_libvirts_pins_stay_as_they_are() -> None:
-    """Pins one to one inside the set are adopted in whatever order, at once; everything else has the whole set."""
+    """Pins one to one inside the set are adopted in whatever order, at once; everything else has the spare CPU."""
     masks = masks_of(seen("6", "1", "2", "5"), launcher(unchanged_seconds=0.0))
 
     assert texts(masks) == ["6", "1", "2", "5"]
     assert (masks.is_one_to_one, masks.reason, masks.note) == (True, "", "")
-    assert (
-        str(masks.of(Role.EMULATOR)) == str(masks.of(Role.WORKER)) == str(masks.of(Role.VHOST)) == "1-3,5-6"
-    )
+    assert str(masks.of(Role.EMULATOR)) == str(masks.of(Role.WORKER)) == str(masks.of(Role.VHOST)) == "3"
     assert str(masks.of(Role.PIT)) == "6"
 
 
@@ -212,10 +210,40 @@ def test_pool_of_iothreads_has_cpus_of_its_own() -> None:
     assert adopted.of(Role.IOTHREAD, 2) == adopted.emulator
 
 
-@pytest.mark.parametrize(("smt", "emulator"), [(SMTPolicy.PREFER, "1-3,5-6"), (SMTPolicy.REQUIRE, "2-3,6")])
+@pytest.mark.parametrize(("smt", "emulator"), [(SMTPolicy.PREFER, "2-3,5-6"), (SMTPolicy.REQUIRE, "2-3,6")])
 def test_require_keeps_the_emulator_off_the_cores_of_vcpus(smt: SMTPolicy, emulator: str) -> None:
-    """Under `require` everything else runs on other cores, as far as there are any."""
-    assert str(masks_of(seen("1", "5"), launcher(smt=smt)).emulator) == emulator
+    """Under `require` everything else runs on other cores, as far as there are any; else on spare CPUs."""
+    assert str(masks_of(seen("1"), launcher(smt=smt)).emulator) == emulator
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_spare_cpu_is_the_emulators(is_pinned: bool) -> None:
+    """Without a pool of iothreads or an isolated emulator, no vCPU shares its CPU while one is spare."""
+    vcpus = ("1", "2") if is_pinned else ("1-3", "1-3")
+    masks = masks_of(seen(*vcpus, main="1-3", iothreads=(IOThread(CPUSet.parse("1-3")),)), launcher("1-3"))
+    assert (len(masks.emulator), masks.is_isolated) == (1, True)
+    assert masks.iothreads == (masks.emulator,)
+
+
+def test_spare_cpus_of_a_pool_are_not_the_emulators() -> None:
+    """They are the iothreads', and the emulator runs on all CPUs."""
+    pool = (IOThread(CPUSet.parse("3")),)
+    assert str(masks_of(seen("1", "2", iothreads=pool, has_pool=True), launcher("1-3")).emulator) == "1-3"
+
+
+@pytest.mark.parametrize(
+    ("iothread", "wanted"), [("1", "3"), ("1-2", "3"), ("1,3", "3"), ("3", "3"), ("5", "5")]
+)
+def test_iothread_beside_an_isolated_emulator_is_not_taken_for_pinned(iothread: str, wanted: str) -> None:
+    """Libvirt pins it to the emulator's CPU or not at all: on a vCPU's CPU it only inherited a mask."""
+    machine = seen("1", "2", main="3", iothreads=(IOThread(CPUSet.parse(iothread)),))
+    assert list(map(str, masks_of(machine, launcher("1-3,5")).iothreads)) == [wanted]
+
+
+def test_iothread_on_a_vcpus_cpu_is_libvirts_where_nothing_is_apart() -> None:
+    """Without isolation KubeVirt pins iothreads to the CPUs of vCPUs."""
+    machine = seen("1", "2", main="1-2", iothreads=(IOThread(CPUSet.parse("2")),))
+    assert list(map(str, masks_of(machine, launcher("1-2")).iothreads)) == ["2"]
 
 
 def test_emulator_beside_vcpus_is_told_under_require() -> None:
