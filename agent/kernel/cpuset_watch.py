@@ -60,6 +60,7 @@ class KernelCpusetWatch:
         changed = self._watches.names if events is None else {event.name for event in events}
         for cgroup in sorted(changed):
             if self._is_foreign(cgroup):
+                self._cpusets.last_written.pop(cgroup, None)  # else setting it back would pass for our write
                 written(cgroup)
 
     def _is_foreign(self, cgroup: str) -> bool:

@@ -22,6 +22,7 @@ from agent.local.spec import ContainerSpec, Ended, PodRun, due, final_phase
 from apiserver.backoff import Backoff
 from pinning.planning.observed import State
 from pinning.pods.resources import Role
+from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 FIRST_RESTART_SECONDS: Final = 1.0
 LONGEST_RESTART_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 30.0
+CLASS: Final = "COREPIN_LOCAL_CLASS"  # environment variable with the runtime class of a process
 NOT_STARTED: Final = 128  # the code of a container whose process could not be started
 
 
@@ -47,6 +49,7 @@ class LocalPod:
         self.run: PodRun | None = None  # None: an earlier agent began it, and no manifest was seen yet
         self.phase: str | None = None  # once it is final
         self.is_ending = False  # its manifest is gone
+        self._runtime_class = ""  # as the manifest says, or the process that an earlier agent started
         self._cgroup = cgroup
         self._cgroups = cgroups
         self._logs = logs
@@ -83,16 +86,13 @@ class LocalPod:
     @property
     def sandbox(self) -> RuntimeSandbox | None:
         """The virtual machine that its processes are, in the cgroup above those of its containers; mostly none."""
-        run = self.run
-        if run is None or not run.is_vm or not self.live:
-            return None
-        return RuntimeSandbox(
-            self.uid, self.uid, run.namespace, run.name, run.runtime_class, cgroup=self._cgroup
-        )
+        if is_vm_handler(self._runtime_class) and self.live:
+            return _sandbox(self.uid, self._cgroup, self._runtime_class, self.run)
+        return None
 
     def listed(self) -> Iterator[RuntimeContainer]:
         """Yield its containers as the agent sees them."""
-        in_vm = self.run is not None and self.run.is_vm
+        in_vm = is_vm_handler(self._runtime_class)
         for container in self._containers.values():
             yield RuntimeContainer(
                 id=container.id,
@@ -121,12 +121,13 @@ class LocalPod:
         container.process = adopt(self._cgroups.pids(container.cgroup))
         if container.process:
             container.id = container.known_by(container.process.variable(ID))
+            self._runtime_class = self._runtime_class or container.process.variable(CLASS) or ""
             container.process.watch(lambda: self._over(container))
             self._containers[name] = container
 
     def begin(self, run: PodRun) -> None:
         """Run what a manifest says. Init containers before one that runs already have done their work."""
-        is_new, self.run = self.run is None, run
+        is_new, self.run, self._runtime_class = self.run is None, run, run.runtime_class
         if not is_new:
             return
         names = [spec.name for spec in run.containers]
@@ -157,7 +158,7 @@ class LocalPod:
         try:
             container.process = spawn(
                 spec.command,
-                {**spec.environment, MARK: container.cgroup, ID: container.id},
+                {**spec.environment, MARK: container.cgroup, ID: container.id, CLASS: self._runtime_class},
                 self._log(spec),
             )
             container.process.watch(lambda: self._over(container))
@@ -235,3 +236,10 @@ class LocalPod:
 
     def _later(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._changed)
+
+
+def _sandbox(uid: str, cgroup: str, runtime_class: str, run: PodRun | None) -> RuntimeSandbox:
+    """Return the machine of a pod; without its manifest its names and limits are not known."""
+    names = (run.namespace, run.name) if run else ("", uid)
+    has_quota = run is not None and run.has_cpu_limit
+    return RuntimeSandbox(uid, uid, *names, runtime_class, cgroup=cgroup, has_quota=has_quota)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.local.manifest import BadManifest, name_of
-from pinning.pods.resources import Role
+from pinning.pods.resources import Role, members
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class PodRun:
     containers: tuple[ContainerSpec, ...]
     grace_seconds: float
     runtime_class: str = ""
+    has_cpu_limit: bool = False  # a container of it
 
     @property
     def is_vm(self) -> bool:
@@ -101,6 +102,7 @@ def read_run(pod: Pod) -> PodRun:
         if spec.termination_grace_period_seconds is None
         else spec.termination_grace_period_seconds,
         runtime_class=spec.runtime_class_name or "",
+        has_cpu_limit=any("cpu" in member.limits for member in members(pod)),
     )
 
 

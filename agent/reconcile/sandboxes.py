@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 8  # machines before others get their turn
 LOST_SECONDS: Final = 30.0  # that others wait for machines that are not found: these may run anywhere
+STARTING_SECONDS: Final = 2.0  # that a machine which was never found is no failure
 WINDOW_SECONDS: Final = (
     600.0  # in which they do, whichever machines these are, and however often one comes back
 )
@@ -46,6 +47,7 @@ class SandboxRecord(Retried):
 
     seen: RuntimeSandbox
     threads: VMCPUs | None = None  # where they may run; None: not found
+    was_found: bool = False
     lost_since: float | None = None  # on the monotonic clock
     is_refused: bool = False  # while it is not found: the runtime did not take its CPUs last
 
@@ -59,13 +61,17 @@ class SandboxRecord(Retried):
         """Say whether the runtime may be told the CPUs of its containers: it must not change the count of vCPUs."""
         return self.seen.has_quota or (self.threads is not None and self.threads.is_fixed)
 
+    def is_starting(self, now: float) -> bool:
+        """Say whether its VMM may be still to come: what is listed first may become the VMM a moment later."""
+        return not self.was_found and self.lost_since is not None and now - self.lost_since < STARTING_SECONDS
+
     def listed(self, machine: RuntimeSandbox) -> None:
         """Take over what the runtime says."""
         self.seen = machine
 
     def read(self, threads: VMCPUs | None, now: float) -> None:
         """Take over what was read of its threads."""
-        self.threads = threads
+        self.threads, self.was_found = threads, self.was_found or threads is not None
         self.lost_since = None if threads else now if self.lost_since is None else self.lost_since
         self.is_refused &= threads is None
 
@@ -187,7 +193,9 @@ class Sandboxes:
     @property
     def failures(self) -> Iterator[str]:
         """The names of the machines that are not where they shall be, or are not found."""
-        return (record.name for record in self.records.values() if record.failure or record.threads is None)
+        now = self.clock.monotonic()
+        failing = (record for record in self.records.values() if record.failure or record.threads is None)
+        return (record.name for record in failing if not record.is_starting(now))
 
 
 def _seen(record: SandboxRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:

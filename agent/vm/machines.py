@@ -35,7 +35,7 @@ NODE_SECONDS: Final = (
 )
 # Until a sandbox is searched for again, among all processes of the node: twice as long each time, for the machines of
 # some are on another node.
-MISSING_SECONDS: Final = 4.0
+MISSING_SECONDS: Final = 0.5
 LONGEST_MISSING_SECONDS: Final = 60.0
 ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
 MOST_PUT: Final = 8_192  # threads, counted again in each round: after as many too the next look has the rest

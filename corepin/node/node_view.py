@@ -92,7 +92,7 @@ def _lines(pods: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         name = f"{pod['namespace']}/{pod['name']}"
         for container in pod["containers"]:
             if container["proof"] or container["policy"] or container["refusal"]:
-                yield _container(f"{name}/{container['name']}", container)
+                yield _container(f"{name}/{container['name']}", container, in_vm=bool(pod["vm"]))
         if pod["vm"]:
             yield f"{name}: virtual machine ({pod['vm']['kind']}), {', '.join(_machine(pod['vm']))}"
 
@@ -106,7 +106,7 @@ def _machine(vm: Mapping[str, Any]) -> Iterator[str]:
         yield from more
     elif vcpus:
         cpus = union(map(CPUSet.parse, vcpus))
-        yield f"{len(vcpus)} vCPU{'s' * (len(vcpus) != 1)} on CPUs {cpus}"
+        yield f"{len(vcpus)} vCPU{'s' * (len(vcpus) != 1)} on CPU{'s' * (len(cpus) != 1)} {cpus}"
     yield f"emulator on {vm['emulator']}"
     if vm["iothreads"]:
         yield f"iothreads on {' and '.join(dict.fromkeys(vm['iothreads']))}"
@@ -120,14 +120,17 @@ def _machine(vm: Mapping[str, Any]) -> Iterator[str]:
         yield vm["note"]
 
 
-def _container(name: str, container: Mapping[str, Any]) -> str:
+def _container(name: str, container: Mapping[str, Any], *, in_vm: bool) -> str:
     """Say where a container runs, and how far that is proven."""
-    return f"{name}: {', '.join(_words(container))}"
+    return f"{name}: {', '.join(_words(container, in_vm=in_vm))}"
 
 
-def _words(container: Mapping[str, Any]) -> Iterator[str]:
+def _words(container: Mapping[str, Any], *, in_vm: bool) -> Iterator[str]:
     proof, refusal, others = container["proof"], container["refusal"], container["others"]
+    # What claims nothing runs on the CPUs of the pod's machine, which others of the pod may own.
     where = f"{container['policy']} on CPUs" if container["policy"] else "shared CPUs"
+    if in_vm and not container["policy"]:
+        where = "its virtual machine's CPUs"
     yield f"{where} {container['cpus']}{others and f' and shared CPUs {others}'}"
     if proof is None:
         yield "not running"

@@ -50,6 +50,18 @@ def test_only_foreign_writes_are_told(cgroups: OpenCgroups, cpuset: Path, versio
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [f"{POD}/three"]
 
 
+def test_cpuset_that_is_set_back_is_told(cgroups: OpenCgroups, cpuset: Path) -> None:
+    """After a foreign write our last value is foreign too: in observe mode another program follows it."""
+    cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+    cgroups.watch.follow([ONE])
+    for cpus in ("3", "1"):
+
+        def interfere(cpus: str = cpus) -> None:
+            (cpuset / ONE[1:] / "cpuset.cpus").write_text(cpus)
+
+        assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
+
+
 def test_cgroup_that_cannot_be_read_hides_no_other(cgroups: OpenCgroups, cpuset: Path, version: int) -> None:
     """What cannot be read is left to a pass, and a write to another cgroup at the same moment is still heard."""
     make_cgroup(cpuset / POD[1:] / "two", version)
