@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import AgentError
 from agent.kernel.affinity import KERNEL, Affinities
 from agent.kernel.cgroupfs import PROCS, subfolders
+from agent.kernel.mover import Bound, move_threads
 from agent.vm.find import MOST_PROCESSES, ids_in
 from agent.vm.names import companion_role, kind_of
 from agent.vm.node import Node
-from agent.vm.process import opened
+from agent.vm.process import MOST_THREADS, opened
 from agent.vm_interfaces import ConfinedBoot
-from pinning.machine.cpuset import EMPTY
+from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import BootScope
     from pinning.machine.cpuset import CPUSet
 
-ROUNDS: Final = 8  # of listing threads: the next look finds what started since
+BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next look finds what started since
 OVERHEADS: Final = ("/kata_overhead", "/kata.slice/kata-overhead.slice")
 _UID: Final = re.compile(
     r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}"
@@ -76,17 +77,17 @@ class KernelBootingMachines:
         return None
 
     def _move(self, process: Process, cpus: CPUSet) -> CPUSet:
-        """Return where the threads that were moved could run before, listing until all are inside."""
-        before = EMPTY
-        for _ in range(ROUNDS):
-            read = ((task.tid, self._affinities.read(task.tid)) for task in process.tasks())
-            outside = [(tid, allowed) for tid, allowed in read if not allowed <= cpus]
-            for tid, allowed in outside:
-                if self._affinities.set(tid, cpus) <= cpus:
-                    before |= allowed
-            if not outside:
-                break
-        return before
+        """Return where the threads that were moved could run before; the next look finds what outran this one."""
+        before: dict[int, CPUSet] = {}
+
+        def target(task: int, mask: CPUSet) -> CPUSet | None:
+            if mask <= cpus:
+                return None
+            before[task] = mask
+            return cpus
+
+        moved = move_threads(process.threads(), target, self._affinities, BOUND)
+        return union(before[task] for task, found in moved.masks.items() if found <= cpus)
 
     def _cgroups(self, scope: BootScope) -> Iterator[str]:
         """Yield the cgroups of the pods, and those for overhead of sandboxes that are not listed."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
+from agent.kernel.mover import ProcessThreads
 from agent.kernel.procfs import FLAGS, PARENT, STARTED, parse_stat
 from pinning.vm_threads import Task
 
@@ -45,6 +46,10 @@ class Process:
                 return {int(entry.name): entry.inode() for entry in islice(entries, MOST_THREADS)}
         finally:
             os.close(folder)
+
+    def threads(self) -> ProcessThreads:
+        """Return its threads as those of a move."""
+        return ProcessThreads(self._folder, self.pid)
 
     def has(self, task: Task) -> bool:
         """Say whether a thread is there, and no other that has its id."""

@@ -112,10 +112,10 @@ def test_process_that_outruns_the_move_is_not_settled() -> None:
     node.is_settled = False
     started = container("c0", "a")
     started.pid = 42
-    node.plugin.event(Event.START_CONTAINER, A, started)
+    node.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
     assert node.plugin.unsettled == {"a-c0"}
 
-    node.plugin.event(Event.REMOVE_CONTAINER, A, started)
+    node.plugin.event(Event.REMOVE_CONTAINER, known_pod(A), known(started))
     assert not node.plugin.unsettled
 
 
