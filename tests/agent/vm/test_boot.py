@@ -124,7 +124,7 @@ def test_threads_that_never_end_coming_do_not_hold_a_look_up(host: FakeHost, mas
     asked: list[int] = []
 
     def read(task: int) -> CPUSet:
-        if task == 300:
+        if task >= 1000 or not asked:
             host.thread(300, 1000 + len(asked), "worker")
             asked.append(task)
         return masks.read(task)
