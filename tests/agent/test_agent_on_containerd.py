@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.kernel.inotify import Inotify
+from agent.serve.metrics_page import FRESH_SECONDS
 from pinning.machine.cpuset import CPUSet
 from tests.agent.churn import planned
 from tests.agent.containerd_node import NEAR, Churn, ContainerdNode, Windows, check_rules, start_node
@@ -103,6 +104,7 @@ def is_seen(node: ContainerdNode, rewritten: Container, right: CPUSet, number: f
     counted = node.agent.metric("corepin_agent_foreign_rewrites_total")
     if is_right and counted < number:
         node.update(rewritten, node.all)
+        time.sleep(FRESH_SECONDS)  # the agent renders its metrics once a second: what is read sooner is older
     return counted == number
 
 
