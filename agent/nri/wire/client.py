@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from agent.nri.wire.connection import Connection, Limits
-from agent.nri.wire.errors import Disconnected, EventsRefused, WireError
+from agent.nri.wire.errors import Disconnected, EventsRefused, NotListed, WireError
 from agent.nri.wire.handlers import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD
 
 if TYPE_CHECKING:
@@ -27,18 +27,26 @@ LONGEST_WAIT: Final = 2.0  # containers start meanwhile, and a connection costs 
 REFUSED_WAIT: Final = (
     60.0  # only another runtime takes events that this one has refused, and it logs each try
 )
+NOT_LISTED_WAIT: Final = 4.0  # at first: a race with a restart is over by then
+LONGEST_NOT_LISTED_WAIT: Final = 60.0  # also at first, if the runtime has crashed
+CRASHED: Final = "it has crashed by that"
+_EXIT_SECONDS: Final = 0.5  # until a runtime that crashes has left its socket
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether events come, from which runtime, whether it asks the plugin to validate, and why none come."""
+    """Whether events come, from which runtime, whether it asks the plugin to validate, and why none come.
+
+    `is_not_listed` says that the runtime ends connections instead of listing its pods and containers.
+    """
 
     is_connected: bool
     runtime: str = ""
     validates: bool = False
     reason: str = ""
+    is_not_listed: bool = False
 
 
 class Client:
@@ -63,7 +71,10 @@ class Client:
         self._limits = limits
         self._mask = 0  # the next to ask for
         self._failures = 0
+        self._unlisted = 0  # connections since the last synchronization that ended in place of one
+        self._unlisted_reason = ""
         self._longest = LONGEST_WAIT  # seconds until the next try
+        self._backoff = 0.0  # seconds until the next try of a runtime that does not list its containers
         self._stream: socket.socket | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nri {name}", daemon=True)
@@ -86,9 +97,15 @@ class Client:
         while not self._stopping.is_set():
             events, self._mask = self._masks[self._mask], 0
             reason = self._attempt(events)
-            self._publish(Status(is_connected=False, reason=reason))
-            if self._mask == 0:  # else the next mask is for this runtime, before it is gone
+            self._publish(self._disconnected(reason))
+            if self._mask == 0 or self._unlisted:  # else the next mask is for this runtime, before it is gone
                 self._stopping.wait(self._wait())
+
+    def _disconnected(self, reason: str) -> Status:
+        """Return the status with the cause, which stays true while a runtime that crashed is away."""
+        if self._unlisted:
+            return Status(is_connected=False, reason=self._unlisted_reason, is_not_listed=True)
+        return Status(is_connected=False, reason=reason)
 
     def _attempt(self, events: int) -> str:
         """Serve one connection, and return why it ended or was not made."""
@@ -101,6 +118,9 @@ class Client:
             self._mask = (self._masks.index(events) + 1) % len(self._masks)
             self._longest = REFUSED_WAIT
             return str(error)
+        except NotListed as error:
+            self._back_off(str(error))
+            return str(error)
         except WireError as error:
             return str(error)
         except Exception as error:
@@ -109,6 +129,26 @@ class Client:
         finally:
             if monotonic() - began > LONGEST_WAIT:
                 self._failures = 0
+
+    def _back_off(self, reason: str) -> None:
+        """Double the wait, up to a minute: each try may crash the runtime again."""
+        self._unlisted += 1
+        self._backoff = min(LONGEST_NOT_LISTED_WAIT, NOT_LISTED_WAIT * 2.0 ** min(self._unlisted - 1, 16))
+        self._unlisted_reason = reason
+        self._stopping.wait(_EXIT_SECONDS)
+        if not self._listens():
+            self._backoff = LONGEST_NOT_LISTED_WAIT
+            self._unlisted_reason = f"{reason} ({CRASHED})"
+
+    def _listens(self) -> bool:
+        """Return whether the runtime still accepts connections; it drops one that registers nothing."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            try:
+                stream.settimeout(_CONNECT_SECONDS)
+                stream.connect(self._path)
+            except OSError:
+                return False
+        return True
 
     def _connect(self, stream: socket.socket) -> None:
         try:
@@ -121,6 +161,7 @@ class Client:
 
     def _serve(self, stream: socket.socket, events: int) -> NoReturn:
         def synchronized(runtime: str) -> None:
+            self._unlisted, self._backoff = 0, 0.0
             self._publish(Status(is_connected=True, runtime=runtime, validates=bool(events & GUARD_EVENTS)))
 
         Connection(
@@ -131,6 +172,8 @@ class Client:
         """Return how many seconds to wait: longer each time, and not the same on every node."""
         ceiling = min(self._longest, FIRST_WAIT * 2.0 ** min(self._failures, 16))
         self._failures += 1
+        if self._unlisted:
+            ceiling = max(ceiling, self._backoff)
         return ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret
 
     def _publish(self, status: Status) -> None:

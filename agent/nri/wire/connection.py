@@ -7,7 +7,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from agent.nri.wire import nri_pb2 as pb
-from agent.nri.wire.errors import INTERNAL, Disconnected, EventsRefused, Reject, WireError
+from agent.nri.wire.errors import INTERNAL, Disconnected, EventsRefused, NotListed, Reject, WireError
+from agent.nri.wire.handlers import may_be_unknown
 from agent.nri.wire.service import RUNTIME_SERVICE, PluginService, Stage
 from agent.nri.wire.session import Session
 from agent.nri.wire.ttrpc import Request, Response
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _RECEIVE_BYTES: Final = 64 * 1024
+NOT_LISTED: Final = (
+    "the runtime closed the connection instead of listing its containers: it sends them with their environments in"
+    " messages of 4 MiB, and gives up when 8 pods and containers do not fit into one: delete the pods with the largest"
+    " environments"
+)
 
 
 class Limits(NamedTuple):
@@ -164,7 +170,11 @@ class Connection:
         return Disconnected(f"the connection failed: {error.strerror or error}")
 
     def _closed(self) -> Disconnected:
+        if self._stage is Stage.SYNCHRONIZING:
+            return NotListed(NOT_LISTED)
         if self._stage is Stage.CONFIGURED:
+            if not may_be_unknown(self._events, self._service.runtime):
+                return NotListed(NOT_LISTED)
             return EventsRefused(
                 f"the runtime closed the connection when asked for the events {self._events:#x}"
             )

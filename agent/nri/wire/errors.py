@@ -4,6 +4,7 @@ WireError
   +- ProtocolError     the runtime sent what cannot be understood
   +- Disconnected      the connection is of no more use
      +- EventsRefused  the runtime does not know an event that the plugin wants
+     +- NotListed      the runtime ends the connection instead of listing its pods and containers
 Reject                 a handler's answer: no
 """
 
@@ -30,6 +31,10 @@ class Disconnected(WireError):
 
 class EventsRefused(Disconnected):
     """The runtime has closed the connection behind Configure, as it does when it does not know an event."""
+
+
+class NotListed(Disconnected):
+    """The runtime has ended the connection before the last part of Synchronize."""
 
 
 class Reject(Exception):

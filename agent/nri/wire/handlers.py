@@ -45,8 +45,18 @@ WORKER_EVENTS_OLD: Final = mask(  # accepted by every runtime
 )
 # Who also validates fails the creation of a container when it does not answer; without, it starts unadjusted.
 WORKER_EVENTS: Final = WORKER_EVENTS_OLD | GUARD_EVENTS
+_VALIDATES: Final = (2, 2)  # containerd that knows all of them
+_CONTAINERD: Final = re.compile(r"containerd v?(\d+)\.(\d+)")
 CPUSET_CPUS: Final = 21  # the fields of `FieldOwners.simple`
 CPUSET_MEMS: Final = 22
+
+
+def may_be_unknown(events: int, runtime: str) -> bool:
+    """Return whether a runtime, by its name and version, may not know one of these events."""
+    if not events & ~WORKER_EVENTS_OLD:
+        return False
+    containerd = _CONTAINERD.match(runtime)
+    return containerd is None or (int(containerd[1]), int(containerd[2])) < _VALIDATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Disconnected, Status
-from agent.nri.wire.client import FIRST_WAIT, LONGEST_WAIT, REFUSED_WAIT
+from agent.nri.wire import nri_pb2 as pb
+from agent.nri.wire.client import CRASHED, FIRST_WAIT, LONGEST_NOT_LISTED_WAIT, LONGEST_WAIT, REFUSED_WAIT
 from tests.agent.nri.fake_runtime import FakeRuntime, Gone, container, message, pod, request
 from tests.agent.nri.wire.plugins import NAME, SOON, Changes, Recorder, created, running
 
@@ -75,7 +76,7 @@ def test_old_runtime_is_asked_for_fewer_events(path: Path) -> None:
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes):
         refusing = runtime.accept()
         refusing.register()
-        assert refusing.configure() == WORKER_EVENTS
+        assert refusing.configure(version="v2.1.4") == WORKER_EVENTS
         refusing.close()
 
         assert runtime.plugin().events == WORKER_EVENTS_OLD
@@ -91,7 +92,7 @@ def test_restarted_runtime_is_asked_for_all_events(path: Path) -> None:
         with FakeRuntime(path) as old:
             refusing = old.accept()
             refusing.register()
-            refusing.configure()
+            refusing.configure(version="v2.1.4")
             refusing.close()
             old.plugin()
             changes.until(is_connected=True)
@@ -106,7 +107,7 @@ def test_runtime_killed_behind_configure_is_asked_for_all_events(path: Path) -> 
         with FakeRuntime(path) as killed:
             plugin = killed.accept()
             plugin.register()
-            plugin.configure()
+            plugin.configure("cri-o", "1.34.0")
         while "when asked for the events" not in changes.next().reason:
             pass
         assert changes.next().reason == "nri.sock: Connection refused"
@@ -123,7 +124,7 @@ def test_runtime_that_takes_no_mask_is_told(path: Path) -> None:
         for _ in range(2):
             plugin = runtime.accept()
             plugin.register()
-            assert plugin.configure() == GUARD_EVENTS
+            assert plugin.configure("cri-o", "1.34.0") == GUARD_EVENTS
             plugin.close()
         client.stop()
 
@@ -139,12 +140,108 @@ def test_runtime_that_takes_no_mask_is_asked_rarely(path: Path) -> None:
         attempt.start()
         plugin = runtime.accept()
         plugin.register()
-        plugin.configure()
+        plugin.configure("cri-o", "1.34.0")
         plugin.close()
         attempt.join()
         assert max(client._wait() for _ in range(20)) > REFUSED_WAIT / 2
     client._attempt(GUARD_EVENTS)
     assert client._wait() <= LONGEST_WAIT
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["before", "after the first part"])
+def test_runtime_that_lists_nothing_keeps_the_mask(path: Path, part: bool) -> None:
+    """Each containerd since 2.2 knows every event, so that the reason is its list; the mask stays for the next try."""
+    client = Client(path, NAME, Recorder())
+    with FakeRuntime(path) as runtime:
+        attempt(client, runtime, part=part)
+        status = client._disconnected("")
+        assert client._mask == 0
+        assert status.is_not_listed
+        assert "delete the pods with the largest environments" in status.reason
+        assert CRASHED not in status.reason
+
+
+def test_runtime_that_lists_nothing_is_asked_rarely(path: Path) -> None:
+    """Waits double from a few seconds to a minute, in place of ten tries a second."""
+    random.seed(1)
+    client = Client(path, NAME, Recorder())
+    waits = []
+    with FakeRuntime(path) as runtime:
+        for _ in range(6):
+            attempt(client, runtime)
+            waits.append(client._backoff)
+            assert client._wait() >= client._backoff / 2
+    assert waits == [4, 8, 16, 32, 60, 60]
+
+
+def test_runtime_that_crashes_is_left_alone_for_a_minute(path: Path) -> None:
+    """From the first crash on: the next try would end the restarted runtime again, and its pods with it."""
+    client = Client(path, NAME, Recorder())
+    with FakeRuntime(path) as runtime:
+        serving = Thread(target=client._attempt, args=(WORKER_EVENTS,))
+        serving.start()
+        plugin = runtime.accept()
+        plugin.register()
+        plugin.configure()
+    serving.join()
+    assert client._backoff == LONGEST_NOT_LISTED_WAIT
+    assert client._disconnected("").reason.endswith(f"({CRASHED})")
+    gone = client._disconnected(client._attempt(WORKER_EVENTS))
+    assert gone.is_not_listed
+    assert CRASHED in gone.reason
+    assert client._wait() >= LONGEST_NOT_LISTED_WAIT / 2
+
+
+def test_oldest_mask_is_not_what_a_runtime_refuses(path: Path) -> None:
+    """Every runtime knows its events: one that closes for both masks does not list, and both tries are delayed."""
+    client = Client(path, NAME, Recorder())
+    with FakeRuntime(path) as runtime:
+        attempt(client, runtime, ("cri-o", "1.34.0"))
+        assert not client._disconnected("refused").is_not_listed
+        attempt(client, runtime, ("cri-o", "1.34.0"), WORKER_EVENTS_OLD)
+        attempt(client, runtime, ("cri-o", "1.34.0"))
+        status = client._disconnected("refused")
+        assert "largest environments" in status.reason
+        assert client._wait() >= client._backoff / 2
+
+
+def test_synchronization_ends_the_long_waits(path: Path) -> None:
+    """Once the containers are listed the next end of a connection is like any other."""
+    client = Client(path, NAME, Recorder())
+    with FakeRuntime(path) as runtime:
+        attempt(client, runtime)
+        serving = Thread(target=client._attempt, args=(WORKER_EVENTS,))
+        serving.start()
+        runtime.plugin().close()
+        serving.join()
+    assert client._disconnected("closed") == Status(is_connected=False, reason="closed")
+    assert client._wait() <= LONGEST_WAIT
+
+
+def attempt(
+    client: Client,
+    runtime: FakeRuntime,
+    version: tuple[str, str] = ("containerd", "v2.4.2"),
+    events: int = WORKER_EVENTS,
+    *,
+    part: bool = False,
+) -> None:
+    """Let a client try once, with a runtime that closes the connection before its list is complete."""
+    serving = Thread(target=client._attempt, args=(events,))
+    serving.start()
+    plugin = runtime.accept()
+    plugin.register()
+    plugin.configure(*version)
+    if part:
+        more = pb.SynchronizeRequest(pods=[pod("a")], more=True)
+        assert plugin.call("Synchronize", more, pb.SynchronizeResponse).more
+    was_unlisted = client._unlisted
+    plugin.close()
+    if part or version[0] == "containerd" or events == WORKER_EVENTS_OLD:
+        runtime.accept().close()  # by which the client learns whether the runtime is still there
+        serving.join()
+        assert client._unlisted == was_unlisted + 1
+    serving.join()
 
 
 def test_waits_grow_to_a_limit_and_differ() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.nri.wire import GUARD_EVENTS, WORKER_EVENTS, WORKER_EVENTS_OLD, Event, PluginName, mask
+from agent.nri.wire.handlers import may_be_unknown
 
 
 def test_masks_are_those_that_runtimes_take() -> None:
@@ -15,6 +16,25 @@ def test_masks_are_those_that_runtimes_take() -> None:
 def test_mask_has_one_bit_for_each_event() -> None:
     """The first event is the lowest bit, and saying an event twice changes nothing."""
     assert mask(Event.RUN_POD_SANDBOX, Event.CREATE_CONTAINER, Event.RUN_POD_SANDBOX) == 0b1001
+
+
+@pytest.mark.parametrize(
+    ("events", "runtime", "expected"),
+    [
+        (WORKER_EVENTS, "containerd v2.4.2", False),
+        (GUARD_EVENTS, "containerd 2.2.0-k3s1", False),
+        (WORKER_EVENTS, "containerd v10.0.0", False),
+        (WORKER_EVENTS, "containerd v2.1.9", True),
+        (WORKER_EVENTS, "containerd 1.7.30", True),
+        (WORKER_EVENTS, "containerd unknown", True),
+        (WORKER_EVENTS, "cri-o 1.35.0", True),
+        (WORKER_EVENTS_OLD, "containerd 1.7.30", False),
+        (WORKER_EVENTS_OLD, "", False),
+    ],
+)
+def test_runtimes_that_may_not_know_an_event(events: int, runtime: str, expected: bool) -> None:
+    """Validation came with containerd 2.2; of others the version says nothing, and the old mask is known to all."""
+    assert may_be_unknown(events, runtime) is expected
 
 
 def test_name_is_written_as_the_runtime_writes_it() -> None:
