@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Answer = TypeVar("Answer", bound="Message")
-_MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as server
+MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as server
 _LATER: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
 _TOO_LARGE: Final = "larger than max"  # of grpc as client and of Go's as server
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created")  # containerd, CRI-O: it only just ended
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long one attempt may take, on a busy node too
     ("grpc.max_reconnect_backoff_ms", 1000),  # the default is two minutes; a runtime restarts in one second
@@ -91,7 +91,7 @@ class Calls:
             return Unavailable(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
             return TooLarge(
-                f"{self.socket}: {method}: the answer exceeds {_MESSAGE_BYTES >> 20} MiB, the limit of the kubelet too:"
+                f"{self.socket}: {method}: the answer exceeds {MESSAGE_BYTES >> 20} MiB, the limit of the kubelet too:"
                 " find the pods of this node with thousands of labels, annotations or environment variables"
                 f" and delete them ({details})"
             )

@@ -13,7 +13,7 @@ from pinning.machine.cpuset import EMPTY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from agent.node_state import NodeState
+    from agent.node_state import ListingFault, NodeState
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
@@ -229,6 +229,11 @@ class ContainerWatch(Protocol):
     @property
     def other_plugins(self) -> tuple[str, ...]:
         """Return who else was seen to set the cpusets of new containers."""
+        ...
+
+    @property
+    def listing_fault(self) -> ListingFault | None:
+        """Return why the runtime lets no NRI plugin in, if its list of containers is the cause."""
         ...
 
     def publish(self, table: StartTable | None) -> None:

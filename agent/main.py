@@ -175,7 +175,7 @@ def _container_watch(config: AgentConfig, runtime: CRI) -> ContainerWatch:
 
     plugin = Plugin(is_vm_handler, put=put_process)
     cgroups = CgroupWatcher(config.cgroup_root, BirthOwners(plugin, runtime), roots)
-    return NriContainerWatch(config.nri, plugin, cgroups)
+    return NriContainerWatch(config.nri, plugin, cgroups, runtime.largest_environments)
 
 
 def _observed_cpus(config: AgentConfig, runtime: Runtime) -> ObservedCPUs | None:

@@ -65,6 +65,10 @@ class Metrics:
             "path",
         )
         self._other_plugins = self._gauge("other_plugins", "Other NRI plugins that were seen to set CPUs.")
+        self._nri_not_listed = self._gauge(
+            "nri_not_listed",
+            "1 while the runtime ends NRI connections instead of listing its containers.",
+        )
         self._throttled = self._gauge(
             "exclusive_throttled_periods",
             "Periods in which the quota stopped an exclusive container (nr_throttled), read at least every 30 s.",
@@ -130,6 +134,7 @@ class Metrics:
         self._observes.set(state.observes)
         _show(self._start_path, Tally([str(state.start_path)]))
         self._other_plugins.set(len(state.other_plugins))
+        self._nri_not_listed.set(state.listing_fault is not None)
 
     def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
         """Show how often the quota stopped each exclusive container: namespace, pod, container."""

@@ -39,12 +39,40 @@ class Path(StrEnum):
     FOUND = "found"  # it was so already
 
 
+class LargeEnvironment(NamedTuple):
+    """A container with a large environment; of its variables only the size is kept."""
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    size: int  # in bytes; of a status above the limit for a message at least that limit
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.pod}/{self.container} ({self.size / 2**20:.1f} MiB)"
+
+
+class ListingFault(NamedTuple):
+    """The runtime ends NRI connections instead of listing its containers."""
+
+    reason: str
+    largest: tuple[LargeEnvironment, ...] | None = None  # None: not known
+
+    def __str__(self) -> str:
+        if self.largest is None:
+            return self.reason
+        if not self.largest:
+            return f"{self.reason}; no large environment was found, look for pods with thousands of labels"
+        return f"{self.reason}; the largest are those of {', '.join(map(str, self.largest))}"
+
+
 class StartWay(NamedTuple):
     """How containers that are made now get their CPUs."""
 
     path: Path  # nri: before their first instruction; cgroup: mostly so; runtime: soon afterwards
     reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # who else sets the cpusets of new containers
+    listing_fault: ListingFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +222,7 @@ class NodeState:
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
     start_reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
+    listing_fault: ListingFault | None = None  # why the runtime lets no NRI plugin in
     tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
     reclaimed: tuple[Task, ...] = ()  # those that ended lately, the newest last
 

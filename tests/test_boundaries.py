@@ -71,6 +71,7 @@ ROOMS = {
         "agent.grpc_calls",
         "agent.interfaces",
         "agent.kernel.cgroup_names",
+        "agent.node_state",
         "apiserver.backoff",
         "pinning",
     ),
@@ -78,7 +79,9 @@ ROOMS = {
     "agent.nri.plugin": ("agent.nri.wire", "pinning"),
     "agent.nri.guard": ("agent.nri.wire", "pinning"),
     "agent.nri.guard_process": ("agent.nri.guard", "agent.nri.wire"),
-    "agent.nri.container_watch": ("agent.interfaces", "agent.nri.plugin", "agent.nri.wire", "pinning"),
+    "agent.nri.container_watch": (
+        *("agent.interfaces", "agent.node_state", "agent.nri.plugin", "agent.nri.wire", "pinning"),
+    ),
     "agent.kubelet": ("agent.config", "agent.errors", "agent.grpc_calls", "apiserver", "pinning"),
     "agent.observed_cpus": ("agent.interfaces", "pinning"),
     "agent.local": (

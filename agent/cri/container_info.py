@@ -64,6 +64,18 @@ class _Info(msgspec.Struct):
     spec: _Spec | None = msgspec.field(name="runtimeSpec", default=None)
 
 
+class _Process(msgspec.Struct):
+    env: list[str] = []
+
+
+class _EnvironmentSpec(msgspec.Struct):
+    process: _Process | None = None
+
+
+class _EnvironmentInfo(msgspec.Struct):
+    spec: _EnvironmentSpec | None = msgspec.field(name="runtimeSpec", default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
     """What does not change while a container is in one state, and costs a call to learn."""
@@ -97,6 +109,16 @@ def read_info(verbose: bytes) -> ContainerInfo:
     annotated = _VM_ANNOTATION.search(spec.annotations) is not None
     in_vm = annotated or is_vm_handler(info.shim)
     return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, linux.quota > 0)
+
+
+def environment_size(verbose: bytes) -> int | None:
+    """Return the size of a container's environment in bytes; None: the verbose status does not say."""
+    try:
+        info = msgspec.json.decode(verbose, type=_EnvironmentInfo)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    process = info.spec.process if info.spec else None
+    return sum(len(variable.encode()) for variable in process.env) if process else None
 
 
 def cgroup_path(oci_path: str) -> str | None:

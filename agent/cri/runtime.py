@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cri_api.v1 import api_pb2
 
 from agent.cri.container_info import ContainerInfo, describe, read_info, verbose_json
+from agent.cri.environments import largest_environments
 from agent.cri.listing_pb2 import ContainerEvent, ContainerStatus, ContainerStatusResponse
 from agent.cri.lists import Lists, decoded
 from agent.cri.records import recorded_cpus
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from agent.cri.lists import ListedContainer, ListedSandbox
     from agent.interfaces import RuntimeContainer, RuntimeSandbox
+    from agent.node_state import LargeEnvironment
     from pinning.machine.cpuset import CPUSet
 
 logger = logging.getLogger(__name__)
@@ -150,6 +152,10 @@ class CRI:
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
         """Return the cpusets that the runtime has in its records; what it cannot say is left out."""
         return await recorded_cpus(self._calls, container_ids)
+
+    async def largest_environments(self) -> tuple[LargeEnvironment, ...] | None:
+        """Return the containers with the largest environments; None when the runtime is out of reach."""
+        return await largest_environments(self._calls, self._lists, self._statuses)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever containers may have changed, until cancelled; reconnects by itself."""

@@ -105,7 +105,7 @@ def agent_facts(state: Mapping[str, Any]) -> AgentFacts:
         memory_kills=tuple("{pod}/{container}: {when}".format(**kill) for kill in state["memoryKills"]),
         conflicts=tuple(conflict["container"] for conflict in state["fights"]),
         failures=tuple(state["failures"]),
-        nri=AgentNRI(state["startPath"] == "nri", state["startReason"]),
+        nri=AgentNRI(state["startPath"] == "nri", state["startReason"], bool(state["listingFault"])),
         other_plugins=tuple(state["otherPlugins"]),
         refusals=tuple(f"{refusal['name']}: {refusal['message']}" for refusal in state["refusals"]),
     )

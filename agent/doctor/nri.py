@@ -36,6 +36,7 @@ class AgentNRI(NamedTuple):
 
     holds: bool = False  # it is let in, and sets the CPUs of each container that is created
     reason: str = ""  # why it is not let in; empty where it is, and where it shall not be
+    is_not_listed: bool = False  # the runtime fails to list its containers to plugins
 
 
 NOT_WANTED: Final = AgentNRI()
@@ -81,6 +82,12 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
         yield ok(SUBJECT, f"the agent is let in: {BIRTH}")
     elif agent and not agent.reason:
         yield ok(SUBJECT, f"the agent is told not to use it (--nri off); {LATER}")
+    elif agent and agent.is_not_listed:
+        remedy = (
+            "delete the pods with the largest environments, and set a quota for the ConfigMaps of their namespaces;"
+            " the agent is back within a minute"
+        )
+        yield finding(SUBJECT, f"the agent is not let in ({agent.reason}); {LATER}", remedy)
     elif socket is Socket.SILENT:
         remedy = "restart the runtime, which makes its socket anew; the agent comes back by itself"
         yield finding(SUBJECT, f"its socket is there, but nobody answers; {LATER}", remedy)

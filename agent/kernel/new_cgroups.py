@@ -49,6 +49,7 @@ class CgroupWatcher:
     holds = False
     reason = ""
     other_plugins = ()
+    listing_fault = None
 
     def __init__(self, cgroup_root: Path, owners: Owners, pod_roots: Iterable[str]) -> None:
         self._hierarchy = find_hierarchy(cgroup_root)

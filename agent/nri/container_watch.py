@@ -10,14 +10,18 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final, Protocol
 
+from agent.node_state import ListingFault
 from agent.nri.plugin import NAME
 from agent.nri.wire import Client, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
     from agent.interfaces import ContainerWatch, NewContainer
+    from agent.node_state import LargeEnvironment
+
+    FindLarge = Callable[[], Awaitable[tuple[LargeEnvironment, ...] | None]]
     from agent.nri.plugin import Plugin
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
 
 # An answer needs the interpreter several times, and a pass would keep it 5 ms each; with 0.1 ms passes are no slower.
 SWITCH_SECONDS: Final = 0.0001
+
+SEARCH_SECONDS: Final = 3600.0  # between two searches for large environments
+AGAIN_SECONDS: Final = 30.0  # when the runtime could not be asked
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +57,49 @@ class BirthOwners:
         return birth.owner if birth else await self._others.owner(container_id)
 
 
-class NriContainerWatch:
-    """Answers the runtime by a plugin, as soon as there is a table to answer by; `cgroups` watches what is left."""
+class EnvironmentSearch:
+    """Finds the largest environments while the runtime lists no containers, at most once an hour."""
 
-    def __init__(self, socket: Path, plugin: Plugin, cgroups: ContainerWatch) -> None:
+    def __init__(self, find: FindLarge | None, changed: Callable[[], None]) -> None:
+        self.largest: tuple[LargeEnvironment, ...] | None = None
+        self._find = find
+        self._changed = changed
+        self._next = 0.0  # in the loop's time
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, *, is_needed: bool) -> None:
+        """Begin to search when that is needed, and end it when it is no longer."""
+        if is_needed and self._task is None and self._find:
+            self._task = asyncio.create_task(self._search(self._find))
+        elif not is_needed:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the search."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _search(self, find: FindLarge) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._next - loop.time())
+            largest = await find()
+            self._next = loop.time() + (AGAIN_SECONDS if largest is None else SEARCH_SECONDS)
+            if largest is not None and largest != self.largest:
+                self.largest = largest
+                self._changed()
+
+
+class NriContainerWatch:
+    """Answers the runtime by a plugin, as soon as there is a table to answer by; `cgroups` watches what is left.
+
+    `find_large` returns the containers with the largest environments.
+    """
+
+    def __init__(
+        self, socket: Path, plugin: Plugin, cgroups: ContainerWatch, find_large: FindLarge | None = None
+    ) -> None:
         self._plugin = plugin
         self._cgroups = cgroups
         self._client = Client(socket, NAME, plugin, changed=self._status_changed)
@@ -62,6 +108,7 @@ class NriContainerWatch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._created: Callable[[NewContainer], None] = lambda _: None
         self._changed: Callable[[], None] = lambda: None
+        self._search = EnvironmentSearch(find_large, self._found_large)
         self._coming: dict[str, NewContainer] = {}  # made right by NRI, in their cgroups, seen by no pass yet
 
     @property
@@ -72,7 +119,13 @@ class NriContainerWatch:
     @property
     def reason(self) -> str:
         """Say why the runtime does not ask."""
-        return "" if self.holds else self._client.status.reason
+        return "" if self.holds else str(self.listing_fault or self._client.status.reason)
+
+    @property
+    def listing_fault(self) -> ListingFault | None:
+        """Return why the runtime lets no plugin in, if its list of containers is the cause."""
+        status = self._client.status
+        return ListingFault(status.reason, self._search.largest) if status.is_not_listed else None
 
     @property
     def other_plugins(self) -> tuple[str, ...]:
@@ -114,6 +167,7 @@ class NriContainerWatch:
         try:
             await self._cgroups.watch(self._cgroup_made, changed)
         finally:
+            self._search.stop()
             if self._is_started:
                 self._client.stop()
             self._loop = None
@@ -129,6 +183,9 @@ class NriContainerWatch:
         birth = self._plugin.births.get(container.id)
         return birth is not None and not table.trespass(birth.owner, birth.cpus)
 
+    def _found_large(self) -> None:
+        self._changed()
+
     def _status_changed(self, status: Status) -> None:
         """Tell the event loop; called in the thread of the connection."""
         self._plugin.validates = status.validates
@@ -142,4 +199,5 @@ class NriContainerWatch:
         facts = {"runtime": status.runtime, "validates": status.validates, "reason": status.reason}
         if status.is_connected:
             logger.info("NRI connected", extra={"facts": facts})
+        self._search.follow(is_needed=status.is_not_listed)
         self._changed()

@@ -67,7 +67,7 @@ class WatchedCgroups:
         if watch.holds:
             return StartWay(Path.NRI, "", watch.other_plugins)
         path = Path.CGROUP if self._cgroups.cpusets.writable else Path.RUNTIME
-        return StartWay(path, watch.reason, watch.other_plugins)
+        return StartWay(path, watch.reason, watch.other_plugins, watch.listing_fault)
 
     def _running(self) -> frozenset[str]:
         records = self._observer.records.values()

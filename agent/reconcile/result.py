@@ -157,6 +157,7 @@ def node_state_of(
         start_path=starts.path,
         start_reason=starts.reason,
         other_plugins=starts.other_plugins,
+        listing_fault=starts.listing_fault,
     )
 
 

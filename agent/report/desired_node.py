@@ -199,6 +199,12 @@ def _degraded(state: NodeState) -> Condition:
             f"the runtime does not list its containers, so the agent keeps what runs: {state.runtime_reason}"
         )
         return Condition(DEGRADED_CONDITION, "True", "RuntimeNotListed", message[:LONGEST_MESSAGE])
+    if state.listing_fault:
+        message = (
+            "the runtime lets no NRI plugin in, so new containers are pinned over their cgroups and marked ones wait"
+            f" for the agent: {state.listing_fault}"
+        )
+        return Condition(DEGRADED_CONDITION, "True", "NRINotListed", message[:LONGEST_MESSAGE])
     if state.kills:
         ends = ", ".join(
             f"{kill.pod}/{kill.container} at {kill.when or 'an unknown time'}" for kill in state.kills

@@ -18,7 +18,7 @@ from pinning.pods.identity import name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.node_state import Conflict, ContainerState, MemoryKill, NodeState, PodState
+    from agent.node_state import Conflict, ContainerState, LargeEnvironment, MemoryKill, NodeState, PodState
     from pinning.planning.refusal import Refusal
     from pinning.pods.types import Pod
 
@@ -37,6 +37,7 @@ class Reason(StrEnum):
     MEMORY = "Memory"
     UNCOUNTED = "Uncounted"
     OUT_OF_MEMORY = "OutOfMemory"
+    LARGE_ENVIRONMENT = "LargeEnvironment"
 
 
 WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
@@ -65,6 +66,8 @@ def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, .
     events += (_of_conflict(conflict) for conflict in after.conflicts if conflict.owner not in known)
     seen = set(before.kills) if before else set()
     events += (_of_kill(kill) for kill in after.kills if kill not in seen)
+    named = set(_large(before)) if before else set()
+    events += (_of_environment(large) for large in _large(after) if large not in named)
     return tuple(events)
 
 
@@ -109,6 +112,19 @@ def _of_kill(kill: MemoryKill) -> Event:
         " raise resources.limits.memory of its DaemonSet"
     )
     return Event(Owner(kill.pod_uid, kill.container), Reason.OUT_OF_MEMORY, message)
+
+
+def _large(state: NodeState) -> tuple[LargeEnvironment, ...]:
+    return (state.listing_fault and state.listing_fault.largest) or ()
+
+
+def _of_environment(large: LargeEnvironment) -> Event:
+    message = (
+        f"container {large.container} has an environment of {large.size / 2**20:.1f} MiB, among the largest of a node"
+        " whose runtime fails to list its containers to NRI plugins, so that no pod there gets CPUs before it starts:"
+        " mount the ConfigMaps and Secrets as files in place of envFrom"
+    )
+    return Event(Owner(large.pod_uid, large.container), Reason.LARGE_ENVIRONMENT, message)
 
 
 def gist(refusal: Refusal) -> tuple[str, str]:

@@ -38,6 +38,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "memoryKills": [kill._asdict() for kill in state.kills],
         "startPath": str(state.start_path),
         "startReason": state.start_reason,
+        "listingFault": str(state.listing_fault or ""),
         "otherPlugins": list(state.other_plugins),
         "topology": state.topology.to_dict(),
         "sets": _sets(state),

@@ -25,6 +25,7 @@ class FakeWatch:
     holds: bool = True
     reason: str = ""
     other_plugins: tuple[str, ...] = ()
+    listing_fault: None = None
     tables: list[StartTable | None] = field(default_factory=list)
     births: dict[str, CPUSet] = field(default_factory=dict)
     published: Callable[[], None] = lambda: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
     from webhook.config.settings import NodeShape, Settings
     from webhook.rules.injection import Injection
+
+
+LARGE_ENVIRONMENT: Final = 256 * 2**10  # bytes of literal variables; 16 such containers fill a message of NRI
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,26 @@ def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[C
     yield from _mutate_words(pod, pod_claims)
     for member in pod_claims.members:
         yield from _throttled(member, pod_claims.claim_of(member.name), settings)
+        if pod_claims.claims:
+            yield from _large_environment(member)
     yield from too_much_memory(pod_claims, settings.node_shapes)
+
+
+def _large_environment(member: Member) -> Iterator[Cause]:
+    """Warn about an environment for which a runtime may fail to list its containers to NRI plugins."""
+    variables = member.container.get("env") or ()
+    size = sum(
+        len(f"{variable.get('name') or ''}{variable.get('value') or ''}".encode(errors="replace"))
+        for variable in variables
+    )
+    if size > LARGE_ENVIRONMENT:
+        field = f"{member.path}.env"
+        message = (
+            f"{member.called} has an environment of {size >> 10} KiB, more than {LARGE_ENVIRONMENT >> 10} KiB: containerd"
+            " lists containers to NRI plugins in messages of 4 MiB, and lets no plugin in when 8 do not fit: mount a"
+            " ConfigMap as files instead"
+        )
+        yield Cause(field, message, flaw=("environment", field))
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:

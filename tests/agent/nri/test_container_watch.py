@@ -36,6 +36,7 @@ class Cgroups:
     holds: bool = False
     reason: str = ""
     other_plugins: tuple[str, ...] = ()
+    listing_fault: None = None
     followed: list[str] = field(default_factory=list)
     made: Callable[[NewContainer], None] = lambda _: None
 

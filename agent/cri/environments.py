@@ -1,0 +1,66 @@
+"""Search for the containers with the largest environments, for which a runtime lets no NRI plugin in.
+
+Sizes only: no variable is kept or logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from cri_api.v1 import api_pb2
+
+from agent.cri.container_info import environment_size, verbose_json
+from agent.cri.listing_pb2 import ContainerStatusResponse
+from agent.errors import AgentError, Gone, Refused, TooLarge
+from agent.grpc_calls import MESSAGE_BYTES
+from agent.node_state import LargeEnvironment
+from pinning.planning.observed import State
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from agent.cri.lists import Lists
+    from agent.grpc_calls import Calls
+
+LARGE: Final = 256 * 2**10  # bytes; 16 of them fill a message of NRI
+NAMED: Final = 3
+MOST_ASKED: Final = 500  # containers, the newest first
+SECONDS: Final = 30.0  # for all of them
+
+logger = logging.getLogger(__name__)
+
+
+async def largest_environments(
+    calls: Calls, lists: Lists, turn: asyncio.Semaphore, *, most: int = MOST_ASKED, seconds: float = SECONDS
+) -> tuple[LargeEnvironment, ...] | None:
+    """Return the largest environments, from one verbose status after the other; None when none can be asked for."""
+    deadline = monotonic() + seconds
+    found = []
+    try:
+        listed = [item for item in await lists.containers() if item.state is not State.EXITED]
+        sandboxes = await lists.sandboxes()
+        for container in sorted(listed, key=lambda item: (-item.created_at, item.id))[:most]:
+            if monotonic() > deadline:
+                break
+            async with turn:
+                size = await _size(calls, container.id)
+            if size >= LARGE and (of := sandboxes.get(container.sandbox)):
+                found.append(LargeEnvironment(of.pod_uid, of.namespace, of.pod, container.name, size))
+    except AgentError as error:
+        logger.info("environments not measured", extra={"facts": {"reason": str(error)}})
+        return None
+    return tuple(sorted(found, key=lambda large: (-large.size, large))[:NAMED])
+
+
+async def _size(calls: Calls, container_id: str) -> int:
+    """Return the bytes of an environment, 0 for one that cannot be read."""
+    request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
+    try:
+        answer = await calls.ask("ContainerStatus", request, ContainerStatusResponse)
+    except TooLarge:
+        return MESSAGE_BYTES
+    except (Gone, Refused):
+        return 0
+    return environment_size(verbose_json(answer.info)) or 0
