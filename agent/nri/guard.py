@@ -23,7 +23,7 @@ AGENT: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 AWAY: Final = (
     "corepin's agent is not connected to this node's container runtime: it starts by itself as soon as the agent is"
     " back; look at the agent's pod on this node. If that runs, the node's condition CorepinDegraded names the pods"
-    " whose environments are too large for the runtime to list: delete them"
+    " that keep it out: delete them"
 )
 SILENT: Final = (
     "corepin's agent gave it none in time: the kubelet tries again by itself; if it stays so, look at the log of the"

@@ -235,6 +235,7 @@ class Pod:
         quota: int = 50000,
         mounts: Sequence[api_pb2.Mount] = (),
         devices: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """Create a container without starting it, and return its id."""
         config = api_pb2.ContainerConfig(
@@ -243,6 +244,7 @@ class Pod:
             command=command,
             log_path=f"{name}.log",
             mounts=mounts,
+            envs=[api_pb2.KeyValue(key=key, value=value) for key, value in environment.items()],
             devices=[
                 api_pb2.Device(host_path=path, container_path=path, permissions="rwm") for path in devices
             ],

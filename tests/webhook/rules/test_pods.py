@@ -140,6 +140,32 @@ def test_a_limit_below_the_claimed_cores_is_told(cpu: str, settings: bytes, warn
 
 
 @pytest.mark.parametrize(
+    ("annotations", "size", "warned"),
+    [
+        pytest.param({CPU_MANAGER: "exclusive"}, 256 * 2**10, False, id="at-the-limit"),
+        pytest.param({CPU_MANAGER: "exclusive"}, 256 * 2**10 + 1, True, id="above"),
+        pytest.param({CPU_MANAGER: "exclusive"}, 1_400_000, True, id="as-large-as-etcd-takes"),
+        pytest.param({}, 1_400_000, False, id="no-claim"),
+    ],
+)
+def test_large_environment_of_a_claim_is_warned_of(
+    annotations: dict[str, str], size: int, warned: bool
+) -> None:
+    """For it a runtime may let no NRI plugin in; names count, and a value from elsewhere has no size here."""
+    document = pod(container("main", {"cpu": "1", "memory": "1Gi"}), annotations=annotations)
+    source = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    half = size // 2
+    document["spec"]["containers"][0]["env"] = [
+        source,
+        {"name": "B" * (half - 1), "value": ""},
+        {"name": "C", "value": "x" * (size - half - 1)},
+    ]
+    found = [warning for warning in judged(document).warnings if warning.field.endswith(".env")]
+    assert [warning.field for warning in found] == (["spec.containers[0].env"] if warned else [])
+    assert all("mount a ConfigMap as files" in warning.message for warning in found)
+
+
+@pytest.mark.parametrize(
     ("documented", "refused"),
     [
         pytest.param({SMT: "isolate"}, [False, True], id="isolate: one core a CPU"),

@@ -1,0 +1,126 @@
+"""One tenant's large environments, for which containerd 2.4.2 lets no NRI plugin in, or crashes: agent, guard, validator.
+
+Eight containers with 1.8 MB each, as `envFrom` of two ConfigMaps makes them, do not fit into a message of 4 MiB.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from agent.nri.plugin import NAME, Plugin
+from agent.nri.wire import Client
+from agent.nri.wire.client import CRASHED, LONGEST_NOT_LISTED_WAIT
+from pinning.contract import GUARDED, GUARDED_VALUE, REQUIRED_PLUGINS
+from tests.agent.containerd import FOREVER, start_containerd
+from tests.agent.containerd_node import start_node
+from tests.agent.nri.guards import guard_on
+from tests.node.waiting import until, until_equal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent.containerd import Containerd, Pod
+
+LARGE = {f"KEY_{number}": "secret" * 20_000 for number in range(15)}  # 1.8 MB
+VALIDATOR = """
+[plugins."io.containerd.nri.v1.nri".default_validator]
+enable = true
+"""
+in_2_4 = pytest.mark.parametrize("containerd_session", ["2.4"], indirect=True)
+
+
+def crowd(containerd: Containerd, pods: int, containers: int) -> list[Pod]:
+    """Create containers with large environments in some pods; none of them has to run."""
+    made = [containerd.run_pod(f"large-{number}", f"uid-large-{number}") for number in range(pods)]
+    for number in range(containers):
+        made[number % pods].create(f"c{number}", FOREVER, environment=LARGE)
+    return made
+
+
+@in_2_4
+def test_agent_and_guard_name_the_environments_and_come_back(containerd: Containerd, tmp_path: Path) -> None:
+    """Until the pods are deleted a container gets its CPU over its cgroup, and the new guard is not ready."""
+    large = crowd(containerd, 4, 8)
+    with (
+        guard_on(containerd.nri_socket, tmp_path) as guard,
+        start_node(containerd, tmp_path, nri=str(containerd.nri_socket)) as node,
+    ):
+        until("the environments are named", lambda: "MiB)" in node.agent.state()["listingFault"])
+        fault = node.agent.state()["listingFault"]
+        assert "default/large-" in fault
+        assert "(1.7 MiB)" in fault
+        assert "secret" not in fault + node.agent.log
+        assert node.agent.state()["startReason"] == fault
+        assert node.agent.metric("corepin_agent_nri_not_listed") == 1
+        pinned = node.add("pinned", "exclusive")
+        until("its own CPU", lambda: node.reported()["pinned"]["pinned"])
+        assert len(pinned.cpus) == 1
+        assert node.agent.state()["startPath"] == "cgroup"
+
+        until("the guard has tried", lambda: "largest environments" in guard.readiness()[1])
+        assert guard.readiness()[0] == 503
+        assert "0x" not in fault + guard.readiness()[1]
+        assert containerd.daemon is not None
+        assert containerd.daemon.process.poll() is None
+
+        for pod in large:
+            containerd.remove_pod(pod.id)
+        until_equal("NRI is back", lambda: node.agent.state()["startPath"], "nri")
+        until_equal("the guard guards", guard.readiness, (200, "ok"))
+        assert node.agent.state()["listingFault"] == ""
+
+
+@in_2_4
+def test_guard_of_before_holds_back_and_names_the_condition(containerd: Containerd, tmp_path: Path) -> None:
+    """It goes on while the agent is not let in, and a pod that is not marked starts."""
+    with guard_on(containerd.nri_socket, tmp_path) as guard:
+        until_equal("the guard guards", guard.readiness, (200, "ok"))
+        crowd(containerd, 4, 8)
+        client = Client(containerd.nri_socket, NAME, Plugin(lambda _: False))
+        client.start()
+        try:
+            until("the agent is not let in", lambda: client.status.is_not_listed)
+            with pytest.raises(
+                grpc.RpcError, match="condition CorepinDegraded names the pods that keep it out"
+            ):
+                containerd.run_pod("marked", "uid-marked", {GUARDED: GUARDED_VALUE}).create("main")
+            containerd.run_pod("plain", "uid-plain").create("main")
+            assert guard.readiness() == (200, "ok")
+        finally:
+            client.stop()
+
+
+@pytest.mark.runtime
+def test_a_crash_is_not_repeated_and_required_plugins_hold_back(tmp_path: Path) -> None:
+    """With fewer than four pods containerd panics; once restarted it refuses marked containers, and is left alone."""
+    with start_containerd("2.4", tmp_path) as containerd:
+        assert containerd.daemon is not None
+        large = crowd(containerd, 2, 7)
+        client = Client(containerd.nri_socket, NAME, Plugin(lambda _: False))
+        client.start()
+        try:
+            until("containerd crashed", lambda: containerd.daemon and containerd.daemon.process.poll())
+            until("the client knows", lambda: CRASHED in client.status.reason)
+            assert "slice bounds out of range" in containerd.daemon.log_file.read_text()
+
+            config = tmp_path / "config.toml"
+            config.write_text(config.read_text() + VALIDATOR)
+            containerd.start()
+            assert client.status.is_not_listed
+            assert client._backoff == LONGEST_NOT_LISTED_WAIT
+            with pytest.raises(grpc.RpcError, match="required plugin"):
+                marked(containerd).create("main")
+            containerd.run_pod("plain", "uid-plain").create("main")
+            assert containerd.daemon.process.poll() is None
+        finally:
+            client.stop()
+        for pod in large:
+            containerd.remove_pod(pod.id)
+
+
+def marked(containerd: Containerd) -> Pod:
+    """Return a pod as the webhook marks it with `requiredPlugins`."""
+    return containerd.run_pod("marked", "uid-marked", {REQUIRED_PLUGINS: '["corepin"]'})
