@@ -8,6 +8,7 @@ from agent.cri.container_info import (
     SOCKETS,
     ContainerInfo,
     cgroup_path,
+    environment_size,
     find_socket,
     read_info,
     verbose_json,
@@ -100,3 +101,11 @@ def test_usual_sockets_are_found_in_order() -> None:
 def test_vm_handlers(handler: str, in_vm: bool) -> None:
     """A handler that starts virtual machines is known by its name."""
     assert is_vm_handler(handler) is in_vm
+
+
+def test_size_of_an_environment_counts_bytes() -> None:
+    """Of names and values as the kernel has them, not as JSON escapes them; None when the runtime does not say."""
+    assert environment_size(b'{"runtimeSpec": {"process": {"env": ["A=\\u003c\\u003c", "B=\xc3\xa9"]}}}') == 8
+    assert environment_size(b'{"runtimeSpec": {"process": {}}}') == 0
+    for unknown in (b"{}", b'{"runtimeSpec": {}}', b"nonsense"):
+        assert environment_size(unknown) is None

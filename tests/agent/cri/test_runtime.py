@@ -9,6 +9,7 @@ import grpc
 import pytest
 from cri_api.v1 import api_pb2
 
+from agent.cri.environments import largest_environments
 from agent.cri.runtime import CRI
 from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.interfaces import RuntimeContainer
@@ -363,5 +364,45 @@ def test_runtime_that_is_slow_to_greet_is_waited_for(tmp_path: Path) -> None:
             found = await runtime.containers()
             await runtime.close()
         assert ([container.id for container in found], len(attempts)) == (["one"], 1)
+
+    play(tmp_path, scenario)
+
+
+def test_largest_environments_are_named_by_size(tmp_path: Path) -> None:
+    """Three of those above 256 KiB, the largest first; a status above 16 MiB counts as that, one that is refused not."""
+
+    def info(size: int, **more: str) -> dict[str, object]:
+        return {**INFO, "runtimeSpec": {"process": {"env": ["K=" + "x" * (size - 2)]}}, **more}
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        for name, size in {"a": 300 << 10, "b": 2 << 20, "c": 1 << 20, "d": 1000}.items():
+            fake.add(name, info(size))
+        fake.add("e", info(1000, config="x" * (17 << 20)))
+        found = await runtime.largest_environments()
+        assert found is not None
+        assert [(large.container, large.size) for large in found] == [
+            ("e", 16 << 20),
+            ("b", 2 << 20),
+            ("c", 1 << 20),
+        ]
+        fake.errors["ContainerStatus"] = (grpc.StatusCode.INTERNAL, "broken")
+        assert await runtime.largest_environments() == ()
+        fake.errors["ContainerStatus"] = (grpc.StatusCode.UNAVAILABLE, "away")
+        assert await runtime.largest_environments() is None
+
+    play(tmp_path, scenario)
+
+
+def test_search_for_environments_is_bounded(tmp_path: Path) -> None:
+    """In number, beginning with the newest, and in time."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        for number in range(5):
+            fake.add(f"c{number}", INFO)
+        turn = asyncio.Semaphore(1)
+        await largest_environments(runtime._calls, runtime._lists, turn, most=2)
+        assert fake.asked["ContainerStatus"] == 2
+        await largest_environments(runtime._calls, runtime._lists, turn, seconds=-1.0)
+        assert fake.asked["ContainerStatus"] == 2
 
     play(tmp_path, scenario)

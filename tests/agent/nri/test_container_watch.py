@@ -13,9 +13,9 @@ import pytest
 
 from agent.errors import Gone
 from agent.interfaces import NewContainer
-from agent.node_state import NodeState
+from agent.node_state import LargeEnvironment, NodeState
 from agent.node_state import Path as Way
-from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, NriContainerWatch
+from agent.nri.container_watch import SWITCH_SECONDS, BirthOwners, EnvironmentSearch, NriContainerWatch
 from agent.nri.plugin import Plugin
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
@@ -277,3 +277,35 @@ def test_agent_goes_from_one_way_to_the_other_and_back(node: FakeNode, tmp_path:
                 await running
 
     node.runner.run(story())
+
+
+def test_large_environments_are_searched_for_once_an_hour() -> None:
+    """However often the runtime fails to list its containers in between, and again soon if it could not be asked."""
+    asked = 0
+    large = LargeEnvironment("u", "team", "web", "main", 2**20)
+
+    async def find() -> tuple[LargeEnvironment, ...] | None:
+        nonlocal asked
+        asked += 1
+        return None if asked == 1 else (large,)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        search = EnvironmentSearch(find, changed.set)
+        search.follow(is_needed=True)
+        while asked == 0:
+            await asyncio.sleep(0)
+        assert search.largest is None
+        assert 0 < search._next - loop.time() <= 30
+        search.stop()
+        search._next = 0.0
+        for _ in range(10):
+            search.follow(is_needed=True)
+            await changed.wait()
+            search.follow(is_needed=False)
+        assert search.largest == (large,)
+        assert search._next - loop.time() > 3000
+        assert asked == 2
+
+    asyncio.run(story())
