@@ -152,14 +152,11 @@ def test_large_environment_of_a_claim_is_warned_of(
     annotations: dict[str, str], size: int, warned: bool
 ) -> None:
     """For it a runtime may let no NRI plugin in; names count, and a value from elsewhere has no size here."""
-    document = pod(container("main", {"cpu": "1", "memory": "1Gi"}), annotations=annotations)
     source = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     half = size // 2
-    document["spec"]["containers"][0]["env"] = [
-        source,
-        {"name": "B" * (half - 1), "value": ""},
-        {"name": "C", "value": "x" * (size - half - 1)},
-    ]
+    variables = [source, {"name": "B" * (half - 1)}, {"name": "C", "value": "x" * (size - half - 1)}]
+    main = {**container("main", {"cpu": "1", "memory": "1Gi"}), "env": variables}
+    document = pod(main, annotations=annotations)  # type: ignore[arg-type]
     found = [warning for warning in judged(document).warnings if warning.field.endswith(".env")]
     assert [warning.field for warning in found] == (["spec.containers[0].env"] if warned else [])
     assert all("mount a ConfigMap as files" in warning.message for warning in found)
