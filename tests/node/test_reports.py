@@ -62,6 +62,7 @@ def test_change_of_policy_is_an_event(node: Node) -> None:
 
 def test_node_says_what_it_has(node: Node) -> None:
     """Topology, pools, label and resources are on the node, the pools in CMK's ConfigMap, and follow what is held."""
+    until_equal("published", node.published, (str(node.cores), str(node.cores)))  # pods before held some
     shown = node.get("node", node.name)
     assert shown["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"
     annotations = shown["metadata"]["annotations"]
