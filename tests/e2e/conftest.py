@@ -19,7 +19,6 @@ from tests.e2e.neighbours import Neighbours, add_first, add_sidecar, annotate, s
 from tests.e2e.registration import MAIN, Instance, neighbour, register, unregister
 from tests.e2e.webhook_process import WebhookProcess, corepin_webhook
 from tests.pods import CORES, container
-from tests.servers.daemon import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,8 +71,16 @@ def mute() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def shut() -> Iterator[str]:
+    """Return the address of a webhook that is down: its port is held, so that no other process listens there."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"https://127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
 def registered_of(
-    webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str
+    webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str, shut: str
 ) -> Iterator[Callable[[ApiServer], Registered]]:
     """Return an API server with everything registered, when first asked for it."""
     registered: dict[str, Registered] = {}
@@ -82,7 +89,7 @@ def registered_of(
         def prepare(api: ApiServer) -> Registered:
             if api.version not in registered:
                 already_there.create(api)
-                documents = _registrations(webhooks, neighbours, mute)
+                documents = _registrations(webhooks, neighbours, mute, shut)
                 stack.callback(unregister, api, documents)
                 register(api, documents)
                 registered[api.version] = Registered(api, webhooks[MAIN])
@@ -105,17 +112,17 @@ def cluster(registered: Registered) -> Cluster:
 
 
 def _registrations(
-    webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str
+    webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str, shut: str
 ) -> list[dict[str, object]]:
     """Return all registrations; those of the main webhook last, so that when it acts all do."""
-    nobody, some_ca = f"https://127.0.0.1:{free_port()}", webhooks[MAIN].ca_bundle
+    some_ca = webhooks[MAIN].ca_bundle
     instances = [
         Instance(CMK, webhooks[CMK].url, webhooks[CMK].ca_bundle),
         Instance(GUARDED, webhooks[GUARDED].url, webhooks[GUARDED].ca_bundle),
         Instance(GATED, webhooks[GATED].url, webhooks[GATED].ca_bundle),
-        Instance(DOWN, nobody, some_ca),
-        Instance(DOWN_OPEN, nobody, some_ca, failure_policy="Ignore"),
-        Instance(DOWN_SHUT, nobody, some_ca, failure_policy="Fail"),
+        Instance(DOWN, shut, some_ca),
+        Instance(DOWN_OPEN, shut, some_ca, failure_policy="Ignore"),
+        Instance(DOWN_SHUT, shut, some_ca, failure_policy="Fail"),
         Instance(MUTE, mute, some_ca),
         Instance(OPEN, webhooks[MAIN].url, webhooks[MAIN].ca_bundle, failure_policy="Ignore"),
         Instance(SHUT, webhooks[MAIN].url, webhooks[MAIN].ca_bundle, failure_policy="Fail"),

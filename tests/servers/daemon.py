@@ -1,13 +1,14 @@
 """Start a server process, and be sure that it is gone afterwards."""
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,8 +116,15 @@ def plain_environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Return a loopback port that was free a moment ago, and that the kernel gives to no other socket by itself.
+
+    The kernel takes ports from `ip_local_port_range` for each outgoing connection and each bind(2) to port 0, so
+    that a port from there can belong to another test by the time a server binds it. At random, because tests in
+    several processes choose at the same time.
+    """
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, max(first_given, 20_000))  # noqa: S311  no secret
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
