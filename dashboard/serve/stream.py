@@ -63,7 +63,8 @@ async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | 
 async def _wait(news: asyncio.Event) -> str:
     """Wait for news; return what keeps a connection open meanwhile."""
     try:
-        await asyncio.wait_for(news.wait(), ALIVE_SECONDS)
+        async with asyncio.timeout(ALIVE_SECONDS):
+            await news.wait()
     except TimeoutError:
         return ALIVE
     return ""

@@ -98,7 +98,10 @@ class Watching:
     async def _gather(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(
+                    LOOK_SECONDS
+                ):  # wait_for of Python 3.11 drops a cancel that comes with news
+                    await self._changed.wait()
             except TimeoutError:
                 if self._troubles() == self.cluster.troubles:
                     continue

@@ -201,3 +201,21 @@ def test_silent_events_are_not_taken_for_a_dead_server() -> None:
     watch(server, act)
     asked = {it.url.path: it.url.params.get("timeoutSeconds") for it in server.asked}
     assert int(asked["/api/v1/events"]) < SILENCE_SECONDS < int(asked["/api/v1/nodes"])
+
+
+def test_watching_ends_when_it_is_cancelled_beside_news() -> None:
+    """The dashboard stops also when a watch brings something at that moment."""
+
+    async def main() -> None:
+        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
+        watching = Watching(api, lambda: NOW)
+        gathering = asyncio.create_task(watching._gather())
+        await asyncio.sleep(0)  # it waits for news now
+        await asyncio.sleep(0)
+        watching._changed.set()
+        gathering.cancel()
+        await asyncio.wait([gathering], timeout=SECONDS)
+        assert gathering.cancelled()
+        await api.close()
+
+    asyncio.run(main())
