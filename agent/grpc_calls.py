@@ -1,100 +1,238 @@
-"""Calls to a gRPC service behind a unix socket (CRI, the kubelet), with its errors translated into the agent's."""
+"""Calls to a gRPC service behind a unix socket (CRI, the kubelet), with its errors translated into the agent's.
+
+An answer is read field by field while it arrives, because tenants choose how large it is: up to 16 MiB.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+import asyncio
+import struct
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import unquote
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
+from agent.http2 import Broken, Exchange, connected
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from google.protobuf.message import Message
 
 Answer = TypeVar("Answer", bound="Message")
 MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as server
-_LATER: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-)
-_TOO_LARGE: Final = "larger than max"  # of grpc as client and of Go's as server
+_CODES: Final = {
+    str(number): name
+    for number, name in enumerate(
+        (
+            *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND"),
+            *("ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED"),
+            *("OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+        )
+    )
+}
+_LATER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_TOO_LARGE: Final = "larger than max"  # of Go's grpc as server, and ours
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created")  # containerd, CRI-O: it only just ended
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long one attempt may take, on a busy node too
-    ("grpc.max_reconnect_backoff_ms", 1000),  # the default is two minutes; a runtime restarts in one second
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),  # Go refuses the path of a socket as an authority
-    ("grpc.enable_http_proxy", 0),
-)
+_PREFIX_BYTES: Final = 5  # before each message: whether it is compressed, and its length
+# Wire types of protobuf, and how long the fixed ones are.
+_VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}
+_SKIPPED_AT_ONCE: Final = 64 * 2**10
 
 
 class Calls:
-    """A connection that is made at the first call and made again by itself; belongs to one event loop."""
+    """A service behind a socket. Each call connects anew, so a restart of the other side is no matter."""
 
     def __init__(self, socket: Path, service: str, timeout_seconds: float) -> None:
         self.socket = socket
         self._service = service
         self._timeout_seconds = timeout_seconds
-        self._opened: Any = None  # grpc comes without types
-
-    @property
-    def _channel(self) -> Any:
-        if self._opened is None:
-            self._opened = grpc.aio.insecure_channel(f"unix://{self.socket}", options=_OPTIONS)
-        return self._opened
 
     async def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Call a method and return its answer; raise Unavailable, Gone or Refused."""
-        call = self._channel.unary_unary(
-            f"/{self._service}/{method}", request_serializer=type(request).SerializeToString
-        )
+        """Return the answer of a method; raise Unavailable, TooLarge, Gone or Refused."""
+        async with self._asked(method, request, self._timeout_seconds) as exchange:
+            content = await exchange.read(await self._only(method, exchange))
+            await self._finish(method, exchange)
+            return decoded(answer, content)
+
+    @asynccontextmanager
+    async def reading(self, method: str, request: Message) -> AsyncIterator[Fields]:
+        """Yield the fields of an answer, which are read inside the block; raise as `ask` does."""
+        async with self._asked(method, request, self._timeout_seconds) as exchange:
+            fields = Fields(exchange, await self._only(method, exchange))
+            yield fields
+            await fields.skip_rest()
+            await self._finish(method, exchange)
+
+    async def stream(
+        self, method: str, request: Message, answer: type[Answer], limit: int
+    ) -> AsyncIterator[Answer]:
+        """Yield the answers of a method that never ends by itself; raise as `ask` does, also when it ends."""
+        async with self._asked(method, request, None) as exchange:
+            while (length := await self._next(method, exchange, limit)) is not None:
+                yield decoded(answer, await exchange.read(length))
+            self._check_status(method, exchange.headers)
+        raise Unavailable(f"{self.socket}: {method} ended")
+
+    @asynccontextmanager
+    async def _asked(
+        self, method: str, request: Message, timeout_seconds: float | None
+    ) -> AsyncIterator[Exchange]:
+        """Send a request, and translate what goes wrong until its answer is read."""
+        content = request.SerializeToString()
         try:
-            content: bytes = await call(request, timeout=self._timeout_seconds)
-            return answer.FromString(content)
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(method, error) from error
+            async with asyncio.timeout(timeout_seconds), connected(self.socket) as exchange:
+                await exchange.send(self._headers(method, timeout_seconds), _prefixed(content))
+                yield exchange
+        except TimeoutError as error:
+            raise self._translated(
+                method, "DEADLINE_EXCEEDED", f"no answer in {timeout_seconds} s"
+            ) from error
+        except (OSError, Broken) as error:
+            raise self._translated(method, "UNAVAILABLE", str(error)) from error
         except DecodeError as error:
             raise Refused(f"{self.socket}: {method}: the answer cannot be read: {error}") from error
 
-    async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        """Yield the answers of a method that never ends by itself; raise as `ask` does, also when it ends."""
-        call = self._channel.unary_stream(
-            f"/{self._service}/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
-        )(request)
-        try:
-            async for answered in call:
-                yield answered
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(method, error) from error
-        finally:
-            call.cancel()
-        raise Unavailable(f"{self.socket}: {method} ended")
+    def _headers(self, method: str, timeout_seconds: float | None) -> list[tuple[str, str]]:
+        deadline = [] if timeout_seconds is None else [("grpc-timeout", f"{int(timeout_seconds * 1000)}m")]
+        return [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", f"/{self._service}/{method}"),
+            (":authority", "localhost"),  # Go refuses the path of a socket as an authority
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", "corepin-agent"),
+            *deadline,
+        ]
 
-    async def close(self) -> None:
-        """End the connection."""
-        if self._opened is not None:
-            await self._opened.close()
-            self._opened = None
+    async def _only(self, method: str, exchange: Exchange) -> int:
+        """Return the length of the one message that an answer has; raise the error that it has instead."""
+        length = await self._next(method, exchange, MESSAGE_BYTES)
+        if length is None:
+            self._check_status(method, exchange.headers)
+            raise self._translated(method, "INTERNAL", "the answer is empty")
+        return length
 
-    def _translated(self, method: str, error: Any) -> AgentError:
+    async def _next(self, method: str, exchange: Exchange, limit: int) -> int | None:
+        """Return the length of the next message, None when there is none."""
+        prefix = await exchange.read_or_end(_PREFIX_BYTES)
+        if prefix is None:
+            return None
+        length = int.from_bytes(prefix[1:])
+        if prefix[0]:
+            raise self._translated(method, "INTERNAL", "the answer is compressed, which was not asked for")
+        if length > limit:
+            raise self._too_large(method, f"received message {_TOO_LARGE} ({length} vs. {limit})", limit)
+        return length
+
+    async def _finish(self, method: str, exchange: Exchange) -> None:
+        """Read the end of an answer, and raise its error."""
+        if await exchange.read_or_end(1):
+            raise self._translated(method, "INTERNAL", "the answer goes on after its message")
+        self._check_status(method, exchange.headers)
+
+    def _check_status(self, method: str, headers: Mapping[str, str]) -> None:
+        if (status := headers.get("grpc-status")) == "0":
+            return
+        details = unquote(headers.get("grpc-message", ""))
+        if status is None:
+            details = f"no status of gRPC, {headers.get(':status', 'nothing')} of HTTP"
+        raise self._translated(method, _CODES.get(status or "", "UNKNOWN"), details)
+
+    def _translated(self, method: str, code: str, details: str) -> AgentError:
         """Return the agent's error for a gRPC status."""
-        code, details = error.code(), error.details() or ""
-        text = f"{self.socket}: {method}: {code.name}: {details}"
+        text = f"{self.socket}: {method}: {code}: {details}"
         if code in _LATER:
             return Unavailable(text)
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
-            return TooLarge(
-                f"{self.socket}: {method}: the answer exceeds {MESSAGE_BYTES >> 20} MiB, the limit of the kubelet too:"
-                " find the pods of this node with thousands of labels, annotations or environment variables"
-                f" and delete them ({details})"
-            )
-        if code is grpc.StatusCode.NOT_FOUND or any(words in details for words in _ENDED):
+        if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in details:
+            return self._too_large(method, details, MESSAGE_BYTES)
+        if code == "NOT_FOUND" or any(words in details for words in _ENDED):
             return Gone(text)
         return Refused(text)
+
+    def _too_large(self, method: str, details: str, limit: int) -> TooLarge:
+        whose = ", the limit of the kubelet too" if limit == MESSAGE_BYTES else ""
+        return TooLarge(
+            f"{self.socket}: {method}: the answer exceeds {limit >> 20} MiB{whose}:"
+            " find the pods of this node with thousands of labels, annotations or environment variables"
+            f" and delete them ({details})"
+        )
+
+
+class Fields:
+    """The fields of a message that is still arriving: no more than the caller keeps is in memory.
+
+    The event loop gets its turn where more is waited for: the connection receives a few hundred kilobytes at once.
+    """
+
+    def __init__(self, exchange: Exchange, length: int) -> None:
+        self._exchange = exchange
+        self._left = length  # after the field that is read now
+        self._unread = 0  # of that field
+
+    async def next(self) -> int | None:
+        """Return the number of the next field with bytes, a string or a message, None at the end; raise DecodeError."""
+        await self._skip(self._unread)
+        self._unread = 0
+        while self._left:
+            number, kind = divmod(await self._varint(), 8)
+            if kind == _VARINT:
+                await self._varint()
+            elif kind in _FIXED:
+                await self._take(_FIXED[kind])
+            elif kind == _DELIMITED:
+                self._unread = self._counted(await self._varint())
+                return number
+            else:
+                raise DecodeError(f"field {number} has the unknown wire type {kind}")
+        return None
+
+    async def content(self) -> bytearray:
+        """Return the field that `next` named."""
+        size, self._unread = self._unread, 0
+        return await self._exchange.read(size)
+
+    def nested(self) -> Fields:
+        """Return the fields of the message that `next` named; they are read before its own `next`."""
+        size, self._unread = self._unread, 0
+        return Fields(self._exchange, size)
+
+    async def skip_rest(self) -> None:
+        """Read to the end."""
+        while await self.next():
+            pass
+
+    async def _skip(self, size: int) -> None:
+        for start in range(0, size, _SKIPPED_AT_ONCE):
+            await self._exchange.read(min(_SKIPPED_AT_ONCE, size - start))
+
+    async def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 64, 7):  # the longest number has 64 bits
+            (byte,) = await self._take(1)
+            value |= (byte & 127) << shift
+            if not byte & 128:  # the last byte has no high bit
+                return value
+        raise DecodeError("a number has more than 64 bits")
+
+    async def _take(self, size: int) -> bytearray:
+        return await self._exchange.read(self._counted(size))
+
+    def _counted(self, size: int) -> int:
+        if size > self._left:
+            raise DecodeError("a field is longer than its message")
+        self._left -= size
+        return size
+
+
+def decoded(kind: type[Answer], content: bytearray) -> Answer:
+    """Return a message without a copy of its bytes; raise DecodeError."""
+    return kind.FromString(content)  # type: ignore[arg-type] # the stubs know bytes alone
+
+
+def _prefixed(content: bytes) -> bytes:
+    return struct.pack("!BI", 0, len(content)) + content

@@ -14,9 +14,8 @@ from agent.kernel.cgroup_names import SLICE, slice_path
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from agent.cri.listing_pb2 import Info
     from agent.cri.lists import ListedContainer, ListedSandbox
 
 SOCKETS: Final = (
@@ -93,12 +92,7 @@ def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
     return next((socket for socket in SOCKETS if exists(socket)), None)
 
 
-def verbose_json(entries: Iterable[Info]) -> bytes:
-    """Return the JSON document that the runtime's verbose answer has under the key `info`."""
-    return next((entry.value for entry in entries if entry.key == "info"), b"{}")
-
-
-def read_info(verbose: bytes) -> ContainerInfo:
+def read_info(verbose: bytes | bytearray) -> ContainerInfo:
     """Read the verbose part of a container's status; what it does not say stays unknown."""
     try:
         info = msgspec.json.decode(verbose, type=_Info)
@@ -111,7 +105,7 @@ def read_info(verbose: bytes) -> ContainerInfo:
     return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, linux.quota > 0)
 
 
-def environment_size(verbose: bytes) -> int | None:
+def environment_size(verbose: bytes | bytearray) -> int | None:
     """Return the size of a container's environment in bytes; None: the verbose status does not say."""
     try:
         info = msgspec.json.decode(verbose, type=_EnvironmentInfo)

@@ -9,10 +9,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from cri_api.v1 import api_pb2
-
-from agent.cri.container_info import environment_size, verbose_json
-from agent.cri.listing_pb2 import ContainerStatusResponse
+from agent.cri.statuses import container_environment
 from agent.errors import AgentError, Gone, Refused, TooLarge
 from agent.grpc_calls import MESSAGE_BYTES
 from agent.node_state import LargeEnvironment
@@ -56,11 +53,9 @@ async def largest_environments(
 
 async def _size(calls: Calls, container_id: str) -> int:
     """Return the bytes of an environment, 0 for one that cannot be read."""
-    request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
     try:
-        answer = await calls.ask("ContainerStatus", request, ContainerStatusResponse)
+        return await container_environment(calls, container_id)
     except TooLarge:
         return MESSAGE_BYTES
     except (Gone, Refused):
         return 0
-    return environment_size(verbose_json(answer.info)) or 0

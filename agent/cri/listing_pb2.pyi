@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -6,11 +7,71 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Listing(_message.Message):
-    __slots__ = ("entries",)
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
+class SandboxState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SANDBOX_READY: _ClassVar[SandboxState]
+    SANDBOX_NOTREADY: _ClassVar[SandboxState]
+
+class ContainerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTAINER_CREATED: _ClassVar[ContainerState]
+    CONTAINER_RUNNING: _ClassVar[ContainerState]
+    CONTAINER_EXITED: _ClassVar[ContainerState]
+    CONTAINER_UNKNOWN: _ClassVar[ContainerState]
+SANDBOX_READY: SandboxState
+SANDBOX_NOTREADY: SandboxState
+CONTAINER_CREATED: ContainerState
+CONTAINER_RUNNING: ContainerState
+CONTAINER_EXITED: ContainerState
+CONTAINER_UNKNOWN: ContainerState
+
+class VersionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VersionResponse(_message.Message):
+    __slots__ = ("runtime_name", "runtime_version")
+    RUNTIME_NAME_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    runtime_name: str
+    runtime_version: str
+    def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ...) -> None: ...
+
+class Filter(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("filter",)
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    filter: Filter
+    def __init__(self, filter: _Optional[_Union[Filter, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("id", "verbose")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VERBOSE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    verbose: bool
+    def __init__(self, id: _Optional[str] = ..., verbose: bool = ...) -> None: ...
+
+class GetEventsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UpdateContainerResourcesRequest(_message.Message):
+    __slots__ = ("container_id", "linux")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
+    container_id: str
+    linux: LinuxResources
+    def __init__(self, container_id: _Optional[str] = ..., linux: _Optional[_Union[LinuxResources, _Mapping]] = ...) -> None: ...
+
+class UpdateContainerResourcesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SandboxMetadata(_message.Message):
     __slots__ = ("name", "uid", "namespace")
@@ -30,9 +91,9 @@ class PodSandbox(_message.Message):
     RUNTIME_HANDLER_FIELD_NUMBER: _ClassVar[int]
     id: str
     metadata: SandboxMetadata
-    state: int
+    state: SandboxState
     runtime_handler: str
-    def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[SandboxMetadata, _Mapping]] = ..., state: _Optional[int] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[SandboxMetadata, _Mapping]] = ..., state: _Optional[_Union[SandboxState, str]] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
 
 class ContainerMetadata(_message.Message):
     __slots__ = ("name",)
@@ -50,15 +111,17 @@ class Container(_message.Message):
     id: str
     pod_sandbox_id: str
     metadata: ContainerMetadata
-    state: int
+    state: ContainerState
     created_at: int
-    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., state: _Optional[int] = ..., created_at: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., state: _Optional[_Union[ContainerState, str]] = ..., created_at: _Optional[int] = ...) -> None: ...
 
 class LinuxResources(_message.Message):
-    __slots__ = ("cpuset_cpus",)
+    __slots__ = ("cpuset_cpus", "cpuset_mems")
     CPUSET_CPUS_FIELD_NUMBER: _ClassVar[int]
+    CPUSET_MEMS_FIELD_NUMBER: _ClassVar[int]
     cpuset_cpus: str
-    def __init__(self, cpuset_cpus: _Optional[str] = ...) -> None: ...
+    cpuset_mems: str
+    def __init__(self, cpuset_cpus: _Optional[str] = ..., cpuset_mems: _Optional[str] = ...) -> None: ...
 
 class Resources(_message.Message):
     __slots__ = ("linux",)
@@ -78,27 +141,11 @@ class ContainerStatus(_message.Message):
     resources: Resources
     def __init__(self, id: _Optional[str] = ..., metadata: _Optional[_Union[ContainerMetadata, _Mapping]] = ..., started_at: _Optional[int] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
 
-class Info(_message.Message):
-    __slots__ = ("key", "value")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    key: str
-    value: bytes
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-
 class ContainerStatusResponse(_message.Message):
-    __slots__ = ("status", "info")
+    __slots__ = ("status",)
     STATUS_FIELD_NUMBER: _ClassVar[int]
-    INFO_FIELD_NUMBER: _ClassVar[int]
     status: ContainerStatus
-    info: _containers.RepeatedCompositeFieldContainer[Info]
-    def __init__(self, status: _Optional[_Union[ContainerStatus, _Mapping]] = ..., info: _Optional[_Iterable[_Union[Info, _Mapping]]] = ...) -> None: ...
-
-class PodSandboxStatusResponse(_message.Message):
-    __slots__ = ("info",)
-    INFO_FIELD_NUMBER: _ClassVar[int]
-    info: _containers.RepeatedCompositeFieldContainer[Info]
-    def __init__(self, info: _Optional[_Iterable[_Union[Info, _Mapping]]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[ContainerStatus, _Mapping]] = ...) -> None: ...
 
 class EventSandbox(_message.Message):
     __slots__ = ("metadata", "runtime_handler")
@@ -113,5 +160,5 @@ class ContainerEvent(_message.Message):
     POD_SANDBOX_STATUS_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_STATUSES_FIELD_NUMBER: _ClassVar[int]
     pod_sandbox_status: EventSandbox
-    containers_statuses: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, pod_sandbox_status: _Optional[_Union[EventSandbox, _Mapping]] = ..., containers_statuses: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    containers_statuses: _containers.RepeatedCompositeFieldContainer[ContainerStatus]
+    def __init__(self, pod_sandbox_status: _Optional[_Union[EventSandbox, _Mapping]] = ..., containers_statuses: _Optional[_Iterable[_Union[ContainerStatus, _Mapping]]] = ...) -> None: ...

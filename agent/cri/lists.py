@@ -1,4 +1,4 @@
-"""The runtime's lists of sandboxes and containers, decoded entry by entry without labels and annotations.
+"""The runtime's lists of sandboxes and containers, read entry by entry without labels and annotations.
 
 Tenants choose the size of labels and annotations: 25 pods with 60,000 each make a list of 14 MiB.
 """
@@ -9,26 +9,23 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cri_api.v1 import api_pb2
-from google.protobuf.message import DecodeError
-
 from agent.cri import listing_pb2
-from agent.errors import Refused
+from agent.grpc_calls import decoded
 from pinning.planning.observed import State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from google.protobuf.message import Message
 
     from agent.grpc_calls import Calls
 
 Entry = TypeVar("Entry", bound="Message")
-BYTES_AT_ONCE: Final = 256 * 2**10  # decoded before the event loop gets its turn: at most a few ms
+_ENTRIES: Final = 1  # the number of the field in both lists
 _STATES: Final[Mapping[int, State]] = {
-    api_pb2.CONTAINER_CREATED: State.CREATED,
-    api_pb2.CONTAINER_RUNNING: State.RUNNING,
-    api_pb2.CONTAINER_EXITED: State.EXITED,
+    listing_pb2.CONTAINER_CREATED: State.CREATED,
+    listing_pb2.CONTAINER_RUNNING: State.RUNNING,
+    listing_pb2.CONTAINER_EXITED: State.EXITED,
 }
 
 
@@ -56,7 +53,7 @@ class ListedContainer:
 
 
 class Lists:
-    """Asks for lists one at a time, so that only one is in memory."""
+    """Asks for lists one at a time, so that the runtime too has only one in memory."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -64,43 +61,24 @@ class Lists:
 
     async def containers(self, container_id: str = "") -> list[ListedContainer]:
         """Return all containers, or the one with that id."""
-        which = api_pb2.ContainerFilter(id=container_id) if container_id else None
-        request = api_pb2.ListContainersRequest(filter=which)
-        async with self._turn:
-            answer = await self._calls.ask("ListContainers", request, listing_pb2.Listing)
-            entries = decoded(answer.entries, listing_pb2.Container)
-            return [_container(entry) async for entry in entries]
+        entries = self._entries("ListContainers", container_id, listing_pb2.Container)
+        return [_container(entry) async for entry in entries]
 
     async def sandboxes(self, sandbox_id: str = "") -> dict[str, ListedSandbox]:
         """Return all sandboxes, or the one with that id, by id."""
-        which = api_pb2.PodSandboxFilter(id=sandbox_id) if sandbox_id else None
-        request = api_pb2.ListPodSandboxRequest(filter=which)
-        async with self._turn:
-            answer = await self._calls.ask("ListPodSandbox", request, listing_pb2.Listing)
-            entries = decoded(answer.entries, listing_pb2.PodSandbox)
-            return {entry.id: _sandbox(entry) async for entry in entries}
+        entries = self._entries("ListPodSandbox", sandbox_id, listing_pb2.PodSandbox)
+        return {entry.id: _sandbox(entry) async for entry in entries}
 
-
-async def decoded(entries: Iterable[bytes], kind: type[Entry]) -> AsyncIterator[Entry]:
-    """Yield decoded entries, with a turn of the event loop after BYTES_AT_ONCE; raise Refused.
-
-    A thread would not help: protobuf holds the GIL while it decodes.
-    """
-    size = 0
-    for content in entries:
-        try:
-            entry = kind.FromString(content)
-        except DecodeError as error:
-            raise Refused(f"an entry of the runtime's list cannot be read: {error}") from error
-        yield entry
-        size += len(content)
-        if size >= BYTES_AT_ONCE:
-            size = 0
-            await asyncio.sleep(0)
+    async def _entries(self, method: str, wanted: str, kind: type[Entry]) -> AsyncIterator[Entry]:
+        which = listing_pb2.Filter(id=wanted) if wanted else None
+        async with self._turn, self._calls.reading(method, listing_pb2.ListRequest(filter=which)) as fields:
+            while number := await fields.next():
+                if number == _ENTRIES:
+                    yield decoded(kind, await fields.content())
 
 
 def _sandbox(entry: listing_pb2.PodSandbox) -> ListedSandbox:
-    pod, is_ready = entry.metadata, entry.state == api_pb2.SANDBOX_READY
+    pod, is_ready = entry.metadata, entry.state == listing_pb2.SANDBOX_READY
     return ListedSandbox(entry.id, pod.uid, pod.namespace, pod.name, is_ready, entry.runtime_handler)
 
 

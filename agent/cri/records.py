@@ -6,9 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from cri_api.v1 import api_pb2
-
-from agent.cri.listing_pb2 import ContainerStatusResponse
+from agent.cri.listing_pb2 import ContainerStatusResponse, StatusRequest
 from agent.errors import AgentError
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -32,7 +30,7 @@ async def recorded_cpus(calls: Calls, container_ids: Iterable[str]) -> Mapping[s
 
 
 async def _recorded(calls: Calls, container_id: str, turns: asyncio.Semaphore) -> CPUSet:
-    request = api_pb2.ContainerStatusRequest(container_id=container_id)
+    request = StatusRequest(id=container_id)
     try:
         async with turns:
             answer = await calls.ask("ContainerStatus", request, ContainerStatusResponse)

@@ -7,14 +7,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from cri_api.v1 import api_pb2
-
-from agent.cri.container_info import ContainerInfo, describe, read_info, verbose_json
+from agent.cri import listing_pb2
+from agent.cri.container_info import ContainerInfo, describe
 from agent.cri.environments import largest_environments
-from agent.cri.listing_pb2 import ContainerEvent, ContainerStatus, ContainerStatusResponse
-from agent.cri.lists import Lists, decoded
+from agent.cri.lists import Lists
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
+from agent.cri.statuses import container_info
 from agent.errors import AgentError, Gone, Refused, TooLarge
 from agent.grpc_calls import Calls
 from apiserver.backoff import Backoff
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE: Final = "runtime.v1.RuntimeService"
-NANOSECONDS: Final = 1e9
 _UPDATES_AT_ONCE: Final = 2  # more make containerd no faster, and starve the kubelet
 _STATUSES_AT_ONCE: Final = 1  # an answer is as large as the container's environment, up to 16 MiB
 _POLLS_WITH_EVENTS: Final = 10  # how much rarer the runtime is polled while it sends events
+_EVENT_BYTES: Final = 2**20  # a pod's status; a larger one is as good as a poll
 _POLLS_WITHOUT_MACHINES: Final = (
     10  # how much rarer they are asked about where there are none: few nodes have any
 )
@@ -66,7 +65,7 @@ class CRI:
 
     async def identify(self) -> str:
         """Ask who the runtime is, e.g. "containerd 2.4.2", and remember it as `name`."""
-        answer = await self._calls.ask("Version", api_pb2.VersionRequest(), api_pb2.VersionResponse)
+        answer = await self._calls.ask("Version", listing_pb2.VersionRequest(), listing_pb2.VersionResponse)
         self.name = f"{answer.runtime_name} {answer.runtime_version.removeprefix('v')}"
         return self.name
 
@@ -123,16 +122,14 @@ class CRI:
 
     async def _ask_info(self, container_id: str) -> ContainerInfo | None:
         """Ask for a container's status; None when it is gone, nothing known when the runtime cannot say."""
-        request = api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
         try:
-            answer = await self._calls.ask("ContainerStatus", request, ContainerStatusResponse)
+            return await container_info(self._calls, container_id)
         except Gone:
             return None
         except (Refused, TooLarge) as refused:
             facts = {"container": container_id, "reason": str(refused)}
             logger.warning("container status refused", extra={"facts": facts})
             return ContainerInfo(is_too_large=isinstance(refused, TooLarge))
-        return replace(read_info(verbose_json(answer.info)), started=answer.status.started_at / NANOSECONDS)
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime put a container on `cpus` and remember it; an answer is no proof.
@@ -142,11 +139,11 @@ class CRI:
         """
         if not cpus:
             raise ValueError(f"container {container_id}: an empty set is no cpuset")
-        linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(cpus), cpuset_mems=str(mems))
-        request = api_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        linux = listing_pb2.LinuxResources(cpuset_cpus=str(cpus), cpuset_mems=str(mems))
+        request = listing_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         async with self._updates:
             await self._calls.ask(
-                "UpdateContainerResources", request, api_pb2.UpdateContainerResourcesResponse
+                "UpdateContainerResources", request, listing_pb2.UpdateContainerResourcesResponse
             )
 
     async def recorded_cpus(self, container_ids: Iterable[str]) -> Mapping[str, CPUSet]:
@@ -208,31 +205,35 @@ class CRI:
         """
         if self.name.startswith(_SHARED_EVENTS):
             return
-        try:
-            async for event in self._calls.stream(
-                "GetContainerEvents", api_pb2.GetEventsRequest(), ContainerEvent
-            ):
-                self._in_events |= await _owners(event)
+        while True:
+            try:
+                await self._take_events(changed)
+            except Refused as refused:
+                logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
+                return
+            except TooLarge as large:
+                logger.info("event of the runtime passed over", extra={"facts": {"reason": str(large)}})
                 changed()
-        except Refused as refused:
-            logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
+                await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)  # it may send that one again
 
-    async def close(self) -> None:
-        """End the connection."""
-        await self._calls.close()
+    async def _take_events(self, changed: Callable[[], None]) -> None:
+        """Call `changed` at every event; raise Unavailable at the end, Refused, TooLarge."""
+        request, kind = listing_pb2.GetEventsRequest(), listing_pb2.ContainerEvent
+        async for event in self._calls.stream("GetContainerEvents", request, kind, _EVENT_BYTES):
+            self._in_events |= _owners(event)
+            changed()
 
 
 def _owner(container: ListedContainer, sandbox: ListedSandbox) -> Owner:
     return Owner(sandbox.pod_uid, container.name)
 
 
-async def _owners(event: ContainerEvent) -> dict[str, Owner]:
+def _owners(event: listing_pb2.ContainerEvent) -> dict[str, Owner]:
     """Return whose containers an event is about: those of one pod."""
     if is_vm_handler(event.pod_sandbox_status.runtime_handler):
         return {}
     uid = event.pod_sandbox_status.metadata.uid
-    statuses = decoded(event.containers_statuses, ContainerStatus)
-    return {status.id: Owner(uid, status.metadata.name) async for status in statuses}
+    return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
 
 
 def _machines(sandboxes: Mapping[str, ListedSandbox]) -> Iterator[ListedSandbox]:

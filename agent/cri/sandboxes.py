@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cri_api.v1 import api_pb2
-
-from agent.cri.container_info import ContainerInfo, read_info, verbose_json
-from agent.cri.listing_pb2 import PodSandboxStatusResponse
+from agent.cri.container_info import ContainerInfo
+from agent.cri.statuses import sandbox_info
 from agent.errors import Gone, Refused, TooLarge
 from agent.interfaces import RuntimeSandbox
 from pinning.planning.observed import State
@@ -47,14 +45,12 @@ class SandboxListing:
         known = self._infos.get(sandbox_id)
         if known and known.pid:
             return known
-        request = api_pb2.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
         try:
-            answer = await self.calls.ask("PodSandboxStatus", request, PodSandboxStatusResponse)
+            return await sandbox_info(self.calls, sandbox_id)
         except Gone:
             return None
         except (Refused, TooLarge):
             return ContainerInfo()
-        return read_info(verbose_json(answer.info))
 
 
 def _is_machine(sandbox: ListedSandbox, inside: Mapping[str, Iterable[Found]]) -> bool:

@@ -141,13 +141,10 @@ def _capabilities(status: Path) -> int:
 async def _kubelet_silence(state: Path) -> str:
     from agent.kubelet.pod_resources import PodResources, socket_beside
 
-    kubelet = PodResources(socket_beside(state))
     try:
-        await kubelet.ask()
+        await PodResources(socket_beside(state)).ask()
     except AgentError as error:
         return str(error)
-    finally:
-        await kubelet.close()
     return ""
 
 
@@ -200,8 +197,4 @@ def _runtime(socket: Path | None, missing: dict[str, str]) -> str | None:
 async def _identify(socket: Path) -> str:
     from agent.cri.runtime import CRI
 
-    runtime = CRI(socket, timeout_seconds=3.0)
-    try:
-        return await runtime.identify()
-    finally:
-        await runtime.close()
+    return await CRI(socket, timeout_seconds=3.0).identify()

@@ -60,10 +60,6 @@ class PodResources:
         except BadCPUList as error:
             raise Refused(f"{self._calls.socket}: the answer cannot be understood: {error}") from error
 
-    async def close(self) -> None:
-        """End the connection."""
-        await self._calls.close()
-
 
 def exclusive_cpus(answer: ListPodResourcesResponse) -> dict[str, CPUSet]:
     """Return the own CPUs of every container that an answer names; raise BadCPUList.

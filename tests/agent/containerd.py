@@ -122,7 +122,11 @@ class Containerd:
     def call(self, method: str, request: Any, answer: Any) -> Any:
         """Call CRI as another client than the agent's."""
         if self._channel is None:
-            options = [("grpc.default_authority", "localhost"), ("grpc.max_reconnect_backoff_ms", 200)]
+            options = [
+                ("grpc.default_authority", "localhost"),
+                ("grpc.max_reconnect_backoff_ms", 200),
+                ("grpc.max_receive_message_length", 16 * 2**20),
+            ]
             self._channel = grpc.insecure_channel(f"unix://{self.socket}", options=options)
         service = "ImageService" if method.endswith(("Image", "Images")) else "RuntimeService"
         call = self._channel.unary_unary(

@@ -50,11 +50,6 @@ class Asked:
         cpus = await self._runtime.recorded_cpus(seen.id for seen in listed)
         return {seen.pod: cpus.get(seen.id, EMPTY) for seen in listed}
 
-    async def close(self) -> None:
-        """End both connections."""
-        await self._kubelet.close()
-        await self._runtime.close()
-
 
 @pytest.fixture
 def static(node: Node) -> Iterator[tuple[Container, Container]]:
@@ -94,16 +89,13 @@ def test_kubelet_tells_what_it_gave_out(node: Node, static: tuple[Container, Con
             "own": HeldCPUs(own.cpus, is_exclusive=True),
             "other": HeldCPUs(other.cpus, is_exclusive=False),
         }
-        try:
-            assert await asked.exclusive() == {"default/own/main": own.cpus, "default/other/main": EMPTY}
-            assert await asked.held() == expected
-            assert await asked.recorded() == {"own": own.cpus, "other": other.cpus}
-            restart_kubelet(node)  # not in another thread, with which the kubelet would end
-            while (found := await asked.exclusive()) is None or len(found) < len(expected):
-                await asyncio.sleep(0.05)
-            assert await asked.held() == expected
-        finally:
-            await asked.close()
+        assert await asked.exclusive() == {"default/own/main": own.cpus, "default/other/main": EMPTY}
+        assert await asked.held() == expected
+        assert await asked.recorded() == {"own": own.cpus, "other": other.cpus}
+        restart_kubelet(node)  # not in another thread, with which the kubelet would end
+        while (found := await asked.exclusive()) is None or len(found) < len(expected):
+            await asyncio.sleep(0.05)
+        assert await asked.held() == expected
 
     asyncio.run(look())
 
@@ -125,7 +117,5 @@ def test_kubelet_that_is_away_takes_nobodys_cpus(node: Node, static: tuple[Conta
             }
         finally:
             node.kubelet.start()
-            await asked.close()
-            await late.close()
 
     asyncio.run(look())

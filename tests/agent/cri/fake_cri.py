@@ -31,6 +31,7 @@ class FakeRuntime:
         self.release = asyncio.Event()
         self.release.set()
         self.events: asyncio.Queue[str] | None = None  # None: a runtime without events
+        self.padding: dict[str, str] = {}  # annotations of each pod in events
 
     def add(self, name: str, info: Any, *, state: int = api_pb2.CONTAINER_RUNNING, handler: str = "") -> None:
         """Add a pod of one container, whose id is its name."""
@@ -136,6 +137,6 @@ class FakeRuntime:
             status = api_pb2.ContainerStatus(id=name, metadata=api_pb2.ContainerMetadata(name=name))
             yield api_pb2.ContainerEventResponse(
                 container_id=name,
-                pod_sandbox_status=api_pb2.PodSandboxStatus(metadata=metadata),
+                pod_sandbox_status=api_pb2.PodSandboxStatus(metadata=metadata, annotations=self.padding),
                 containers_statuses=[status],
             )

@@ -1,4 +1,7 @@
-"""A process with the agent's modules that lists containers, and prints its peak memory and longest turn as JSON."""
+"""A process with the agent's modules that lists containers; prints its memory and its longest turn as JSON.
+
+Memory is in MiB: `start` before the first call, `peak` the most while it listed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ import agent.report.event_recorder
 import agent.report.node
 import agent.report.pod_status
 import apiserver.client
-from agent.cri.runtime import CRI
+from agent.cri.lists import Lists
+from agent.cri.runtime import CRI, SERVICE
+from agent.grpc_calls import Calls
 
 MODULES = (agent.main, agent.nri.container_watch, agent.report, apiserver.client)  # the agent has them too
 
@@ -37,20 +42,27 @@ async def longest_turn(stop: asyncio.Event) -> float:
 
 async def measure(socket: Path, rounds: int) -> dict[str, float]:
     """List several times as the agent does, while a stream of events is followed."""
+    start = peak_mib()
     runtime, stop, changed = CRI(socket, poll_seconds=0.05), asyncio.Event(), asyncio.Event()
     turns = asyncio.create_task(longest_turn(stop))
     watch = asyncio.create_task(runtime.watch(changed.set))
-    for _ in range(rounds):
-        changed.clear()
-        found = await runtime.containers()
     await changed.wait()
+    for _ in range(rounds):
+        found = await runtime.containers()
     stop.set()
     longest = await turns
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
-    await runtime.close()
+    sandboxes = await Lists(Calls(socket, SERVICE, 10)).sandboxes()
     known = sum(container.cgroup is not None for container in found)
-    return {"containers": len(found), "known": known, "peak": peak_mib(), "turn": longest}
+    return {
+        "sandboxes": len(sandboxes),
+        "containers": len(found),
+        "known": known,
+        "start": start,
+        "peak": peak_mib(),
+        "turn": longest,
+    }
 
 
 if __name__ == "__main__":

@@ -29,11 +29,8 @@ def play(
         if events:
             fake.events = asyncio.Queue()
         runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=2)
-        try:
-            async with fake.serving():
-                await scenario(fake, runtime)
-        finally:
-            await runtime.close()
+        async with fake.serving():
+            await scenario(fake, runtime)
         return fake
 
     return asyncio.run(run())

@@ -11,9 +11,7 @@ from agent.cri.container_info import (
     environment_size,
     find_socket,
     read_info,
-    verbose_json,
 )
-from agent.cri.listing_pb2 import Info
 from pinning.pods.vm_handlers import is_vm_handler
 
 
@@ -81,12 +79,6 @@ def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
 def test_status_of_every_shape(verbose: str, info: ContainerInfo) -> None:
     """The verbose status is read where it says something, and is otherwise unknown."""
     assert read_info(verbose.encode()) == info
-
-
-def test_status_without_details_is_unknown() -> None:
-    """A verbose status that has other keys, or none, says nothing."""
-    assert read_info(verbose_json([Info(key="other", value=b'{"pid":7}')])) == ContainerInfo()
-    assert read_info(verbose_json([Info(key="info", value=b'{"pid":7}')])) == ContainerInfo(7)
 
 
 def test_usual_sockets_are_found_in_order() -> None:

@@ -33,16 +33,6 @@ pytestmark = pytest.mark.skipif(len(ALL) == 1, reason="moving a container takes 
 
 
 @asynccontextmanager
-async def connected(containerd: Containerd, **options: float) -> AsyncIterator[CRI]:
-    """Connect as the agent does."""
-    runtime = CRI(containerd.socket, **options)
-    try:
-        yield runtime
-    finally:
-        await runtime.close()
-
-
-@asynccontextmanager
 async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[Any]]:
     """Run a `watch` of the interfaces, and put what it tells into the queue."""
     changes: asyncio.Queue[Any] = asyncio.Queue()
@@ -63,8 +53,8 @@ def containers(containerd: Containerd) -> dict[str, RuntimeContainer]:
     """Return the containers by name over a connection of their own."""
 
     async def ask() -> dict[str, RuntimeContainer]:
-        async with connected(containerd) as runtime:
-            return await listed(runtime)
+        runtime = CRI(containerd.socket)
+        return await listed(runtime)
 
     return asyncio.run(ask())
 
@@ -73,8 +63,8 @@ def update(containerd: Containerd, container_id: str, cpus: CPUSet) -> None:
     """Move a container over CRI as the agent does."""
 
     async def ask() -> None:
-        async with connected(containerd) as runtime:
-            await runtime.update_cpus(container_id, cpus)
+        runtime = CRI(containerd.socket)
+        await runtime.update_cpus(container_id, cpus)
 
     asyncio.run(ask())
 
@@ -136,8 +126,8 @@ def test_name_tells_the_version(containerd: Containerd) -> None:
     """The runtime's name and version are told as people write them."""
 
     async def identify() -> str:
-        async with connected(containerd) as runtime:
-            return await runtime.identify()
+        runtime = CRI(containerd.socket)
+        return await runtime.identify()
 
     assert asyncio.run(identify()).startswith(f"containerd {containerd.programs.version}")
 
@@ -148,10 +138,10 @@ def test_listing_again_asks_for_no_status(containerd: Containerd) -> None:
     created = pod.create("one")
 
     async def twice() -> tuple[RuntimeContainer, RuntimeContainer]:
-        async with connected(containerd) as runtime:
-            before = (await listed(runtime))["one"]
-            pod.start(created)
-            return before, (await listed(runtime))["one"]
+        runtime = CRI(containerd.socket)
+        before = (await listed(runtime))["one"]
+        pod.start(created)
+        return before, (await listed(runtime))["one"]
 
     before, after = asyncio.run(twice())
     assert (before.state, before.pid) == (State.CREATED, 0)
@@ -316,7 +306,8 @@ def test_watch_tells_of_births_and_deaths(containerd: Containerd) -> None:
                 await asyncio.wait_for(changes.get(), SECONDS)
             states.append(found["one"].state)
 
-        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as changes:
+        runtime = CRI(containerd.socket, poll_seconds=0.05)
+        async with watched(runtime.watch) as changes:
             await asyncio.wait_for(changes.get(), SECONDS)
             container = await asyncio.to_thread(pod.create, "one")
             await until(State.CREATED)
@@ -335,7 +326,8 @@ def test_kill_of_containerd_is_survived(containerd: Containerd) -> None:
     pod.run("one")
 
     async def through() -> tuple[RuntimeContainer, RuntimeContainer]:
-        async with connected(containerd, poll_seconds=0.05) as runtime, watched(runtime.watch) as changes:
+        runtime = CRI(containerd.socket, poll_seconds=0.05)
+        async with watched(runtime.watch) as changes:
             await asyncio.wait_for(changes.get(), SECONDS)
             before = (await listed(runtime))["one"]
             await runtime.update_cpus(before.id, ONE)

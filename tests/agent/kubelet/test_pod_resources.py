@@ -25,10 +25,7 @@ def play(tmp_path: Path, scenario: Callable[[FakeKubelet, PodResources], Awaitab
     async def run() -> None:
         fake = FakeKubelet(tmp_path / "kubelet.sock")
         client = PodResources(fake.socket, timeout_seconds=0.1)
-        try:
-            await scenario(fake, client)
-        finally:
-            await client.close()
+        await scenario(fake, client)
 
     asyncio.run(run())
 

@@ -1,0 +1,67 @@
+"""Verbose statuses of containers and sandboxes: up to 16 MiB each, because they carry the environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from agent.cri.container_info import ContainerInfo, environment_size, read_info
+from agent.cri.listing_pb2 import ContainerStatus, StatusRequest
+from agent.grpc_calls import decoded
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from agent.grpc_calls import Calls, Fields
+
+NANOSECONDS: Final = 1e9
+_STATUS, _INFO = 1, 2  # numbers of the fields of an answer
+_KEY, _VALUE = 1, 2  # and of an entry of the map `info`
+
+
+async def container_info(calls: Calls, container_id: str) -> ContainerInfo:
+    """Return what a container's status says; raise Gone, TooLarge, Unavailable, Refused."""
+    started, info = 0.0, ContainerInfo()
+    async with _container(calls, container_id) as fields:
+        while number := await fields.next():
+            if number == _STATUS:
+                started = decoded(ContainerStatus, await fields.content()).started_at / NANOSECONDS
+            elif number == _INFO and (verbose := await _document(fields.nested())):
+                info = read_info(verbose)
+    return replace(info, started=started)
+
+
+async def container_environment(calls: Calls, container_id: str) -> int:
+    """Return the size of a container's environment, 0 where its status does not say; raise as `container_info`."""
+    async with _container(calls, container_id) as fields:
+        return environment_size(await _only_document(fields)) or 0
+
+
+async def sandbox_info(calls: Calls, sandbox_id: str) -> ContainerInfo:
+    """Return what a sandbox's status says; raise Gone, TooLarge, Unavailable, Refused."""
+    async with calls.reading("PodSandboxStatus", StatusRequest(id=sandbox_id, verbose=True)) as fields:
+        return read_info(await _only_document(fields))
+
+
+def _container(calls: Calls, container_id: str) -> AbstractAsyncContextManager[Fields]:
+    return calls.reading("ContainerStatus", StatusRequest(id=container_id, verbose=True))
+
+
+async def _only_document(fields: Fields) -> bytearray:
+    """Return the verbose JSON document of an answer, and leave out the rest."""
+    found = bytearray()
+    while number := await fields.next():
+        if number == _INFO:
+            found = await _document(fields.nested()) or found
+    return found
+
+
+async def _document(fields: Fields) -> bytearray | None:
+    """Return the value under the key `info`; None under another key, and before its key is read."""
+    key, found = b"", None
+    while number := await fields.next():
+        if number == _KEY:
+            key = bytes(await fields.content())
+        elif number == _VALUE and key == b"info":
+            found = await fields.content()
+    return found

@@ -1,0 +1,28 @@
+"""The size of a tenant's annotations, what lists of them cost the agent, and the bounds of that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+NOTES = {f"{number:x}": "" for number in range(60_000)}  # 236 kB by the API server's count, of 262 kB allowed
+MOST_MIB = 100.0  # half of the agent's limit
+ONE_LIST_MIB = 14.0
+LONGEST_TURN = 0.05
+
+
+def cost(socket: Path, rounds: int) -> dict[str, float]:
+    """Return what listing costs the agent in a process of its own."""
+    command = [sys.executable, "-m", "tests.agent.cri.list_cost", str(socket), str(rounds)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def check_bounds(found: dict[str, float]) -> None:
+    """Check that one list does not fit into the memory that was taken, and that no turn was long."""
+    assert found["peak"] < MOST_MIB
+    assert found["peak"] - found["start"] < ONE_LIST_MIB
+    assert found["turn"] < LONGEST_TURN
