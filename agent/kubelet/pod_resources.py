@@ -10,18 +10,18 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
-from agent.grpc_calls import Calls
-from agent.kubelet.podresources_pb2 import ListPodResourcesRequest, ListPodResourcesResponse
+from agent.grpc_calls import Calls, decoded
+from agent.kubelet.podresources_pb2 import ListPodResourcesRequest
+from agent.kubelet.podresources_pb2 import PodResources as Pod
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import MAX_CPU, CPUSet, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from agent.kubelet.podresources_pb2 import PodResources as Pod
-
 SERVICE: Final = "v1.PodResourcesLister"
+_PODS: Final = 1  # the number of the field
 SOCKET: Final = "pod-resources/kubelet.sock"  # in the kubelet's root folder
 
 logger = logging.getLogger(__name__)
@@ -53,30 +53,30 @@ class PodResources:
         return exclusive
 
     async def ask(self) -> Mapping[str, CPUSet]:
-        """Return the same; raise Unavailable or Refused."""
-        answer = await self._calls.ask("List", ListPodResourcesRequest(), ListPodResourcesResponse)
+        """Return the same; raise Unavailable or Refused. Devices make a list long: one pod of it is in memory."""
+        found: list[tuple[str, CPUSet]] = []
         try:
-            return exclusive_cpus(answer)
+            async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
+                while number := await fields.next():
+                    if number == _PODS:
+                        found += own_cpus(decoded(Pod, await fields.content()))
+            return agreed(found)
         except BadCPUList as error:
             raise Refused(f"{self._calls.socket}: the answer cannot be understood: {error}") from error
 
 
-def exclusive_cpus(answer: ListPodResourcesResponse) -> dict[str, CPUSet]:
-    """Return the own CPUs of every container that an answer names; raise BadCPUList.
-
-    Where two pods of one name are told differently, as may be while one follows the other, neither is believed.
-    """
+def agreed(named: Iterable[tuple[str, CPUSet]]) -> dict[str, CPUSet]:
+    """Return CPUs by name, without names that two pods have with different CPUs, as while one follows the other."""
     found: dict[str, CPUSet] = {}
     doubtful: set[str] = set()
-    for pod in answer.pod_resources:
-        for name, cpus in _of_pod(pod):
-            if found.setdefault(name, cpus) != cpus:
-                doubtful.add(name)
+    for name, cpus in named:
+        if found.setdefault(name, cpus) != cpus:
+            doubtful.add(name)
     return {name: cpus for name, cpus in found.items() if name not in doubtful}
 
 
-def _of_pod(pod: Pod) -> Iterator[tuple[str, CPUSet]]:
-    """Yield names and CPUs; containers without own ones share what their pod has beside, and nobody else runs there."""
+def own_cpus(pod: Pod) -> Iterator[tuple[str, CPUSet]]:
+    """Yield names and CPUs, or raise BadCPUList; containers without own ones share what their pod has beside, and nobody else runs there."""
     own = {container.name: _cpus(container.cpu_ids) for container in pod.containers}
     rest = _cpus(pod.cpu_ids) - union(own.values())
     for name, cpus in own.items():
