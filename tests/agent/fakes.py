@@ -55,6 +55,7 @@ class FakeRuntime:
     name: str = "fake 1.0"
     lost: int = 0  # updates that are answered OK and not done
     down: bool = False
+    unlisted: AgentError | None = None  # raised instead of a list, while updates are done
     errors: dict[str, AgentError] = field(default_factory=dict)  # by container id
     gate: asyncio.Event | None = None  # updates wait for it
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -66,6 +67,8 @@ class FakeRuntime:
         """Return every container."""
         if self.down:
             raise Unavailable("the socket refuses")
+        if self.unlisted:
+            raise self.unlisted
         return tuple(self.node.containers.values())
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:

@@ -103,6 +103,24 @@ def test_fine_node_has_no_findings() -> None:
             id="no containers",
         ),
         pytest.param(
+            {
+                "agent": replace(
+                    AGENT, containers_complete=False, runtime_reason="exceeds 16 MiB: delete pods"
+                )
+            },
+            "containers",
+            "does not list them for the agent (exceeds 16 MiB: delete pods)",
+            "log",
+            id="list too large",
+        ),
+        pytest.param(
+            {"agent": replace(AGENT, memory_kills=("corepin-agent-x/agent: 2026-11-23T10:00:00Z",))},
+            "memory",
+            "memory limit: corepin-agent-x/agent: 2026-11-23T10:00:00Z",
+            "raise resources.limits.memory",
+            id="OOM kill",
+        ),
+        pytest.param(
             {"kubelet_millicores": 4000},
             "kubelet's CPUs",
             "4000m",

@@ -13,7 +13,7 @@ from agent.doctor.facts import Places, agent_facts, read_facts
 from agent.doctor.foreign_threads import runs_corepin
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
 from agent.kubelet.policy import KubeletPolicy
-from agent.node_state import Path
+from agent.node_state import MemoryKill, Path
 from agent.serve.state_json import to_dict
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
@@ -34,6 +34,14 @@ def test_facts_of_the_agents_state() -> None:
     assert facts.nri == NOT_WANTED
     assert len(facts.exclusive) == 2
     assert [refusal.partition(":")[0] for refusal in facts.refusals] == ["default/c/main"]
+
+
+def test_reason_of_the_runtime_and_kills_come_from_the_agents_state() -> None:
+    """Why no containers are listed, and which of corepin's own were killed for their memory."""
+    kill = MemoryKill("u", "corepin-agent-x", "agent", "2026-11-23T10:00:00Z")
+    facts = agent_facts(to_dict(replace(state_of(), runtime_reason="exceeds 16 MiB", kills=(kill,))))
+    assert facts.runtime_reason == "exceeds 16 MiB"
+    assert facts.memory_kills == ("corepin-agent-x/agent: 2026-11-23T10:00:00Z",)
 
 
 def test_way_of_new_containers_comes_from_the_agents_state() -> None:

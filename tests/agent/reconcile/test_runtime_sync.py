@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from agent.errors import TooLarge
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, pinned_pair
 from tests.pinning.world import Wish
@@ -68,3 +69,18 @@ def test_runtime_that_is_down_does_not_stop_live_changes(node: FakeNode) -> None
     node.runtime.down = False
     node.run()
     assert str(node.records[owner]) == "0-7"
+
+
+def test_list_above_the_limit_keeps_what_runs(node: FakeNode) -> None:
+    """No container loses or gets CPUs because a list is too large; the state has the reason."""
+    owner, other = pinned_pair(node)
+    before = (node.cpus(owner), node.cpus(other))
+    node.runtime.unlisted = TooLarge("ListPodSandbox: the answer exceeds 16 MiB")
+    for _ in range(2):
+        state = node.run()
+    assert (node.cpus(owner), node.cpus(other)) == before
+    assert (state.containers_complete, state.runtime_reason) == (False, str(node.runtime.unlisted))
+
+    node.runtime.unlisted = None
+    state = node.run()
+    assert (node.cpus(owner), state.containers_complete, state.runtime_reason) == (before[0], True, "")

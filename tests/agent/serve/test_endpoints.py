@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agent.errors import TooLarge
 from agent.node_state import NodeState
 from agent.serve.endpoints import Endpoints, listen_http, listen_socket
 from agent.serve.state_json import to_dict
@@ -64,6 +65,17 @@ def test_not_ready_while_the_runtime_is_down(node: FakeNode) -> None:
     node.run()
     node.runtime.down = True
     assert "the runtime does not answer" in get("/readyz", node.run())
+
+
+def test_not_ready_names_limit_and_remedy_of_a_list(node: FakeNode) -> None:
+    """A list above the limit is the reason, as the runtime's client words it with the remedy."""
+    node.run()
+    node.runtime.unlisted = TooLarge(
+        "ListPodSandbox: the answer exceeds 16 MiB: find the pods and delete them"
+    )
+    answer = get("/readyz", node.run())
+    assert answer.startswith("HTTP/1.1 503 Service Unavailable")
+    assert f"the runtime does not answer: {node.runtime.unlisted}\n" in answer
 
 
 def test_metrics_show_the_node(node: FakeNode) -> None:
