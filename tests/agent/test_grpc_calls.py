@@ -1,0 +1,290 @@
+"""gRPC over a unix socket: what a server may send, and what is refused of what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hpack import Encoder
+
+from agent.cri.container_info import ContainerInfo
+from agent.cri.listing_pb2 import VersionRequest, VersionResponse
+from agent.cri.statuses import container_info, sandbox_info
+from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
+from agent.grpc_calls import Calls
+from agent.http2 import Exchange
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
+END, ACK, WHOLE, PADDED, PRIORITY = 1, 1, 4, 8, 32
+VERSION = VersionResponse(runtime_name="fake", runtime_version="1").SerializeToString()
+
+
+def frame(kind: int, flags: int, content: bytes = b"", stream: int = 1) -> bytes:
+    """Return a frame as it is on the wire."""
+    return len(content).to_bytes(3) + struct.pack("!BBI", kind, flags, stream) + content
+
+
+def block(*headers: tuple[str, str]) -> bytes:
+    """Return a block of headers that changes no table, so that blocks are read in any order."""
+    return b"".join(
+        Encoder().encode([header]) if header[0] == ":status" else literal(*header) for header in headers
+    )
+
+
+def literal(name: str, value: str) -> bytes:
+    """Return a header that is not indexed and not compressed."""
+    return b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in (name, value))
+
+
+def message(content: bytes, compressed: int = 0) -> bytes:
+    """Return a message of gRPC with its prefix."""
+    return struct.pack("!BI", compressed, len(content)) + content
+
+
+def field(number: int, content: bytes, kind: int = 2) -> bytes:
+    """Return a field of protobuf, whose content is short."""
+    return bytes([number << 3 | kind]) + (bytes([len(content)]) if kind == 2 else b"") + content
+
+
+BEGIN = frame(SETTINGS, 0, stream=0) + frame(HEADERS, WHOLE, block((":status", "200")))
+OK = frame(HEADERS, WHOLE | END, block(("grpc-status", "0")))
+ANSWER = frame(DATA, 0, message(VERSION))
+
+
+def against(tmp_path: Path, sent: bytes, ask: Callable[[Calls], Awaitable[object]]) -> tuple[object, bytes]:
+    """Ask a server that sends these bytes to each client; return the result, and what the client sent."""
+    received, over = bytearray(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.extend(await reader.readuntil(PREFACE))
+        writer.write(sent)
+        writer.write_eof()
+        with suppress(ConnectionError):  # a client that gives up leaves something unread
+            received.extend(await reader.read())
+        writer.close()
+        over.set()
+
+    async def run() -> object:
+        socket = tmp_path / "grpc.sock"
+        server = await asyncio.start_unix_server(serve, socket)
+        async with server:
+            result = await ask(Calls(socket, "service", 60))
+            await over.wait()
+        return result
+
+    return asyncio.run(run()), bytes(received)
+
+
+async def version(calls: Calls) -> str:
+    """Ask for a small answer."""
+    return (await calls.ask("Version", VersionRequest(), VersionResponse)).runtime_name
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(BEGIN + ANSWER + OK, id="plain"),
+        pytest.param(BEGIN + frame(DATA, 0) + ANSWER + OK, id="empty-piece"),
+        pytest.param(BEGIN + frame(DATA, PADDED, b"\x03" + message(VERSION) + b"abc") + OK, id="padding"),
+        pytest.param(
+            BEGIN + frame(DATA, 0, message(VERSION)[:3]) + frame(DATA, 0, message(VERSION)[3:]) + OK,
+            id="pieces",
+        ),
+        pytest.param(
+            BEGIN
+            + ANSWER
+            + frame(HEADERS, END, block(("grpc-status", "0"))[:4])
+            + frame(CONTINUATION, WHOLE, block(("grpc-status", "0"))[4:]),
+            id="continuation",
+        ),
+        pytest.param(
+            BEGIN + ANSWER + frame(HEADERS, WHOLE | END | PRIORITY, bytes(5) + block(("grpc-status", "0"))),
+            id="priority",
+        ),
+        pytest.param(BEGIN + ANSWER + OK + frame(GOAWAY, 0, struct.pack("!II", 1, 0), 0), id="goaway-after"),
+        pytest.param(BEGIN + frame(12, 0, b"new") + ANSWER + OK, id="unknown-frame"),
+    ],
+)
+def test_answer_is_read_however_it_is_framed(tmp_path: Path, sent: bytes) -> None:
+    """Padding, pieces, continuations, priorities and frames that are not known change nothing."""
+    assert against(tmp_path, sent, version)[0] == "fake"
+
+
+def test_settings_and_pings_are_acknowledged(tmp_path: Path) -> None:
+    """A server that measures its connection, or checks that it lives, gets its answers."""
+    _, received = against(tmp_path, BEGIN + frame(PING, 0, b"12345678", 0) + ANSWER + OK, version)
+    assert frame(SETTINGS, ACK, stream=0) in received
+    assert frame(PING, ACK, b"12345678", 0) in received
+
+
+def test_no_more_is_in_flight_than_the_window(tmp_path: Path) -> None:
+    """The window is opened again by what was read and by no more, for the connection and for the request."""
+
+    async def skip(calls: Calls) -> None:
+        async with calls.reading("Version", VersionRequest()) as fields:
+            assert await fields.next() == 1
+
+    content = b"\x0a" + bytes([0x80 | 0x00, 0x80 | 0x00, 0x10]) + bytes(2**18)  # field 1 of 256 KiB
+    pieces = [message(content)[start : start + 16384] for start in range(0, len(content) + 5, 16384)]
+    sent = BEGIN + b"".join(frame(DATA, 0, piece) for piece in pieces) + OK
+    _, received = against(tmp_path, sent, skip)
+    opened = [
+        struct.unpack("!I", received[found.end() + 4 : found.end() + 8])[0]
+        for found in re.finditer(re.escape(b"\x00\x00\x04\x08\x00"), received)
+        if received[found.end() : found.end() + 4] == struct.pack("!I", 1)
+    ]
+    assert 2**17 <= sum(opened) <= len(message(content))
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "reason"),
+    [
+        pytest.param(b"", Unavailable, "the connection was closed", id="closed"),
+        pytest.param(BEGIN + ANSWER[:20], Unavailable, "closed", id="closed-in-a-frame"),
+        pytest.param(BEGIN + ANSWER, Unavailable, "closed", id="closed-before-the-status"),
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable, "was closed", id="http-1"),
+        pytest.param(BEGIN + frame(DATA, 0, b"", 3), Unavailable, "not HTTP/2: 3", id="another-stream"),
+        pytest.param(
+            BEGIN + frame(RESET, 0, bytes([0, 0, 0, 8])), Unavailable, "reset with error 8", id="reset"
+        ),
+        pytest.param(
+            BEGIN + frame(GOAWAY, 0, struct.pack("!II", 0, 11), 0),
+            Unavailable,
+            "ended with error 11",
+            id="goaway",
+        ),
+        pytest.param(BEGIN + frame(DATA, PADDED, b"\x01"), Unavailable, "invalid padding", id="padding"),
+        pytest.param(BEGIN + frame(DATA, PADDED), Unavailable, "data missing", id="no-padding"),
+        pytest.param(
+            BEGIN + frame(HEADERS, 0) + frame(PING, 0, bytes(8), 0),
+            Unavailable,
+            "during header block",
+            id="cut-headers",
+        ),
+        pytest.param(
+            BEGIN + frame(HEADERS, 0) + frame(CONTINUATION, 0, bytes(16384)) * 70,
+            Unavailable,
+            "Too many continuation frames",
+            id="endless-headers",
+        ),
+        pytest.param(
+            BEGIN + frame(HEADERS, WHOLE, b"\xff\xff"), Unavailable, "decoding header block", id="odd-headers"
+        ),
+        pytest.param(
+            BEGIN + frame(DATA, END, message(VERSION)), Refused, "no status of gRPC, 200", id="no-status"
+        ),
+        pytest.param(BEGIN + OK, Refused, "the answer is empty", id="empty"),
+        pytest.param(BEGIN + frame(DATA, END, b"\0\0"), Unavailable, "ends in the middle", id="cut-prefix"),
+        pytest.param(
+            BEGIN + frame(DATA, END, message(VERSION)[:7]), Unavailable, "ends in", id="cut-message"
+        ),
+        pytest.param(BEGIN + ANSWER + ANSWER + OK, Refused, "goes on after its message", id="two-messages"),
+        pytest.param(BEGIN + frame(DATA, 0, message(VERSION, 1)), Refused, "compressed", id="compressed"),
+        pytest.param(
+            BEGIN + frame(DATA, 0, message(b"\xff")) + OK, Refused, "cannot be read", id="no-protobuf"
+        ),
+        pytest.param(
+            BEGIN + frame(DATA, 0, struct.pack("!BI", 0, 2**24 + 1)),
+            TooLarge,
+            "exceeds 16 MiB",
+            id="too-large",
+        ),
+        pytest.param(
+            frame(
+                HEADERS,
+                WHOLE | END,
+                block((":status", "200"), ("grpc-status", "5"), ("grpc-message", "no%20x")),
+            ),
+            Gone,
+            "NOT_FOUND: no x",
+            id="error-alone",
+        ),
+        pytest.param(
+            frame(
+                HEADERS,
+                WHOLE | END,
+                block((":status", "200"), ("grpc-status", "8"), ("grpc-message", "larger than max (1)")),
+            ),
+            TooLarge,
+            "exceeds 16 MiB",
+            id="too-large-for-the-server",
+        ),
+        pytest.param(
+            BEGIN + ANSWER + frame(HEADERS, WHOLE | END, block(("grpc-status", "77"))),
+            Refused,
+            "UNKNOWN",
+            id="unknown-status",
+        ),
+    ],
+)
+def test_answer_that_cannot_be_is_an_error(
+    tmp_path: Path, sent: bytes, kind: type[AgentError], reason: str
+) -> None:
+    """Each has its error with the reason: what is broken may be asked for again, what is wrong may not."""
+
+    async def ask(calls: Calls) -> None:
+        with pytest.raises(AgentError, match=reason) as raised:
+            await version(calls)
+        assert type(raised.value) is kind
+
+    against(tmp_path, sent, ask)
+
+
+STATUS = field(1, field(1, b"id")) + field(2, field(1, b"info") + field(2, b'{"pid":7}'))
+
+
+@pytest.mark.parametrize(
+    ("content", "pid"),
+    [
+        pytest.param(STATUS, 7, id="info"),
+        pytest.param(
+            field(9, b"\x81\x01", 0) + field(8, bytes(8), 1) + field(7, bytes(4), 5) + STATUS, 7, id="others"
+        ),
+        pytest.param(STATUS + field(2, field(1, b"more") + field(2, b'{"pid":8}')), 7, id="another-key"),
+        pytest.param(field(2, field(2, b'{"pid":7}')), 0, id="no-key"),
+        pytest.param(b"", 0, id="empty"),
+    ],
+)
+def test_verbose_status_is_read_field_by_field(tmp_path: Path, content: bytes, pid: int) -> None:
+    """Only the document under the key `info` counts; numbers of any kind beside it are passed over."""
+    sent = BEGIN + frame(DATA, 0, message(content)) + OK
+    for ask in (container_info, sandbox_info):
+        assert against(tmp_path, sent, lambda calls, ask=ask: ask(calls, "id"))[0] == ContainerInfo(pid)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"\x0a\x7fabc", "longer than its message", id="long-field"),
+        pytest.param(field(2, b"\x0a\x7f") + bytes(200), "longer than its message", id="long-nested-field"),
+        pytest.param(b"\x0b", "wire type 3", id="group"),
+        pytest.param(b"\xff" * 10 + b"\x01", "more than 64 bits", id="long-number"),
+        pytest.param(b"\x0a", "longer than its message", id="no-length"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """A field never reaches beyond its message, however long it says that it is."""
+
+    async def ask(calls: Calls) -> None:
+        with pytest.raises(Refused, match=reason):
+            await container_info(calls, "id")
+
+    against(tmp_path, BEGIN + frame(DATA, 0, message(content)) + OK, ask)
+
+
+def test_request_above_a_frame_is_a_bug() -> None:
+    """Requests are ids and cpusets; a larger one is never sent in part."""
+
+    async def send() -> None:
+        reader = asyncio.StreamReader()
+        exchange = Exchange(reader, None)  # type: ignore[arg-type] # nothing is written
+        with pytest.raises(ValueError, match="at most 16384"):
+            await exchange.send([], bytes(20000))
+
+    asyncio.run(send())
