@@ -2,6 +2,7 @@
 
 #include "agent.h"
 #include "guest.h"
+#include "init.h"
 #include "obsolete.h"
 #include "options.h"
 #include "say.h"
@@ -74,7 +75,7 @@ static bool take_lines(char *body)
     return true;
 }
 
-static bool ask(const struct wish *wish)
+static struct answer asked(const struct wish *wish)
 {
     static const char format[] = "cmk 1 isolate\npool=%s\nsocket=%s\n%s%s%s%s\n";
     const char *cores = wish->cores;
@@ -83,9 +84,14 @@ static bool ask(const struct wish *wish)
                           cores ? cores : "", cores ? "\n" : "", wish->is_pinned ? "" : "affinity=no\n");
     if (length > REQUEST_MOST) {
         say("--socket-id or CMK_NUM_CORES is too long");
-        return false;
+        return (struct answer){ANSWER_PARTIAL, NULL, 0};
     }
-    struct answer answer = agent_ask(request);
+    return agent_ask(request);
+}
+
+static bool ask(const struct wish *wish)
+{
+    struct answer answer = asked(wish);
     if (answer.kind == ANSWER_ERROR)
         say("%s", answer.body);
     if (answer.kind != ANSWER_OK)
@@ -95,6 +101,21 @@ static bool ask(const struct wish *wish)
         return false;
     }
     return true;
+}
+
+/* Move this process off the cores that the command is to have for itself: to its pool, or with the system's work. */
+static bool step_aside(const struct wish *wish, bool is_in_guest)
+{
+    if (is_in_guest)
+        return guest_isolate(false, true);
+    bool is_shared = !is_exclusive(wish);
+    struct wish aside = {.pool = is_shared ? wish->pool : "infra",
+                         .socket = is_shared ? wish->socket : "-1",
+                         .is_pinned = true};
+    struct answer answer = asked(&aside);
+    if (answer.kind == ANSWER_ERROR)
+        say("CMK_INIT: process 1 stays on all CPUs of its container: %s", answer.body);
+    return answer.kind == ANSWER_OK || answer.kind == ANSWER_ERROR;
 }
 
 static int become(char **command)
@@ -135,9 +156,12 @@ int isolate(char **words)
         .cores = getenv("CMK_NUM_CORES"),
         .is_pinned = !options[NO_AFFINITY].value,
     };
-    if (!is_valid(&wish))
+    bool is_known, is_init = init_is_wanted(&is_known);
+    if (!is_known || !is_valid(&wish))
         return FAILED;
     bool is_in_guest = guest_is_here() && !agent_is_there();
+    if (is_init && !(step_aside(&wish, is_in_guest) && init_start()))
+        return FAILED;
     if (!(is_in_guest ? guest_isolate(is_exclusive(&wish), wish.is_pinned) : ask(&wish)))
         return FAILED;
     return become(words);

@@ -38,6 +38,8 @@ static const char HELP_TEXT[] =
     "Environment:\n"
     "  CMK_NUM_CORES         How many cores of an exclusive pool; 1.\n"
     "  CMK_LOCK_TIMEOUT      How many seconds to wait for the agent; 30.\n"
+    "  CMK_INIT              1: stay as process 1 of the container, and run the\n"
+    "                        command as a child, which SIGTERM ends as under CMK.\n"
     "  CMK_MAP_SECONDS       How many seconds to wait in a Kata guest; 100.\n"
     "The command gets CMK_CPUS_ASSIGNED, CMK_CPUS_ASSIGNED_MASK, CMK_CPUS_SHARED and\n"
     "CMK_CPUS_INFRA. Its exit code is the command's own.\n";

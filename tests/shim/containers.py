@@ -97,7 +97,11 @@ def run_locked(
 
 def _locked() -> api_pb2.LinuxContainerSecurityContext:
     profile = api_pb2.SecurityProfile
+    own = api_pb2.NamespaceOption(
+        network=api_pb2.NODE, pid=api_pb2.CONTAINER
+    )  # as a kubelet says for most pods
     return api_pb2.LinuxContainerSecurityContext(
+        namespace_options=own,
         run_as_user=api_pb2.Int64Value(value=NOBODY),
         run_as_group=api_pb2.Int64Value(value=NOBODY),
         readonly_rootfs=True,

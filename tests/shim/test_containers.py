@@ -57,6 +57,18 @@ def test_stopped_container_handles_the_signal(containerd: Containerd, agent: Fak
     container.wait_for_last_line("stopped")
 
 
+def test_command_that_ignores_signals_as_process_1_stops_below_one(
+    containerd: Containerd, agent: FakeAgent
+) -> None:
+    """With CMK_INIT=1 a locked-up container of a plain sleep ends at SIGTERM, which it has no handler for."""
+    words = ("busybox", "--", "sleep", "10000")
+    container = run(containerd, agent, *words, CMK_INIT="1")
+    until("the command", lambda: len(agent.asked) == 2)
+    container.stop()
+
+    assert container.exit_code() == 143
+
+
 def test_container_that_waits_for_the_agent_stops_at_once(
     containerd: Containerd, no_agent: FakeAgent
 ) -> None:

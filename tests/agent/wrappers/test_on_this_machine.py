@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.kernel.procfs import PARENT, stat_fields
 from demo.agent import allowed
 from tests.agent.kernel_missing import cgroups_missing
 from tests.agent.wrappers.cmk_agent import CMKAgent
@@ -90,6 +91,32 @@ def test_an_agent_that_is_killed_loses_nothing(tmp_path: Path) -> None:
         (pid,) = before
         os.kill(pid, 9)
         agent.until("its core is free", lambda: not agent.tasks)
+
+
+def test_process_1_stays_beside_the_cores_of_its_command(tmp_path: Path) -> None:
+    """With CMK_INIT=1 it runs on the shared set, its child on the core; the next agent knows both, SIGTERM ends both."""
+    why = cgroups_missing()
+    if why:
+        pytest.skip(why)
+    agent = CMKAgent(tmp_path)
+    (tmp_path / "pods").mkdir()
+    last = len(os.sched_getaffinity(0)) - 1
+    shared = "0" if last == 1 else f"0-{last - 1}"
+    with subprocess.Popen(agent.command, stderr=subprocess.DEVNULL) as process:
+        first = "unshare --pid --fork --kill-child env CMK_INIT=1"
+        agent.pod("init", f"{first} cmk isolate --pool=exclusive sleep -- 1000; echo left with $?")
+        agent.until("both are told of", lambda: len(agent.tasks) == 2)
+        before = agent.tasks
+        process.kill()
+    places = {pool: (pid, cpus) for pid, (pool, cpus) in before.items()}
+    (parent, aside), (command, own) = places["infra"], places["exclusive"]
+    assert (aside, own) == (allowed(parent), allowed(command)) == (shared, str(last))
+    assert int(stat_fields(command)[PARENT]) == parent
+    with agent.running():
+        agent.until("both are told of again", lambda: agent.tasks == before)
+        os.kill(parent, 15)
+        agent.until_written("init", "left with 143")
+        agent.until("the core is free", lambda: not agent.tasks)
 
 
 def test_a_container_that_is_wrapped_reaches_what_its_environment_lists(tmp_path: Path) -> None:
