@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -60,14 +61,19 @@ def run(
 
 
 def first_of(process: subprocess.Popen[str]) -> int:
-    """Return the number that the first process of the namespace has outside."""
-    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii"))
+    """Return the number that the first process of the namespace has outside, as soon as it is there."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return int(until("process 1", lambda: children.read_text(encoding="ascii").split())[0])
 
 
 def children_of(pid: int) -> list[str]:
-    """Return the names of a process's children, zombies included."""
+    """Return the names of a process's children, zombies included; some may end while they are read."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    return [Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip() for child in children]
+    names = []
+    for child in children:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names.append(Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip())
+    return names
 
 
 def test_command_is_the_child_and_has_the_claim(agent: FakeAgent) -> None:
