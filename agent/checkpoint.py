@@ -52,6 +52,7 @@ class Saved:
     topology: Topology
     universe: CPUSet
     ledger: Ledger
+    reserved: CPUSet | None = None  # None: an earlier agent wrote it
 
 
 class StateDir:
@@ -147,17 +148,26 @@ def _differs(new: Saved, old: Saved) -> bool:
     """Say whether a checkpoint is out of date; which CPUs are online now is read anew at every start."""
     if new.ledger is not old.ledger and new.ledger != old.ledger:
         return True
+    if new.reserved != old.reserved:
+        return True
     return new.universe != old.universe or new.topology.cores != old.topology.cores
 
 
 def write(saved: Saved) -> bytes:
-    """Return a checkpoint as text of one line."""
+    """Return a checkpoint as text of one line.
+
+    The reserve stands inside `ledger`: earlier agents refuse a checkpoint with another key beside it, and ignore one
+    within.
+    """
+    ledger = ledger_to_dict(saved.ledger)
+    if saved.reserved is not None:
+        ledger["reserved"] = str(saved.reserved)
     body = {
         "machineID": saved.machine_id,
         "bootID": saved.boot_id,
         "topology": saved.topology.to_dict(),
         "universe": str(saved.universe),
-        "ledger": ledger_to_dict(saved.ledger),
+        "ledger": ledger,
     }
     text = _text(body)
     return f'{{"version":{VERSION},"checksum":"{_checksum(text)}",{text[1:]}\n'.encode()
@@ -173,9 +183,10 @@ def read(content: bytes, machine_id: str) -> Saved:
     try:
         topology, ledger = Topology.from_dict(body["topology"]), ledger_from_dict(body["ledger"])
         universe = CPUSet.parse(body["universe"])
+        reserved = CPUSet.parse(body["ledger"]["reserved"]) if "reserved" in body["ledger"] else None
     except (PinningError, AttributeError) as problem:
         raise Unusable(str(problem)) from problem
-    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger)
+    return Saved(machine_id, str(body["bootID"]), topology, universe, ledger, reserved)
 
 
 def _body(content: bytes) -> dict[str, Any]:

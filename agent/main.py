@@ -26,6 +26,7 @@ from agent.kernel.machine import NO_POD_ROOT, NodeMachine
 from agent.metrics import Metrics
 from agent.process import Agent, Listeners, Parts, run_until_signal
 from agent.reconcile.reconciler import Settings
+from agent.reconcile.reserve import start_config
 from pinning.planning.node_sets import check_machine
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ async def build(config: AgentConfig) -> Agent:
     machine, saved = _machine(config, cgroups.cpusets, state_dir)
     if config.runtime == "cri":
         _warn_without_pod_root(machine, config)
-    check_machine(machine.topology(), machine.universe(), config.config)
+    check_machine(machine.topology(), machine.universe(), start_config(config.config, saved, machine))
     settings = await _settings(config, machine)
     observed = _observed_cpus(config, runtime)
     vms = _virtual_machines(config, cgroups)

@@ -24,6 +24,7 @@ from apiserver.errors import APIError, Unavailable
 from pinning.errors import BadContract, BadCPUList, BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.node_sets import check_machine
+from pinning.planning.reserve import ReserveSource
 from pinning.pods.quantity import parse_quantity
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def adopt(config: NodeConfig, kubelet: KubeletConfig, topology: Topology, univer
     """Reserve what the kubelet does where the operator named nothing; a set that leaves no CPU is not taken."""
     if config.reserved is not None or not kubelet.reserved:
         return config
-    adopted = replace(config, reserved=kubelet.reserved)
+    adopted = replace(config, reserved=kubelet.reserved, reserve_source=ReserveSource.KUBELET)
     facts = {"reserved": str(kubelet.reserved)}
     try:
         check_machine(topology, universe, adopted)

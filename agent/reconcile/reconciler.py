@@ -20,6 +20,7 @@ from agent.reconcile.foreign_writes import ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.observe import Observer
 from agent.reconcile.quota_policy import times_throttled, unset_quotas
+from agent.reconcile.reserve import ReserveKeeper
 from agent.reconcile.result import node_state_of, pass_result
 from agent.reconcile.runtime_sync import RuntimeSync
 from agent.reconcile.uninstall import give_back
@@ -103,6 +104,7 @@ class Reconciler:
         self._started = clock.monotonic()
         self._has_begun = False
         self._ledger: Ledger | None = None
+        self._reserve = ReserveKeeper()
         self._shared = EMPTY  # where everyone else is to run; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
@@ -119,6 +121,7 @@ class Reconciler:
         if saved.boot_id == machine.boot_id():
             self.observer.remember(saved.topology)
         self._ledger = as_kept(saved, machine.boot_id(), machine.topology())
+        self._reserve.resume(saved, machine, self._settings.config)
         logger.info("checkpoint read", extra={"facts": {"assignments": len(self._ledger)}})
 
     async def run_pass(self) -> NodeState | None:
@@ -141,12 +144,13 @@ class Reconciler:
             logger.info("waiting for pods and containers", extra={"facts": _completeness(observed)})
             return None
         kubelet = self._settings.kubelet_now()
-        config = self._settings.config_beside(kubelet)
+        config = self._reserve.config(self._settings.config_beside(kubelet), self._ledger, observed)
         if config.observe:
             self.observer.leave_new()
         plan = self._plan(observed, config)
         self.observer.note_held(self._ledger)
-        await self._save(plan.ledger, observed)
+        self._reserve.planned(plan.sets)
+        await self._save(plan, observed)
         if not config.observe:  # else whoever allocates writes them
             self._foreign_writes.count(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
@@ -176,12 +180,12 @@ class Reconciler:
         with self.metrics.plan_seconds.time():
             return plan_node(observed, self._ledger, config)
 
-    async def _save(self, ledger: Ledger, observed: Observed) -> None:
-        """Leave the ledger to the next agent; until that is done nothing else may be."""
-        machine = self._interfaces.machine
-        saved = Saved(machine.machine_id(), machine.boot_id(), observed.topology, observed.universe, ledger)
+    async def _save(self, plan: Plan, observed: Observed) -> None:
+        """Leave ledger and reserve to the next agent; until that is done nothing else may be."""
+        ids = self._interfaces.machine.machine_id(), self._interfaces.machine.boot_id()
+        saved = Saved(*ids, observed.topology, observed.universe, plan.ledger, plan.sets.reserved)
         await self.checkpoint.save(saved)
-        self._ledger = ledger
+        self._ledger = plan.ledger
 
     async def _act(self, plan: Plan, observed: Observed, *, writes: bool) -> frozenset[str]:
         """Do what the plan says; return the ids of what is not where it shall be."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.reserve import ReserveSource
 from pinning.pods.counted import RESOURCES
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class StaticPools:
 class NodeConfig:
     """How the CPUs of one node are given out."""
 
-    reserved: CPUSet | None = None  # None: the core of the lowest CPU
+    reserved: CPUSet | None = None  # None: the default of `pinning.planning.reserve`
+    reserve_source: ReserveSource = ReserveSource.CONFIGURED  # of `reserved`, where there is one
     sort: Sort = "packed"
     distribute: bool = False
     align_uncore: bool = False

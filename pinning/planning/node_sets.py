@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.planning.reserve import ReserveSource, default_reserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,11 +41,17 @@ class NodeSets:
     universe: CPUSet
     reserved: CPUSet
     pools: Pools
+    reserve_source: ReserveSource = ReserveSource.DEFAULT
 
     @property
     def allocatable(self) -> CPUSet:
         """What may be given out at all."""
         return self.universe - self.reserved - self.pools.set_aside
+
+    @property
+    def unpooled(self) -> CPUSet:
+        """The CPUs in no pool: CMK's `infra`, when nothing is claimed."""
+        return self.universe - self.pools.exclusive - self.pools.non_isolcpus - self.pools.set_aside
 
     @property
     def isolated(self) -> CPUSet:
@@ -87,11 +94,16 @@ def node_sets(topology: Topology, universe: CPUSet, config: NodeConfig) -> NodeS
         raise PinningError(
             "the node has no usable CPU: the effective cpuset of the kubelet's pod root is empty"
         )
-    known = universe | (topology.cpus - topology.online)
-    reserved = _reserved(topology, known, config)
+    known = known_cpus(topology, universe)
+    reserved, source = _reserved(topology, known, config)
     pools = _pools(topology, known - reserved, config.pools)
     usable = topology if topology.online == universe else topology.with_online(universe)
-    return NodeSets(usable, universe, reserved, pools)
+    return NodeSets(usable, universe, reserved, pools, source)
+
+
+def known_cpus(topology: Topology, universe: CPUSet) -> CPUSet:
+    """Return the CPUs of pods, those among them that are offline too."""
+    return universe | (topology.cpus - topology.online)
 
 
 def check_machine(topology: Topology, universe: CPUSet, config: NodeConfig) -> None:
@@ -117,9 +129,17 @@ def _nothing_to_give(sets: NodeSets) -> str:
     return f"reserved: {sets.reserved} leaves no CPU of {usable} for containers; reserve fewer cores"
 
 
-def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> CPUSet:
-    named = (config.reserved or EMPTY) & topology.cpus
-    return topology.siblings_of(named or CPUSet([known.lowest()]))
+def _reserved(topology: Topology, known: CPUSet, config: NodeConfig) -> tuple[CPUSet, ReserveSource]:
+    """Return the reserve and its source; a kept one that no CPU of pods is left of gives way to the default."""
+    listed = config.pools.exclusive_non_isolcpus if config.pools else EMPTY
+    default = default_reserve(topology, known, listed)
+    named, source = (config.reserved or EMPTY) & topology.cpus, config.reserve_source
+    if source is ReserveSource.KEPT:
+        named &= known
+    whole = topology.siblings_of(named)
+    if not whole or (source is ReserveSource.KEPT and whole == default):
+        return default, ReserveSource.DEFAULT
+    return whole, source
 
 
 def _pools(topology: Topology, cpus: CPUSet, wanted: StaticPools | None) -> Pools:

@@ -252,7 +252,8 @@ EXCLUSIVE = Wish("2", policy="exclusive")
 
 def world(cores: int = 8, sockets: int = 1, isolated: str = "", **config: object) -> World:
     """Return an empty node; core N has the CPUs N and N + cores, core 0 is reserved."""
-    return World(smt_machine(cores, sockets, isolated), NodeConfig(**config))  # type: ignore[arg-type]
+    given = {"reserved": CPUSet([0]), **config}
+    return World(smt_machine(cores, sockets, isolated), NodeConfig(**given))  # type: ignore[arg-type]
 
 
 def one_pod(wish: Wish, cores: int = 8, sockets: int = 1, isolated: str = "", **config: object) -> World:

@@ -179,7 +179,7 @@ def test_a_real_xeon_d(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ),
         ("--excl-non-isolcpus=77", "--excl-non-isolcpus: CPUs 77 do not exist"),
         (
-            "--num-exclusive-cores=1 --excl-non-isolcpus=0",
+            "--num-exclusive-cores=1 --excl-non-isolcpus=0-3",
             "--excl-non-isolcpus: the cores of CPUs 0,4 are reserved",
         ),
         ("--excl-non-isolcpus=a", "--excl-non-isolcpus: "),

@@ -71,7 +71,7 @@ def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
         pytest.param(StaticPools(4), "pools.exclusive_cores: 4 cores are wanted, 3 are left", id="exclusive"),
         pytest.param(StaticPools(3, 1), "pools.shared_cores: 1 cores are wanted, 0 are left", id="shared"),
         pytest.param(
-            StaticPools(1, 0, CPUSet([0])), "CPUs 0,4 are reserved or cannot be used", id="reserved"
+            StaticPools(1, 0, CPUSet.parse("0-3")), "CPUs 0,4 are reserved or cannot be used", id="reserved"
         ),
         pytest.param(StaticPools(1, 0, CPUSet([1])), "CPUs 1,5 are in isolcpus", id="isolated"),
         pytest.param(

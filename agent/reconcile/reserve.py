@@ -1,0 +1,88 @@
+"""The reserve in force: without a configured one it stays as it is while containers hold CPUs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pinning.errors import BadContract
+from pinning.planning.node_sets import check_machine, known_cpus
+from pinning.planning.reserve import ReserveSource, lowest_core
+
+if TYPE_CHECKING:
+    from agent.checkpoint import Saved
+    from agent.interfaces import Machine
+    from pinning.machine.cpuset import CPUSet
+    from pinning.machine.topology import Topology
+    from pinning.planning.ledger import Ledger
+    from pinning.planning.node_config import NodeConfig
+    from pinning.planning.node_sets import NodeSets
+    from pinning.planning.observed import Observed
+
+logger = logging.getLogger(__name__)
+
+
+class ReserveKeeper:
+    """Keeps the default reserve of a node from moving under containers."""
+
+    def __init__(self) -> None:
+        self._kept: CPUSet | None = None
+
+    def resume(self, saved: Saved, machine: Machine, config: NodeConfig) -> None:
+        """Keep the reserve of a checkpoint; after a reboot no container runs, and the default is chosen anew."""
+        kept = saved_reserve(saved, machine.boot_id())
+        if kept is None or config.reserved is not None:
+            return
+        problem = _misfit(machine.topology(), machine.universe(), _keeping(kept, config))
+        if problem:
+            facts = {"reserved": str(kept), "reason": str(problem)}
+            logger.warning("the reserve moves, the configuration needs its CPUs", extra={"facts": facts})
+        else:
+            self._kept = kept
+
+    def config(self, config: NodeConfig, ledger: Ledger | None, observed: Observed) -> NodeConfig:
+        """Return the configuration of a pass; the kept reserve ends with the last assignment, if the default fits."""
+        if self._kept is None or config.reserved is not None:
+            return config
+        if not ledger and not _misfit(observed.topology, observed.universe, config):
+            self._kept = None
+            return config
+        return _keeping(self._kept, config)
+
+    def planned(self, sets: NodeSets) -> None:
+        """Keep the reserve of a plan."""
+        self._kept = sets.reserved
+
+
+def start_config(config: NodeConfig, saved: Saved | None, machine: Machine) -> NodeConfig:
+    """Return the configuration of the first pass after a start."""
+    kept = saved and saved_reserve(saved, machine.boot_id())
+    if not kept or config.reserved is not None:
+        return config
+    keeping = _keeping(kept, config)
+    return config if _misfit(machine.topology(), machine.universe(), keeping) else keeping
+
+
+def saved_reserve(saved: Saved, boot_id: str) -> CPUSet | None:
+    """Return the reserve under which containers got their CPUs; None where none hold any, or the node rebooted.
+
+    Earlier agents saved no reserve and took the core of the lowest CPU, also where it was isolated.
+    """
+    if saved.boot_id != boot_id or not saved.ledger:
+        return None
+    known = known_cpus(saved.topology, saved.universe) & saved.topology.cpus
+    return saved.reserved or (lowest_core(saved.topology, known) if known else None)
+
+
+def _keeping(reserved: CPUSet, config: NodeConfig) -> NodeConfig:
+    return replace(config, reserved=reserved, reserve_source=ReserveSource.KEPT)
+
+
+def _misfit(topology: Topology, universe: CPUSet, config: NodeConfig) -> BadContract | None:
+    """Return why a machine cannot be cut as configured."""
+    try:
+        check_machine(topology, universe, config)
+    except BadContract as problem:
+        return problem
+    return None

@@ -1,0 +1,187 @@
+"""The reserve of a node that names none: it never moves under containers, whatever the agent's version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.checkpoint import KEYS, NAME, Saved, read, write
+from agent.reconcile.reconciler import Settings
+from agent.reconcile.reserve import start_config
+from pinning.json_text import parse_json
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict
+from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
+from pinning.planning.reserve import ReserveSource
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import TWO
+from tests.pinning.machines import FLAT
+
+ISOLATED = replace(FLAT, isolated=CPUSet.parse("0,4"))  # the earlier default reserves 0,4, this one 1,5
+OLD, NEW = (CPUSet.parse(cpus) for cpus in ("0,4", "1,5"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    """Return a node whose lowest core is isolated."""
+    node = FakeNode(tmp_path / "state", ISOLATED)
+    yield node
+    node.close()
+
+
+def reserve(node: FakeNode) -> tuple[str, ReserveSource]:
+    """Return the reserve after a pass, and its source."""
+    sets = node.run().sets
+    return str(sets.reserved), sets.reserve_source
+
+
+def saved(node: FakeNode) -> Saved:
+    """Return the checkpoint of the node."""
+    return read((node.folder / NAME).read_bytes(), node.machine.machine_id())
+
+
+def resave(node: FakeNode, reserved: CPUSet | None) -> None:
+    """Write the checkpoint as an agent with another reserve did; None: as an earlier agent did."""
+    (node.folder / NAME).write_bytes(write(replace(saved(node), reserved=reserved)))
+
+
+def upgraded(node: FakeNode) -> str:
+    """Run a container on 1,5 under an earlier agent, and start this one; return the container's id."""
+    node.settings = Settings("node-1", NodeConfig(reserved=OLD))
+    node.new_agent()
+    node.add("a", TWO)
+    number = node.start("a")
+    node.run()
+    assert node.cpus(number) == "1,5"
+    resave(node, None)
+    node.settings = Settings("node-1", DEFAULT)
+    node.new_agent()
+    return number
+
+
+def test_upgrade_moves_no_reserve_under_containers(node: FakeNode) -> None:
+    """A checkpoint of an earlier agent stands for its rule until no container holds CPUs; then this one's holds."""
+    number = upgraded(node)
+    assert reserve(node) == ("0,4", ReserveSource.KEPT)
+    assert node.cpus(number) == "1,5"
+    node.new_agent()
+    assert reserve(node) == ("0,4", ReserveSource.KEPT)
+
+    node.stop(number)
+    del node.documents["a"]
+    node.run()
+    assert reserve(node) == ("1,5", ReserveSource.DEFAULT)
+    assert saved(node).reserved == NEW
+
+
+def test_configuration_ends_the_kept_reserve(node: FakeNode) -> None:
+    """What the operator names is reserved at the next start, and containers leave it."""
+    number = upgraded(node)
+    node.run()
+    node.settings = Settings("node-1", NodeConfig(reserved=NEW))
+    node.new_agent()
+    assert reserve(node) == ("1,5", ReserveSource.CONFIGURED)
+    assert node.cpus(number) != "1,5"
+
+
+def test_reboot_ends_the_kept_reserve(node: FakeNode) -> None:
+    """After a reboot no container runs: the default follows the isolcpus of this boot."""
+    number = upgraded(node)
+    node.run()
+    node.stop(number)
+    node.machine.boot = "boot-2"
+    node.topology = replace(FLAT, isolated=CPUSet.parse("0-1,4-5"))
+    node.new_agent()
+    assert reserve(node) == ("2,6", ReserveSource.DEFAULT)
+
+
+def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> None:
+    """A CPU that was offline and unknown at the first start does not move the reserve when it comes."""
+    without = FLAT.cores[1:]
+    node.topology = replace(ISOLATED, cores=without, online=CPUSet.parse("1-3,5-7"), isolated=EMPTY)
+    node.new_agent()
+    node.add("a", TWO)
+    node.start("a")
+    assert reserve(node) == ("1,5", ReserveSource.DEFAULT)
+    node.topology = FLAT
+    assert reserve(node) == ("1,5", ReserveSource.KEPT)
+    node.new_agent()
+    assert reserve(node) == ("1,5", ReserveSource.KEPT)
+
+
+def test_silent_kubelet_moves_no_reserve(node: FakeNode) -> None:
+    """The reserve that the kubelet named at an earlier start stays when it does not answer at the next one."""
+    named = NodeConfig(reserved=CPUSet.parse("3,7"), reserve_source=ReserveSource.KUBELET)
+    node.settings = Settings("node-1", named)
+    node.new_agent()
+    node.add("a", TWO)
+    node.start("a")
+    assert reserve(node) == ("3,7", ReserveSource.KUBELET)
+    node.settings = Settings("node-1", DEFAULT)
+    node.new_agent()
+    assert reserve(node) == ("3,7", ReserveSource.KEPT)
+
+
+def test_pools_that_need_the_kept_reserve_get_the_default(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where new pools do not fit beside the kept reserve it moves, with a warning; the start is not refused."""
+    upgraded(node)
+    node.topology = replace(FLAT, isolated=CPUSet.parse("0-1,4-5"))
+    pools = NodeConfig(pools=StaticPools(exclusive_cores=2))
+    assert start_config(pools, saved(node), node.machine) == pools
+    node.settings = Settings("node-1", pools)
+    with caplog.at_level(logging.WARNING):
+        node.new_agent()
+    assert reserve(node) == ("2,6", ReserveSource.DEFAULT)
+    assert "the reserve moves, the configuration needs its CPUs" in caplog.messages
+
+
+def test_kept_reserve_stays_where_the_default_does_not_fit(node: FakeNode) -> None:
+    """Pools that were cut under the earlier rule go on to be cut so, also when nothing is held any longer."""
+    number = upgraded(node)
+    resave(node, OLD)
+    pools = NodeConfig(pools=StaticPools(0, 0, CPUSet.parse("1-3")))
+    node.settings = Settings("node-1", replace(pools, reserved=OLD))
+    node.new_agent()
+    node.run()
+    node.settings = Settings("node-1", pools)
+    node.new_agent()
+    node.stop(number)
+    del node.documents["a"]
+    node.run()
+    assert reserve(node)[0] == "0,4"
+
+
+def test_start_checks_the_reserve_in_force(node: FakeNode) -> None:
+    """The check at start and the first pass have the same reserve; without a checkpoint it is the default."""
+    upgraded(node)
+    before = saved(node)
+    assert start_config(DEFAULT, None, node.machine) == DEFAULT
+    assert start_config(DEFAULT, before, node.machine).reserved == OLD
+    assert start_config(DEFAULT, replace(before, ledger=Ledger()), node.machine) == DEFAULT
+    named = NodeConfig(reserved=NEW)
+    assert start_config(named, before, node.machine) == named
+
+
+def test_reserve_is_read_as_it_was_written(node: FakeNode) -> None:
+    """The checkpoint returns the reserve, and None where an earlier agent wrote it."""
+    upgraded(node)
+    for reserved in (None, OLD, NEW):
+        resave(node, reserved)
+        assert saved(node).reserved == reserved
+
+
+def test_earlier_agent_reads_the_ledger_of_this_one(node: FakeNode) -> None:
+    """After a downgrade the keys are those it demands, and what it does not know it ignores."""
+    upgraded(node)
+    node.run()
+    body = parse_json((node.folder / NAME).read_bytes())
+    assert body.keys() - {"version", "checksum"} == KEYS
+    assert body["ledger"]["reserved"] == "0,4"
+    assert ledger_from_dict(body["ledger"]) == saved(node).ledger
