@@ -110,6 +110,15 @@ GATE_SIDECAR = "Sidecar"
 GATE_CPU_MANAGER = "CPUManager"
 
 
+class ReserveSource(StrEnum):
+    """Where the reserved CPUs of a node come from."""
+
+    CONFIGURED = "configured"
+    KUBELET = "kubelet"  # the kubelet's own reserve, from its configz
+    KEPT = "kept"  # an earlier reserve, while containers hold CPUs
+    DEFAULT = "default"
+
+
 class CPUPolicy(StrEnum):
     """What a container asks of its CPUs (Crane's words)."""
 

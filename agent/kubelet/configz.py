@@ -21,10 +21,10 @@ from agent.kubelet.policy import KubeletPolicy, policy_of
 from apiserver.backoff import Backoff
 from apiserver.client import Api
 from apiserver.errors import APIError, Unavailable
+from pinning.contract import ReserveSource
 from pinning.errors import BadContract, BadCPUList, BadQuantity
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.node_sets import check_machine
-from pinning.planning.reserve import ReserveSource
 from pinning.pods.quantity import parse_quantity
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pinning.contract import ReserveSource
 from pinning.errors import BadContract
 from pinning.planning.node_sets import check_machine, known_cpus
-from pinning.planning.reserve import ReserveSource, lowest_core
+from pinning.planning.reserve import lowest_core
 
 if TYPE_CHECKING:
     from agent.checkpoint import Saved

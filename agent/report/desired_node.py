@@ -120,6 +120,7 @@ def pools_text(state: NodeState, pods: Collection[Pod], options: NodeOptions) ->
             "version": VERSION,
             "observes": state.observes,
             **{name: str(cpus) for name, cpus in named.items()},
+            "reservedBy": str(sets.reserve_source),
             "owners": {assignment.name: _owner(assignment) for assignment in by_name},
             "hidden": {
                 "idleCPUs": len(state.idle),

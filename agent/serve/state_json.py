@@ -68,7 +68,7 @@ def _sets(state: NodeState) -> dict[str, str]:
         "nonIsolcpusPool": sets.pools.non_isolcpus,
         "setAside": sets.pools.set_aside,
     }
-    return {name: str(cpus) for name, cpus in named.items()}
+    return {**{name: str(cpus) for name, cpus in named.items()}, "reservedBy": str(sets.reserve_source)}
 
 
 def _pod(pod: PodState) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def read_view(args: argparse.Namespace) -> View:
 def view_of_state(state: Mapping[str, Any]) -> View:
     """Return the view of what the agent's socket says; raise CommandFailed for anything else."""
     try:
-        sets = {name: CPUSet.parse(cpus) for name, cpus in state["sets"].items()}
+        sets = {name: CPUSet.parse(cpus) for name, cpus in state["sets"].items() if name != "reservedBy"}
         node = CMKNode(
             topology=Topology.from_dict(state["topology"]),
             universe=sets["universe"],

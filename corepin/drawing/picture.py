@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from corepin.drawing.spans import Painted
+    from pinning.contract import ReserveSource
     from pinning.machine.topology import Topology
 
 NARROWEST: Final = 40
@@ -68,6 +69,7 @@ class Picture:
     reserved: CPUSet = EMPTY
     shared: CPUSet = EMPTY
     pools: tuple[tuple[str, CPUSet], ...] = ()  # set aside by configuration: name and CPUs
+    reserve_source: ReserveSource | None = None  # None: an earlier agent did not publish it
 
 
 class Use(StrEnum):
@@ -155,7 +157,7 @@ def sign_keys(picture: Picture) -> list[Key]:
     topology = picture.topology
     signs = [
         ("-", "31", Use.OFFLINE, "offline", topology.cpus - topology.online),
-        ("#", "7", Use.RESERVED, "reserved", picture.reserved),
+        ("#", "7", Use.RESERVED, _reserved(picture.reserve_source), picture.reserved),
         *(
             (sign, "4", Use.POOL, f"pool {name}", cpus)
             for (name, cpus), sign in zip(picture.pools, cycle(_POOLS), strict=False)
@@ -166,6 +168,10 @@ def sign_keys(picture: Picture) -> list[Key]:
     ]
     width = _label_width(len(picture.owners))
     return [Key(Span(sign * width, style), use, meaning, cpus) for sign, style, use, meaning, cpus in signs]
+
+
+def _reserved(source: ReserveSource | None) -> str:
+    return f"reserved ({source})" if source else "reserved"
 
 
 def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Use]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from corepin.drawing.picture import Owner, Picture, reading_order
-from pinning.contract import CPUPolicy
+from pinning.contract import CPUPolicy, ReserveSource
 from pinning.machine.cpuset import CPUSet
 
 if TYPE_CHECKING:
@@ -32,4 +32,5 @@ def picture_of(topology: Topology, sets: Mapping[str, Any], owners: Mapping[str,
         reserved=CPUSet.parse(sets["reserved"]),
         shared=CPUSet.parse(sets["shared"]),
         pools=(("shared (set aside)", set_aside),) if set_aside else (),
+        reserve_source=ReserveSource(sets["reservedBy"]) if "reservedBy" in sets else None,
     )

@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reserved",
         metavar="LIST",
-        help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU)',
+        help='CPUs that are never given out, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
     )
     parser.add_argument("--config", metavar="FILE", help="the node's configuration, as the agent reads it")
     add_output_flag(parser, "one JSON line after each event")
@@ -73,9 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     documents = _documents(args.filename)
     try:
-        topology, reserved = _read_published(args) if args.node else (read_machine(args.topology), None)
-        given = args.reserved if args.reserved is not None or args.config else reserved
-        config = _read_config(args.config, given)
+        topology, published = _read_published(args) if args.node else (read_machine(args.topology), None)
+        config = _read_config(args.config, args.reserved, published)
         check_machine(topology, topology.online, config)
     except PinningError as problem:
         raise CommandFailed(str(problem)) from problem
@@ -131,14 +130,17 @@ def _note(text: object) -> None:
     write_error(f"corepin plan: {plain(str(text))}")
 
 
-def _read_published(args: argparse.Namespace) -> tuple[Topology, str]:
-    """Read a node of the cluster: its machine, and what is reserved there."""
+def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
+    """Read a node of the cluster: its machine, and what is reserved there, with its source."""
     from corepin.node.kube_node import read_node
     from corepin.node.node_view import view_of_annotations
+    from pinning.planning.node_config import NodeConfig
 
     node = read_node(args.node, args.context)
     picture = view_of_annotations(node.name, node.topology, node.pools).picture
-    return picture.topology, str(picture.reserved)
+    if picture.reserve_source is None:
+        return picture.topology, NodeConfig(reserved=picture.reserved)
+    return picture.topology, NodeConfig(reserved=picture.reserved, reserve_source=picture.reserve_source)
 
 
 def read_machine(given: str) -> Topology:
@@ -158,16 +160,17 @@ def read_machine(given: str) -> Topology:
         raise CommandFailed(f"{given}: {problem}") from problem
 
 
-def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
-    """Return the node's configuration; the flag for reserved CPUs wins over the file."""
+def _read_config(given: str | None, reserved: str | None, published: NodeConfig | None) -> NodeConfig:
+    """Return the node's configuration; the flag for reserved CPUs wins over the file, and both over the cluster."""
     from dataclasses import replace
 
     from corepin.node_file import read_node_file
+    from pinning.contract import ReserveSource
     from pinning.errors import BadCPUList
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.node_config import DEFAULT
 
-    config = DEFAULT if given is None else read_node_file(given)
+    config = (published or DEFAULT) if given is None else read_node_file(given)
     config = replace(config, counted_claims=frozenset())  # pods of files come before admission
     if reserved is None:
         return config
@@ -177,7 +180,7 @@ def _read_config(given: str | None, reserved: str | None) -> NodeConfig:
         raise CommandFailed(f'--reserved: {problem}: write for example "0-1,8"') from problem
     if not cpus:
         raise CommandFailed('--reserved: the list is empty: name CPUs such as "0,8", or leave the flag out')
-    return replace(config, reserved=cpus)
+    return replace(config, reserved=cpus, reserve_source=ReserveSource.CONFIGURED)
 
 
 def _json(node: Node, step: Step) -> str:

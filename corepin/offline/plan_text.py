@@ -66,6 +66,7 @@ def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
         reserved=sets.reserved,
         shared=sets.shared(step.ledger),
         pools=(("shared (set aside)", pool),) if pool else (),
+        reserve_source=sets.reserve_source,
     )
 
 

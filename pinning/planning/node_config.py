@@ -10,10 +10,9 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from pinning.contract import NUMAPolicy, SMTPolicy, VMThreadsPolicy
+from pinning.contract import NUMAPolicy, ReserveSource, SMTPolicy, VMThreadsPolicy
 from pinning.errors import BadContract, BadCPUList
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.planning.reserve import ReserveSource
 from pinning.pods.counted import RESOURCES
 
 if TYPE_CHECKING:

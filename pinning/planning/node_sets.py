@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy
+from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy, ReserveSource
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.planning.reserve import ReserveSource, default_reserve
+from pinning.planning.reserve import default_reserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

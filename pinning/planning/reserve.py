@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
     from pinning.machine.topology import Core, Topology
-
-
-class ReserveSource(StrEnum):
-    """Where the reserved CPUs of a node come from."""
-
-    CONFIGURED = "configured"
-    KUBELET = "kubelet"  # the kubelet's own reserve, from its configz
-    KEPT = "kept"  # an earlier reserve, while containers hold CPUs
-    DEFAULT = "default"
 
 
 def default_reserve(topology: Topology, known: CPUSet, listed: CPUSet = EMPTY) -> CPUSet:

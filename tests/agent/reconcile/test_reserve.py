@@ -12,12 +12,12 @@ import pytest
 from agent.checkpoint import KEYS, NAME, Saved, read, write
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
+from pinning.contract import ReserveSource
 from pinning.json_text import parse_json
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict
 from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
-from pinning.planning.reserve import ReserveSource
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import TWO
 from tests.pinning.machines import FLAT

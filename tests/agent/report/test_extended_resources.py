@@ -114,12 +114,13 @@ def test_a_pod_that_the_last_pass_has_not_seen_is_taken_from_what_is_free() -> N
 def test_the_last_shared_core_is_not_offered() -> None:
     """Where isolcpus has the reserved core, the others need one of the free ones, and the agent gives it to nobody."""
     machine = smt_machine(4, isolated="0,4")
-    state = state_of(machine=machine)
+    config = NodeConfig(reserved=CPUSet([0]))
+    state = state_of(machine=machine, config=config)
     assert offered(state, []) == {**dict.fromkeys(RESOURCES, 2), NUMA: 5}
     for count, refused in ((2, False), (3, True)):
-        assert bool(state_of(isolated("a", count), machine=machine).refusals) == refused
+        assert bool(state_of(isolated("a", count), machine=machine, config=config).refusals) == refused
     pods = [isolated("a", 2)]
-    assert offered(state_of(*pods, machine=machine), pods)[ISOLATED] == 0
+    assert offered(state_of(*pods, machine=machine, config=config), pods)[ISOLATED] == 0
 
 
 class Cluster(RuleBasedStateMachine):
@@ -129,7 +130,8 @@ class Cluster(RuleBasedStateMachine):
     def boot(self, node: int, spread: bool) -> None:
         """Start with an empty node."""
         self.machine, pools = NODES[node]
-        self.config = NodeConfig(sort="spread" if spread else "packed", pools=pools)
+        reserved, sort = CPUSet([0]), "spread" if spread else "packed"
+        self.config = NodeConfig(reserved=reserved, sort=sort, pools=pools)  # type: ignore[arg-type]
         self.pods: dict[str, Pod] = {}
         self.count = 0
         self.state = state_of(machine=self.machine, config=self.config, ledger=Ledger())

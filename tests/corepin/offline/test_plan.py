@@ -93,7 +93,12 @@ def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.
     legend = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "CPUs  " in line]
 
     legend_cpus = {name: cpus for _, name, *_, cpus in legend}
-    assert list(legend_cpus) == ["default/p2/main", "default/p10/main (share)", "reserved", "shared"]
+    assert list(legend_cpus) == [
+        "default/p2/main",
+        "default/p10/main (share)",
+        "reserved (default)",
+        "shared",
+    ]
     assert legend_cpus["shared"] == last["shared"]
 
 
@@ -318,3 +323,13 @@ def test_bound_memory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     text = " ".join(capsys.readouterr().out.split())
     assert "on one NUMA node; memory of NUMA node 0 alone" in text
     assert "default/near/app: its memory limit 2048 MiB is above the 1024 MiB of NUMA node 0" in text
+
+
+def test_the_legend_names_the_source_of_the_reserve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a flag names is configured, else it is the default."""
+    source = written(tmp_path, pod("name: x"))
+    for flags, meaning in (((), "reserved (default)"), (("--reserved", "1"), "reserved (configured)")):
+        assert main(["plan", "-f", source, "--topology", machine(tmp_path), *flags]) == 0
+        assert meaning in capsys.readouterr().out

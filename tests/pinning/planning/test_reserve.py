@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinning.contract import ReserveSource
 from pinning.errors import BadContract
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
 from pinning.planning.node_sets import NodeSets, check_machine, known_cpus, node_sets
-from pinning.planning.reserve import ReserveSource, default_reserve, lowest_core
+from pinning.planning.reserve import default_reserve, lowest_core
 from tests.pinning.nodes import smt_machine
 from tests.strategies import cpu_sets, topologies
 
