@@ -13,6 +13,7 @@ from corepin.cmk.flags import (
     mode,
     name,
     note,
+    reserved_cpus,
     warn_obsolete,
 )
 from corepin.cmk.namespaces import DESPITE, marked, namespace, without_namespace
@@ -157,6 +158,7 @@ def read_choices(args: argparse.Namespace) -> Choices:
         exclusive_mode=mode("--exclusive-mode", args.exclusive_mode),
         shared_mode=mode("--shared-mode", args.shared_mode),
         non_isolcpus=listed_cores("--excl-non-isolcpus", args.excl_non_isolcpus),
+        reserved=reserved_cpus(args.reserved_cpus) or "",
         image=_image(args.cmk_img),
         pull_policy=_pull_policy(args.cmk_img_pol),
         pull_secret=name("--pull-secret", args.pull_secret) if args.pull_secret else "",

@@ -80,6 +80,17 @@ def listed_cores(flag: str, text: str) -> str:
         raise CommandFailed(f'{flag}: {problem}: write for example "0,3-5", or -1 for none') from problem
 
 
+def reserved_cpus(text: str | None) -> str | None:
+    """Return a list of reserved CPUs, None where the flag is not given; raise CommandFailed for anything else."""
+    if text is None:
+        return None
+    cpus = listed_cores("--reserved-cpus", text) if text.strip() != "-1" else ""
+    if not cpus:
+        problem = f"--reserved-cpus: {text[:60]!r} names no CPU"
+        raise CommandFailed(f'{problem}: write for example "0,8", or leave the flag out for the default')
+    return cpus
+
+
 def add_pool_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that cut a node into CMK's pools."""
     parser.add_argument(
@@ -90,6 +101,12 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--num-shared-cores", metavar="N", default="1", help="physical cores of the shared pool (default: 1)"
+    )
+    parser.add_argument(
+        "--reserved-cpus",
+        "--reserved",
+        metavar="LIST",
+        help="CPUs whose cores stay with infra (default: the core of the lowest CPU outside of isolcpus)",
     )
     for pool in ("exclusive", "shared"):
         parser.add_argument(

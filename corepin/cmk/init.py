@@ -11,6 +11,7 @@ from corepin.cmk.flags import (
     listed_cores,
     mode,
     note,
+    reserved_cpus,
     warn_obsolete,
 )
 from corepin.documents import write_out
@@ -18,9 +19,11 @@ from corepin.errors import CommandFailed
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from pinning.machine.topology import Topology
     from pinning.planning.node_config import NodeConfig
+    from pinning.planning.node_sets import NodeSets
 
 OBSOLETE: Final = {
     "--conf-dir": "the agent of each node keeps what was in it",
@@ -28,14 +31,14 @@ OBSOLETE: Final = {
     "--namespace": "nothing is written",
 }
 FLAGS: Final = {  # by the key of the configuration
-    "reserved": "--reserved",
+    "reserved": "--reserved-cpus",
     "pools.exclusive_cores": "--num-exclusive-cores",
     "pools.shared_cores": "--num-shared-cores",
     "pools.exclusive_non_isolcpus": "--excl-non-isolcpus",
 }
 DESCRIPTION = "Show how CMK's numbers would cut a machine into pools, in the shape of its ConfigMap. Nothing is written."
 EPILOG = """\
-CMK left to infra what was left over; corepin reserves whole cores for it first, by default that of the lowest CPU.
+CMK left to infra what was left over; corepin reserves whole cores for it first, by default that of the lowest CPU outside of isolcpus.
 """
 
 
@@ -52,9 +55,6 @@ def add_parser(verbs: Any) -> None:
         metavar="FILE|DIR",
         default="/",
         help="the machine: JSON of lscpu, or a directory that holds a sysfs tree as / does (default: this machine)",
-    )
-    parser.add_argument(
-        "--reserved", metavar="LIST", help="CPUs whose cores stay with infra (default: the lowest CPU)"
     )
     add_pool_flags(parser)
     add_obsolete(parser, *OBSOLETE)
@@ -93,14 +93,36 @@ def pools_text(topology: Topology, config: NodeConfig) -> str:
 
     check_machine(topology, topology.online, config)
     sets = node_sets(topology, topology.online, config)
-    note(f"CPUs {sets.reserved} are reserved")
-    pools = sets.pools
-    # what is not claimed can run shared work meanwhile; CMK's infra was what no pool has
-    left = sets.universe - pools.exclusive - pools.non_isolcpus - pools.set_aside
+    note(f"CPUs {sets.reserved} are reserved ({sets.reserve_source})")
+    for warning in _warnings(sets):
+        note(warning)
+    pools, ledger = sets.pools, Ledger()
+    infra = sets.shared(ledger) & sets.unpooled
     node = CMKNode(
-        topology, sets.universe, pools.exclusive, pools.non_isolcpus, pools.set_aside, left, Ledger()
+        topology, sets.universe, pools.exclusive, pools.non_isolcpus, pools.set_aside, infra, ledger
     )
     return cmk_yaml(cmk_pools(node))
+
+
+def _warnings(sets: NodeSets) -> Iterator[str]:
+    """Yield what isolcpus makes of cores outside of the pools."""
+    from pinning.machine.cpuset import union
+    from pinning.planning.ledger import Ledger
+
+    stranded = (sets.isolated & sets.unpooled) - sets.shared(Ledger()) - sets.reserved
+    whole = union(core.cpus for core in sets.topology.cores if core.cpus <= sets.isolated)
+    if stranded & whole:
+        yield (
+            f"CPUs {stranded & whole} are in isolcpus and in no pool, so that nothing runs there: raise"
+            " --num-exclusive-cores or --num-shared-cores, or take them out of isolcpus"
+        )
+    for core in sets.topology.cores:
+        isolated = core.cpus & sets.isolated
+        if isolated and isolated != core.cpus:
+            yield (
+                f"of the core {core.cpus} only CPUs {isolated} are in isolcpus: it counts as not isolated;"
+                f" name all of {core.cpus} in isolcpus, or none"
+            )
 
 
 def read_pools(args: argparse.Namespace) -> NodeConfig:
@@ -115,4 +137,4 @@ def read_pools(args: argparse.Namespace) -> NodeConfig:
     }
     listed = listed_cores("--excl-non-isolcpus", args.excl_non_isolcpus)
     pools = {**given, "exclusive_non_isolcpus": listed} if listed else given
-    return read_node_config({"pools": pools, "reserved": args.reserved})
+    return read_node_config({"pools": pools, "reserved": reserved_cpus(args.reserved_cpus)})

@@ -31,6 +31,7 @@ class Choices:
     exclusive_mode: str = "packed"
     shared_mode: str = "packed"
     non_isolcpus: str = ""  # a CPU list
+    reserved: str = ""  # a CPU list; empty: what the kubelet reserves, or the agent's default
     image: str = ""  # empty: as the overlay has it
     pull_policy: str = "IfNotPresent"
     pull_secret: str = ""
@@ -88,7 +89,8 @@ def _node_config(text: str, choices: Choices) -> str:
     pools: Object = {"exclusive_cores": choices.exclusive_cores, "shared_cores": choices.shared_cores}
     pools |= {"exclusive_non_isolcpus": choices.non_isolcpus} if choices.non_isolcpus else {}
     pools |= {"exclusive_mode": choices.exclusive_mode, "shared_mode": choices.shared_mode}
-    return write_yaml([{**config, "pools": pools}])
+    reserved = {"reserved": choices.reserved} if choices.reserved else {}
+    return write_yaml([{**config, **reserved, "pools": pools}])
 
 
 def _mutations(text: str, choices: Choices) -> str:

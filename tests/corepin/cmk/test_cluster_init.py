@@ -128,6 +128,14 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
     assert "CMK read core numbers, corepin CPU numbers" in told
 
 
+def test_reserved_cpus_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the flag the agents reserve what the kubelet does, or their default."""
+    documents, _ = printed(capsys, "--all-hosts", "--reserved-cpus=0,8")
+    assert config(documents, "agent")["reserved"] == "0,8"
+    documents, _ = printed(capsys, "--all-hosts")
+    assert "reserved" not in config(documents, "agent")
+
+
 def test_images_reach_every_pod(capsys: pytest.CaptureFixture[str]) -> None:
     """Image, policy and pull secret."""
     documents, _ = printed(
@@ -200,6 +208,7 @@ def test_cmks_other_flags_are_taken_and_told(capsys: pytest.CaptureFixture[str])
         ("--namespace=", "'' is no name of a namespace"),
         ("--saname=Mine", "--saname: 'Mine' is no name of Kubernetes"),
         ("--excl-non-isolcpus=5-3", "--excl-non-isolcpus: "),
+        ("--reserved-cpus=5-3", "--reserved-cpus: "),
     ],
 )
 def test_what_cannot_be_meant_is_refused(flag: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

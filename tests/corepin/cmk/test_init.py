@@ -139,6 +139,33 @@ def test_pools_are_cut_as_cmk_cut_them(
     assert not any(held)
 
 
+def test_machine_of_cmks_manual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """8 cores, `isolcpus=0-4,8-12` and CMK's default numbers: cut as CMK cut it, without a flag."""
+    root = write_tree(tmp_path, *octo("0-4,8-12"))
+    assert main(["cmk", "init", "--dry-run", f"--topology={root}"]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out) == {
+        "exclusive": {0: {"0,8": [], "1,9": [], "2,10": [], "3,11": []}},
+        "exclusive-non-isolcpus": {0: {}},
+        "infra": {0: {"5,13,6,14,7,15": []}},
+        "shared": {0: {"4,12": []}},
+    }
+    assert printed.err == "corepin cmk: CPUs 5,13 are reserved (default)\n"
+
+
+def test_stranded_and_partly_isolated_cores_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An isolated core in no pool is in none, as on a node, and a core isolated in part counts as not isolated."""
+    root = write_tree(tmp_path, *octo("0-4,6,8-12"))
+    flags = ("--num-exclusive-cores=3", "--num-shared-cores=1", f"--topology={root}")
+    assert main(["cmk", "init", "--dry-run", *flags]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["infra"] == {0: {"5,13,14,7,15": []}}
+    assert "CPUs 4,12 are in isolcpus and in no pool, so that nothing runs there: raise" in printed.err
+    assert "of the core 6,14 only CPUs 6 are in isolcpus: it counts as not isolated" in printed.err
+
+
 def test_cores_stand_in_the_order_of_their_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,9 +210,13 @@ def test_a_real_xeon_d(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
             "--excl-non-isolcpus: the cores of CPUs 0,4 are reserved",
         ),
         ("--excl-non-isolcpus=a", "--excl-non-isolcpus: "),
+        ("--reserved-cpus=77", "--reserved-cpus: CPUs 77 do not exist"),
+        ("--reserved-cpus=a", "--reserved-cpus: "),
+        ("--reserved-cpus=", "--reserved-cpus: '' names no CPU"),
+        ("--reserved-cpus=-1", "--reserved-cpus: '-1' names no CPU"),
         ("--num-exclusive-cores=many", "--num-exclusive-cores: 'many' is no number of cores"),
         ("--shared-mode=random", "--shared-mode: 'random' is unknown: write packed"),
-        ("--reserved=0-3", "--num-exclusive-cores: 4 cores are wanted, 0 are left"),
+        ("--reserved-cpus=0-3", "--num-exclusive-cores: 4 cores are wanted, 0 are left"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(
