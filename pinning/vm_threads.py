@@ -96,6 +96,7 @@ class VMThreads:
     reason: str = ""  # why they were not
     own_count: int = 0  # threads of the process itself, to compare with a later count
     notes: tuple[str, ...] = ()  # what was left out, and why
+    kvm_vcpus: int = 0  # that KVM has made, unplugged ones among them, where it does not say their threads
 
     @property
     def own(self) -> tuple[VMThread, ...]:

@@ -63,6 +63,7 @@ class _Machine:
     bound: set[int] = field(default_factory=set)  # threads that nobody can move
     unlisted: str = ""  # why its threads are those of an earlier look
     settled_at: int = 0  # how many threads there were when two listings were the same; 0: they were not
+    unplugged: tuple[int, ...] = ()  # the vCPUs that a full look confirmed, fewer than were there before
 
     def take(self, threads: VMThreads, count: int) -> None:
         """Take over a listing of about so many threads; one that is new may get its name a moment later."""
@@ -85,11 +86,24 @@ class _Machine:
         pinned = (self.vmm.pid, *self.threads.vcpus)
         return any(affinities.read(tid) != self.masks.get(tid, EMPTY) for tid in pinned)
 
+    def confirm(self, before: VMThreads) -> None:
+        """Take a smaller number of vCPUs for true when a full look finds the same ones as the look before it."""
+        if self.missing_vcpus and self.threads.vcpus == before.vcpus:
+            self.unplugged = self.threads.vcpus
+
+    @property
+    def expected_vcpus(self) -> int:
+        """Return how many vCPUs it has: as its arguments and KVM say, until a full look confirmed fewer."""
+        found = self.threads.vcpus
+        if found and found == self.unplugged:
+            return len(found)
+        return max(len(found), self.shape.vcpus if self.shape else 0, self.threads.kvm_vcpus)
+
     @property
     def missing_vcpus(self) -> int:
-        """Return how many vCPUs of its arguments are not found, while others are; 0 when all are."""
+        """Return how many of its vCPUs are not found, while others are; 0 when all are."""
         found = len(self.threads.vcpus)
-        return max(0, self.shape.vcpus - found) if self.shape and found else 0
+        return self.expected_vcpus - found if found else 0
 
     def of(self, *roles: Role) -> Iterator[CPUSet]:
         """Yield where the threads of some roles may run."""
@@ -226,6 +240,8 @@ class KernelVirtualMachines:
             if fully or len(machine.threads.vcpus) < len(known.vcpus) or machine.missing_vcpus:
                 threads = read_threads(node, machine.vmm, cgroups, sandbox_id=sandbox_id, known=known)
                 machine.take(threads, count)
+            if fully:
+                machine.confirm(known)
             return machine
         vmm = self._find(node, place)
         threads = read_threads(node, vmm, cgroups, sandbox_id=sandbox_id)
@@ -361,7 +377,7 @@ class _Turn:
 
 def _missing(count: int, machine: _Machine) -> str:
     """Return why the vCPUs that are found are not all; empty when they are, or cannot be told apart."""
-    expected = max(len(machine.threads.vcpus), machine.shape.vcpus if machine.shape else 0)
+    expected = machine.expected_vcpus
     if not machine.threads.told_by or count >= expected:
         return ""
     return f"{count} of its {expected} vCPUs are found: the others start or end just now"

@@ -92,7 +92,7 @@ def _read_own(node: Node, vmm: VMM, known: VMThreads | None) -> VMThreads:
         probed = _probed(known, tasks)
         told = tell_vcpus(process, vmm.kind, names, node.machines_of(frozenset(names)), probed)
     threads = tuple(_own_thread(vmm, task, name, told.indexes) for task, name in tasks.items())
-    return VMThreads(vmm, threads, told.by, told.reason, len(threads))
+    return VMThreads(vmm, threads, told.by, told.reason, len(threads), kvm_vcpus=told.kvm_vcpus)
 
 
 def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:

@@ -9,7 +9,7 @@ from agent.vm.names import Told, tell_by_names
 from agent.vm.process import read_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from agent.vm.process import Process
@@ -29,30 +29,34 @@ class Answer(NamedTuple):
     by: ToldBy
     indexes: Mapping[int, int]  # thread: index
     reason: str = ""
+    kvm_vcpus: int = (
+        0  # that KVM has made, where another source told them; unplugged ones among them. 0: not known
+    )
 
 
 def tell_vcpus(
     process: Process, kind: Kind, names: Mapping[int, str], folders: Iterable[Path], before: Mapping[int, int]
 ) -> Answer:
     """Ask the sources in turn. `before` is what the probe found at an earlier time."""
-    debugfs = tell_by_debugfs(folders, names.keys())
+    machines = [_runners(folder) for folder in folders]
+    debugfs = tell_by_debugfs(machines, names.keys())
     if not debugfs.why_not:
         return Answer("debugfs", debugfs.indexes)
+    made = len(machines[0]) if len(machines) == 1 else 0
     named = tell_by_names(kind, {task: name for task, name in names.items() if task != process.pid})
     if not named.why_not:
-        return Answer("names", named.indexes)
+        return Answer("names", named.indexes, kvm_vcpus=made)
     probed = tell_by_probe(process, [task for task in names if task != process.pid], before)
     if not probed.why_not:
-        return Answer("probe", probed.indexes)
+        return Answer("probe", probed.indexes, kvm_vcpus=made)
     return Answer("", probed.indexes, f"{debugfs.why_not}; {named.why_not}; {probed.why_not}")
 
 
-def tell_by_debugfs(folders: Iterable[Path], tasks: Iterable[int]) -> Told:
-    """Return the vCPUs by KVM's folders of the process: vcpuN/pid has the thread that ran vCPU N last.
+def tell_by_debugfs(machines: Sequence[Mapping[int, int]], tasks: Iterable[int]) -> Told:
+    """Return the vCPUs by KVM's folders of the process's machines: vcpuN/pid has the thread that ran vCPU N last.
 
     A vCPU that was unplugged keeps its folder, with a thread that is gone.
     """
-    machines = [_runners(folder) for folder in folders]
     if not machines:
         return Told({}, "KVM's debugfs shows no machine of it")
     if len(machines) > 1:

@@ -55,6 +55,56 @@ def test_fewer_vcpus_than_the_arguments_name_are_never_shown(
     assert len(seen.vcpus) == 2
 
 
+def test_smaller_number_of_vcpus_counts_after_a_full_look(
+    host: FakeHost, machines: KernelVirtualMachines
+) -> None:
+    """A vCPU that was unplugged is missed by each look until a full one finds the same others as the look before."""
+    start(host, SANDBOX)
+    pin(machines, SANDBOX, "6-7")
+    host.end(300, 303)
+    for _ in range(2):
+        seen = machines.read(SANDBOX)
+        assert seen
+        assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), "1 of its 2 vCPUs are found")
+
+    seen = machines.read(SANDBOX, fully=True)
+    assert seen
+    assert (len(seen.vcpus), seen.reason) == (1, "")
+    assert sandbox_masks(seen, CPUSet([6]), CPUSet([6])).is_one_to_one
+
+    host.thread(300, 306, "CPU 1/KVM")
+    seen = machines.read(SANDBOX)
+    assert seen
+    assert (len(seen.vcpus), seen.reason) == (2, "")
+
+
+def test_full_look_right_after_a_vcpu_went_confirms_nothing(
+    host: FakeHost, machines: KernelVirtualMachines
+) -> None:
+    """It may be the moment in which a vCPU's thread is replaced: the look before it saw both."""
+    start(host, SANDBOX)
+    pin(machines, SANDBOX, "6-7")
+    host.end(300, 303)
+    seen = machines.read(SANDBOX, fully=True)
+
+    assert seen
+    assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), "1 of its 2 vCPUs are found")
+
+
+@pytest.mark.parametrize("made", [{0: 302, 1: 0}, {0: 302, 1: 303, 2: 0}])
+def test_vcpus_that_kvm_has_made_are_missed_like_those_of_the_arguments(
+    host: FakeHost, machines: KernelVirtualMachines, made: dict[int, int]
+) -> None:
+    """Names tell fewer vCPUs than KVM's debugfs has, of which one did not run yet."""
+    host.machine("300-13", made)
+    start(host, SANDBOX)
+    host.end(300, 303)
+    seen = machines.read(SANDBOX)
+
+    assert seen
+    assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), f"1 of its {len(made)} vCPUs are found")
+
+
 @pytest.mark.parametrize("tid", [304, 40])
 def test_id_that_is_another_processes_by_now_is_not_set(
     host: FakeHost, machines: KernelVirtualMachines, masks: Masks, now: list[float], tid: int
