@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.kubelet.policy import KubeletPolicy
-    from pinning.cmk.pools import Task
+    from pinning.cmk.pools import Reclaimed, Task
     from pinning.contract import CPUPolicy, NUMAMemory, NUMAPolicy, SMTPolicy
     from pinning.machine.topology import Topology
     from pinning.planning.ledger import Ledger
@@ -224,7 +224,10 @@ class NodeState:
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
     listing_fault: ListingFault | None = None  # why the runtime lets no NRI plugin in
     tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
-    reclaimed: tuple[Task, ...] = ()  # those that ended lately, the newest last
+    reclaimed: tuple[
+        Reclaimed, ...
+    ] = ()  # CPU lists whose processes died without releasing them, the newest last
+    reclaims_dropped: int = 0  # how many of these there were before, beyond what is kept
 
     @property
     def is_synchronised(self) -> bool:

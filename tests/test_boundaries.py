@@ -96,7 +96,8 @@ ROOMS = {
     ),
     "agent.wrappers": (
         *("agent.errors", "agent.interfaces", "agent.node_state", "agent.kernel.affinity"),
-        *("agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.procfs", "pinning"),
+        *("agent.kernel.cgroupfs", "agent.kernel.mover", "agent.kernel.process_exit"),
+        *("agent.kernel.procfs", "pinning"),
     ),
     "agent.doctor": ("agent.cri", "agent.errors", "agent.kernel", "agent.kubelet", "pinning"),
     "agent.reconcile": (

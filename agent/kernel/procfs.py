@@ -12,6 +12,7 @@ FLAGS: Final = 6
 TIMES: Final = slice(11, 13)  # in user and in kernel mode
 STARTED: Final = 19
 PROCESSOR: Final = 36
+EXIT_STATUS: Final = 49  # as waitpid returns it; 0 for readers that may not trace the task
 _DEAD: Final = frozenset("ZXx")  # zombies and tasks that are being freed
 
 

@@ -28,7 +28,6 @@ def cmk_node(state: NodeState) -> CMKNode:
         shared=state.shared,
         ledger=state.ledger,
         tasks=state.tasks,
-        reclaimed=state.reclaimed,
     )
 
 
@@ -53,7 +52,7 @@ def _node_report(state: NodeState) -> str:
 
 
 def _reconcile(state: NodeState) -> str:
-    return report_text(reconcile_report(state.reclaimed))
+    return report_text(reconcile_report(state.reclaimed, state.reclaims_dropped))
 
 
 # What `cmk VERB` prints in a container, by its verb.

@@ -43,7 +43,7 @@ class CMKReports:
             return
         reports = (
             node_report(cmk_pools(cmk_node(state)), state.topology),
-            reconcile_report(state.reclaimed),
+            reconcile_report(state.reclaimed, state.reclaims_dropped),
         )
         changed = [
             (kind, report)

@@ -50,7 +50,8 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         ],
         "failures": list(state.failures),
         "tasks": [_task(task) for task in state.tasks],
-        "reclaimed": [_task(task) for task in state.reclaimed],
+        "reclaimed": [entry._asdict() for entry in state.reclaimed],
+        "reclaimsDropped": state.reclaims_dropped,
     }
 
 

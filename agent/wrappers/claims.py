@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from agent.errors import Gone
+from agent.kernel.process_exit import was_killed
 from agent.wrappers.errors import Denied
 from agent.wrappers.peer import held
 from agent.wrappers.registry import Registry
@@ -20,33 +20,41 @@ if TYPE_CHECKING:
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process
     from agent.wrappers.wants import Want
 
-MOST_ENDED: Final = 100  # claims that ended, for the reports
-
 
 class LiveClaims:
     """The registry, kept true to the processes that run. `changed` is called when a claim came or ended.
 
-    `took` is called at once for each claim that is new or another one than before.
+    `took` is called at once for each claim that is new or another one than before, and `ended` for each that ended,
+    with whether SIGKILL ended its process.
     """
 
-    def __init__(self, took: Callable[[Claim], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        took: Callable[[Claim], None] = lambda _: None,
+        ended: Callable[[Claim, bool], None] = lambda *_: None,
+    ) -> None:
         self.registry = Registry()
         self._took = took
-        self.ended: deque[Claim] = deque(maxlen=MOST_ENDED)  # the newest last
+        self._ended = ended
         self._pidfds: dict[Process, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # None: nobody watches yet
         self._changed: Callable[[], None] = lambda: None
         self._is_told = True  # nothing changed since `_changed` was called last
 
-    def restore(self, claims: Sequence[Claim]) -> None:
-        """Go on with the claims of the agent before this one whose processes still run.
+    def restore(self, claims: Sequence[Claim]) -> tuple[Claim, ...]:
+        """Go on with the claims of the last agent whose processes still run; return the others.
 
         Of two that meet the later one counts: the other may have ended before its process did.
         """
+        lost = []
         for claim in filter(self.registry.is_free, reversed(claims)):
-            with suppress(Gone):
+            try:
                 self._pidfds[claim.process] = held(claim.process).pidfd
+            except Gone:
+                lost.append(claim)
+            else:
                 self.registry.put(claim)
+        return tuple(reversed(lost))
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Let claims end with their processes from now on."""
@@ -70,7 +78,11 @@ class LiveClaims:
 
     def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
         """Give a process other cores, because its container owns other ones now; raise Denied."""
-        return self._put(self.registry.choose(claim.process, claim.holder, claim.want, own))
+        return self._put(self.registry.choose_again(claim, own))
+
+    def drop_outer(self, claim: Claim) -> Claim:
+        """Take back the cores under which a process runs in a pool that all share."""
+        return self._put(replace(claim, outer=None))
 
     def _put(self, claim: Claim) -> Claim:
         if claim is not self.registry.of(claim.process):
@@ -101,14 +113,15 @@ class LiveClaims:
 
     def end(self, process: Process) -> None:
         """Take back what a process has."""
-        pidfd = self._pidfds.pop(process, None)
+        pidfd, is_killed = self._pidfds.pop(process, None), False
         if pidfd is not None:
             if self._loop:
                 self._loop.remove_reader(pidfd)
+            is_killed = bool(was_killed(pidfd, *process))
             os.close(pidfd)
         claim = self.registry.release(process)
         if claim:
-            self.ended.append(claim)
+            self._ended(claim, is_killed)
             self._tell()
 
     def keep(self, containers: Collection[str]) -> None:

@@ -56,14 +56,11 @@ class Follower:
 
     def _follow(self, claim: Claim, container: PassedContainer, view: NodeView) -> None:
         owner = claim.holder.owner
-        if not claim.cpus <= view.held(owner):
-            try:
-                claim = self._claims.take_again(claim, view.own_cores(owner, claim.want.pool.resource))
-            except Denied as error:
-                self._claims.end(claim.process)
-                facts = {"container": claim.holder.name, "pid": claim.process.pid, "reason": str(error)}
-                logger.warning("wrapper lost its cores", extra={"facts": facts})
+        if not claim.held <= view.held(owner):
+            kept = self._take_again(claim, view)
+            if kept is None:
                 return
+            claim = kept
         cpus = claim.cpus or view.pool(shared_use(claim.want))
         before = self._put.get(claim.process, cpus)
         self._put[claim.process] = cpus
@@ -79,6 +76,19 @@ class Follower:
                 "wrapper starts threads faster than they are moved, retried with the next pass",
                 extra={"facts": facts},
             )
+
+    def _take_again(self, claim: Claim, view: NodeView) -> Claim | None:
+        """Return the claim with cores that its container has now; None where it ended because there are none."""
+        pool = (claim.outer or claim).want.pool
+        try:
+            return self._claims.take_again(claim, view.own_cores(claim.holder.owner, pool.resource))
+        except Denied as error:
+            facts = {"container": claim.holder.name, "pid": claim.process.pid, "reason": str(error)}
+            logger.warning("wrapper lost its cores", extra={"facts": facts})
+        if claim.outer:
+            return self._claims.drop_outer(claim)
+        self._claims.end(claim.process)
+        return None
 
 
 def move_process(

@@ -8,6 +8,7 @@ import resource
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import AgentError, Gone
@@ -18,16 +19,16 @@ from agent.wrappers.errors import Denied
 from agent.wrappers.follow import Follower
 from agent.wrappers.isolate import Isolator
 from agent.wrappers.listener import listen
-from agent.wrappers.node_view import NodeView, shared_use
+from agent.wrappers.node_view import NodeView, tasks_of
 from agent.wrappers.passes import Passes
 from agent.wrappers.peer import cgroup_of, connected
 from agent.wrappers.protocol import SOCKET, Verb, accepted
+from agent.wrappers.reclaims import Reclaimer
 from agent.wrappers.reports import Reports
 from agent.wrappers.server import Server
-from agent.wrappers.store import Kept, Saver
+from agent.wrappers.store import Saver
 from agent.wrappers.uses import ContainerUses
 from agent.wrappers.wants import read_want
-from pinning.cmk.pools import Task
 
 if TYPE_CHECKING:
     import socket
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     from agent.interfaces import PassedContainer
     from agent.kernel.cgroupfs import Hierarchy
     from agent.node_state import NodeState
+    from agent.wrappers.kept import Kept
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
     from agent.wrappers.registry import Claim, Process
     from agent.wrappers.store import Store
+    from pinning.cmk.pools import Task
     from pinning.contract import PoolUse
     from pinning.planning.observed import Owner
 
@@ -78,12 +81,15 @@ class WrapperKeeper:
         self._texts = texts
         kept = store.load()
         self._saver = Saver(store, self._kept, edges.monotonic)
-        self._claims = LiveClaims(self._saver.took)
-        self._claims.restore(kept.claims)
+        self._reclaimer = Reclaimer(kept, self._saver)
+        self._claims = LiveClaims(self._took, self._ended)
+        self._reclaimer.lost(self._claims.restore(kept.claims) if kept.has_ends else ())
         self._uses = ContainerUses(kept.uses)
         self._passes = Passes()
         self._view: NodeView | None = None  # None: no pass has ended yet
-        self._tasks: dict[Process, tuple[Claim, Task]] = {}  # as they were told since the last pass
+        self._is_ending = False  # this agent
+        # As they were told since the last pass.
+        self._tasks: dict[Process, tuple[Claim, tuple[Task, ...]]] = {}
         self._follower = Follower(self._claims, edges.affinities)
         self._isolator = Isolator(
             self._claims,
@@ -109,22 +115,33 @@ class WrapperKeeper:
             self._claims.keep(self._view.containers)
             self._uses.keep(self._view.containers)
         self._follower.passed(self._view)
+        self._reclaimer.passed(self._claims.registry, self._view)
         self._save()
         self._bounds.refusals.forget()
         self._passes.ended()
 
     def shown(self, state: NodeState) -> NodeState:
         """Return the state of the node with those who run now."""
-        tasks = tuple(map(self._task, self._claims.registry))
-        return replace(state, tasks=tasks, reclaimed=tuple(map(self._task, self._claims.ended)))
+        tasks = tuple(chain.from_iterable(map(self._tasks_of, self._claims.registry)))
+        reclaims = self._reclaimer.reclaims
+        return replace(state, tasks=tasks, reclaimed=reclaims.entries, reclaims_dropped=reclaims.dropped)
 
-    def _task(self, claim: Claim) -> Task:
-        before, task = self._tasks.get(claim.process, (None, None))
-        if task is None or before is not claim:
-            cpus = claim.cpus or self._newest().pool(shared_use(claim.want))
-            task = Task(claim.process.pid, claim.holder.name, claim.want.pool, cpus)
-            self._tasks[claim.process] = claim, task
-        return task
+    def _tasks_of(self, claim: Claim) -> tuple[Task, ...]:
+        before, tasks = self._tasks.get(claim.process, (None, ()))
+        if before is not claim:
+            tasks = tasks_of(claim, self._newest().pool)
+            self._tasks[claim.process] = claim, tasks
+        return tasks
+
+    def _took(self, claim: Claim) -> None:
+        """Leave a claim to the next agent."""
+        self._reclaimer.follow(claim, self._newest())
+        self._saver.took(claim)
+
+    def _ended(self, claim: Claim, is_killed: bool) -> None:  # noqa: FBT001 a fact, not a switch
+        """Leave the end of a claim to the next agent; list its cores where its process could not release them."""
+        if not self._is_ending:  # else it is not answered, and its process asks the next agent
+            self._reclaimer.ended(claim, self._view, is_killed=is_killed)
 
     def reset(self) -> None:
         """Leave nothing behind: no socket, no file."""
@@ -135,12 +152,18 @@ class WrapperKeeper:
         """Answer until cancelled; call `changed` when others run than before."""
         self._passes.request = request_pass
         _open_more_files()
-        self._claims.watch(changed)
+        self._claims.watch(lambda: self._show(changed))
         try:
             while True:
                 await self._serve()
         finally:
             self._claims.unwatch()
+
+    def _show(self, changed: Callable[[], None]) -> None:
+        """Save the claims that came or ended, and tell of them."""
+        if not self._saver.rests:
+            self._save()
+        changed()
 
     async def _serve(self) -> None:
         """Serve one socket for as long as it is where shims look for it."""
@@ -157,6 +180,9 @@ class WrapperKeeper:
                 if serving.done():
                     serving.result()
             logger.warning("socket of wrappers made anew", extra={"facts": {"folder": str(self._folder)}})
+        except asyncio.CancelledError:
+            self._is_ending = True
+            raise
         finally:
             serving.cancel()
             await asyncio.wait([serving])
@@ -212,7 +238,7 @@ class WrapperKeeper:
 
     def _kept(self) -> Kept:
         """Return everything that the next agent has to know."""
-        return Kept(tuple(self._claims.registry), self._uses.wanted)
+        return self._reclaimer.kept(tuple(self._claims.registry), self._uses.wanted)
 
 
 def _open_more_files() -> None:

@@ -9,6 +9,7 @@ from agent.wrappers.errors import Denied
 from agent.wrappers.registry import OwnCore
 from agent.wrappers.wants import Pool
 from agent.wrappers.whose import CgroupIndex
+from pinning.cmk.pools import Task
 from pinning.contract import (
     CMK_CPUS_ASSIGNED,
     CMK_CPUS_ASSIGNED_MASK,
@@ -20,10 +21,11 @@ from pinning.contract import (
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.interfaces import PassedContainer
     from agent.node_state import NodeState
+    from agent.wrappers.registry import Claim as RegisteredClaim
     from agent.wrappers.wants import Want
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
@@ -137,6 +139,14 @@ def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse
 def shared_use(want: Want) -> PoolUse:
     """Return the use of a pool that all share."""
     return PoolUse(SharedPool.SHARED, want.socket) if want.pool is Pool.SHARED else PoolUse(SharedPool.INFRA)
+
+
+def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple[Task, ...]:
+    """Return what a process has: cores of its container, or a pool that all share, or both after nested wrappers."""
+    pid, name = claim.process.pid, claim.holder.name
+    return tuple(
+        Task(pid, name, each.want.pool, each.cpus or pool(shared_use(each.want))) for each in claim.all
+    )
 
 
 def _strict(pool: Pool) -> str:

@@ -6,7 +6,7 @@ holds is decided elsewhere, and nothing here reaches beyond it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,6 +52,18 @@ class Claim:
     holder: Holder
     want: Want
     cpus: CPUSet = EMPTY  # of its container's own; empty in a pool that all share
+    # The claim of the `cmk isolate` that executed this one, in the same process: it holds its cores until that ends.
+    outer: Claim | None = None
+
+    @property
+    def held(self) -> CPUSet:
+        """The CPUs that no other process of the container can get."""
+        return self.outer.cpus if self.outer else self.cpus
+
+    @property
+    def all(self) -> tuple[Claim, ...]:
+        """This claim, after the one that it was made under."""
+        return (self.outer, self) if self.outer else (self,)
 
 
 class Registry:
@@ -80,24 +92,35 @@ class Registry:
     def choose(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
         """Return what a process may have that wants this of its container's cores `own`; raise Denied.
 
-        One that has that already keeps it. One that wants something else gives back what it has, if it gets that.
+        One that has that already keeps it. One that wants other cores gives back what it has, if it gets them. One
+        that wants a pool that all share keeps its cores: in CMK the outer of two wrappers did.
         """
-        held = self.of(process)
-        if held and (held.holder, held.want) == (holder, want) and held.cpus <= _cpus(own):
-            return held
+        before = self.of(process)
+        for claim in before.all if before else ():
+            if (claim.holder, claim.want) == (holder, want) and claim.cpus <= _cpus(own):
+                return claim
         inside = self._containers.get(holder.id, {})
         if process not in inside and len(inside) >= MOST_CLAIMS:
             raise Denied(f"this container runs {len(inside)} wrappers, and may run no more at a time")
         if not want.pool.resource:
-            return Claim(process, holder, want)
-        others = [claim for claim in inside.values() if claim.cpus and claim.process != process]
-        return Claim(process, holder, want, _take(own, want, others))
+            return Claim(process, holder, want, outer=_owner(before, holder))
+        return Claim(process, holder, want, self._take(process, holder, want, own))
+
+    def choose_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
+        """Return a claim with other cores of `own`, for its container has lost some of those it holds; raise Denied."""
+        if claim.outer:
+            return replace(claim, outer=self.choose_again(claim.outer, own))
+        return replace(claim, cpus=self._take(claim.process, claim.holder, claim.want, own))
+
+    def _take(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> CPUSet:
+        inside = self._containers.get(holder.id, {}).values()
+        return _take(own, want, [claim for claim in inside if claim.held and claim.process != process])
 
     def is_free(self, claim: Claim) -> bool:
         """Say whether the process of a claim has nothing yet, and no other in its container has some of the CPUs."""
-        inside = self._containers.get(claim.holder.id, {}) if claim.cpus else {}
+        inside = self._containers.get(claim.holder.id, {}) if claim.held else {}
         return claim.process not in self._claims and all(
-            claim.cpus.isdisjoint(other.cpus) for other in inside.values()
+            claim.held.isdisjoint(other.held) for other in inside.values()
         )
 
     def put(self, claim: Claim) -> None:
@@ -120,9 +143,15 @@ class Registry:
         return claim
 
 
+def _owner(before: Claim | None, holder: Holder) -> Claim | None:
+    """Return the claim of a process to cores of the same container; None where it has none."""
+    outer = before and (before.outer or before)
+    return outer if outer and outer.cpus and outer.holder == holder else None
+
+
 def _take(own: Sequence[OwnCore], want: Want, others: Sequence[Claim]) -> CPUSet:
     """Return the CPUs of the first free cores, in the order of their numbers."""
-    busy = union(claim.cpus for claim in others)
+    busy = union(claim.held for claim in others)
     within = [core for core in own if want.socket in (None, core.package)]
     free = [core for core in within if core.cpus.isdisjoint(busy)]
     if len(free) < want.cores:

@@ -1,8 +1,8 @@
 """Who has what, for the agent that comes after this one. Of this boot alone: no process outlives it.
 
 A file of lines of JSON: what is new is added to its end, so that an answer costs the same however many were given
-before. Of two lines for one process or container the later one counts. Nothing is written at an end: a process that is
-over is seen to be.
+before. Of two lines for one process or container the later one counts. The end of a process is a line too: a claim
+without one whose process is gone is of a process that ended while no agent ran.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
+from agent.wrappers.kept import Kept
+from agent.wrappers.reclaimed import Reclaims
 from agent.wrappers.registry import Claim, Holder, Process
 from agent.wrappers.wants import Pool, Want
+from pinning.cmk.pools import Reclaimed
 from pinning.contract import PoolUse, SharedPool
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
@@ -27,21 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from agent.wrappers.kept import Used
+
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
 SPARE_LINES: Final = 1000  # beyond twice those that count, before the file is written anew
 REST_SECONDS: Final = 1.0  # after a failure, before another try for those who ask: it writes everything
 
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
-
-Used = tuple[Owner, frozenset[PoolUse]]  # which pools a container reaches beside what it owns
-
-
-class Kept(NamedTuple):
-    """What outlives an agent."""
-
-    claims: tuple[Claim, ...] = ()  # of two that have one core the later counts
-    uses: Mapping[str, Used] = {}  # of containers that were wrapped, by their ids
 
 
 class Store:
@@ -76,7 +72,7 @@ class Store:
         beside.write_text(write(kept, self._boot_id), encoding="utf-8")
         beside.replace(self._path)
         self._end = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._lines = -len(kept.claims) - len(kept.uses)
+        self._lines = -len(kept.claims) - len(kept.uses) - len(kept.pools) - len(kept.reclaimed)
 
     def load(self) -> Kept:
         """Return what the last agent of this boot left, nothing where it left nothing that can be read."""
@@ -120,6 +116,23 @@ class Saver:
         """Know of a claim that is new, or another one than before."""
         self._due.append(claim_text(claim))
 
+    def ended(self, claim: Claim) -> None:
+        """Know of a claim that ended."""
+        self._due.append(end_text(claim.process))
+
+    def reclaimed(self, entry: Reclaimed) -> None:
+        """Know of a CPU list whose process died without releasing it."""
+        self._due.append(reclaimed_text(entry))
+
+    def pool(self, use: PoolUse, cpus: CPUSet) -> None:
+        """Know of a pool that processes run in, or that has other CPUs than before."""
+        self._due.append(pool_text(use, cpus))
+
+    @property
+    def rests(self) -> bool:
+        """Say whether the last try failed just now."""
+        return bool(self._failed) and self._clock() < self._again
+
     def uses(self, container_id: str, used: Used) -> None:
         """Know of a container that reaches more pools than before."""
         self._due.append(use_text(container_id, used))
@@ -140,7 +153,7 @@ class Saver:
         """Return as soon as everything is saved that came until now; raise OSError, also for a failure just now."""
         if not self._due:
             return
-        if self._failed and self._clock() < self._again:
+        if self.rests:
             raise OSError(*self._failed)
         if self._saving is None:
             loop = asyncio.get_running_loop()
@@ -160,9 +173,10 @@ class Saver:
 
 def write(kept: Kept, boot_id: str) -> str:
     """Return it as text."""
-    head = _line({"version": VERSION, "bootID": boot_id})
+    head = _line({"version": VERSION, "bootID": boot_id, "ends": True, "dropped": kept.dropped})
     uses = [use_text(container, used) for container, used in kept.uses.items()]
-    return "".join([head, *uses, *map(claim_text, kept.claims)])
+    pools = [pool_text(use, cpus) for use, cpus in kept.pools.items()]
+    return "".join([head, *uses, *pools, *map(reclaimed_text, kept.reclaimed), *map(claim_text, kept.claims)])
 
 
 def use_text(container_id: str, used: Used) -> str:
@@ -179,59 +193,116 @@ def sorted_uses(uses: Iterable[PoolUse]) -> list[PoolUse]:
 
 def claim_text(claim: Claim) -> str:
     """Return the line that tells of a claim."""
-    return _line(
-        {
-            "process": list(claim.process),
-            "container": claim.holder.id,
-            "owner": list(claim.holder.owner),
-            "name": claim.holder.name,
-            "want": list(claim.want),
-            "cpus": str(claim.cpus),
-        }
-    )
+    body: dict[str, Any] = {
+        "process": list(claim.process),
+        "container": claim.holder.id,
+        "owner": list(claim.holder.owner),
+        "name": claim.holder.name,
+        "want": list(claim.want),
+        "cpus": str(claim.cpus),
+    }
+    if claim.outer:
+        body["outer"] = {"want": list(claim.outer.want), "cpus": str(claim.outer.cpus)}
+    return _line(body)
+
+
+def end_text(process: Process) -> str:
+    """Return the line that ends the claim of a process."""
+    return _line({"ended": list(process)})
+
+
+def reclaimed_text(entry: Reclaimed) -> str:
+    """Return the line of a CPU list whose process died without releasing it."""
+    return _line({"reclaimed": list(entry)})
+
+
+def pool_text(use: PoolUse, cpus: CPUSet) -> str:
+    """Return the line that tells which CPUs a pool has."""
+    return _line({"pool": [use.pool, use.socket], "cpus": str(cpus)})
 
 
 def _line(body: dict[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":")) + "\n"
 
 
+class _Reader:
+    """Collects what the lines of a file say."""
+
+    def __init__(self, dropped: int) -> None:
+        self.claims: dict[Process, Claim] = {}
+        self.uses: dict[str, Used] = {}
+        self.pools: dict[PoolUse, CPUSet] = {}
+        self.reclaims = Reclaims(dropped=dropped)
+
+    def read(self, saved: Mapping[str, Any]) -> None:
+        """Take over one line; raise one of _DAMAGES."""
+        if "uses" in saved:
+            self.uses[str(saved["uses"])] = _read_uses(saved)
+        elif "ended" in saved:
+            self.claims.pop(_process(saved["ended"]), None)
+        elif "reclaimed" in saved:
+            pid, container, pool, cpus = saved["reclaimed"]
+            self.reclaims.add(Reclaimed(int(pid), str(container), str(pool), str(cpus)))
+        elif "pool" in saved:
+            self.pools[_pool_use(saved["pool"])] = CPUSet.parse(saved["cpus"])
+        else:
+            claim = _read_claim(saved)
+            self.claims.pop(claim.process, None)
+            self.claims[claim.process] = claim
+
+
 def read(text: str, boot_id: str) -> Kept:
     """Return what `write` wrote in this boot, and what was added; nothing for everything else."""
-    head, *lines = text.split("\n")
-    claims: dict[Process, Claim] = {}
-    uses: dict[str, Used] = {}
+    first, *lines = text.split("\n")
     try:
-        body = parse_json(head)
-        if (body["version"], body["bootID"]) != (VERSION, boot_id):
+        head = parse_json(first)
+        if (head["version"], head["bootID"]) != (VERSION, boot_id):
             return Kept()
+        reader, has_ends = _Reader(int(head.get("dropped", 0))), head.get("ends") is True
     except _DAMAGES:
         return Kept()
     for line in lines:
         with suppress(*_DAMAGES):  # an agent that ends in the middle of a line has not answered for it
-            _read_line(parse_json(line), claims, uses)
-    return Kept(tuple(claims.values()), uses)
+            reader.read(parse_json(line))
+    reclaims = reader.reclaims
+    return Kept(
+        tuple(reader.claims.values()),
+        reader.uses,
+        reader.pools,
+        reclaims.entries,
+        reclaims.dropped,
+        has_ends,
+    )
 
 
-def _read_line(saved: Mapping[str, Any], claims: dict[Process, Claim], uses: dict[str, Used]) -> None:
-    if "uses" in saved:
-        uses[str(saved["uses"])] = _read_uses(saved)
-        return
-    claim = _read_claim(saved)
-    claims.pop(claim.process, None)
-    claims[claim.process] = claim
+def _process(saved: Any) -> Process:
+    pid, began = saved
+    return Process(int(pid), int(began))
+
+
+def _pool_use(saved: Any) -> PoolUse:
+    pool, socket = saved
+    return PoolUse(SharedPool(pool), socket)
 
 
 def _read_claim(saved: Mapping[str, Any]) -> Claim:
-    pid, began = saved["process"]
-    uid, container = saved["owner"]
-    pool, cores, socket, is_pinned = saved["want"]
+    process, (uid, container) = _process(saved["process"]), saved["owner"]
     holder = Holder(saved["container"], Owner(uid, container), saved["name"])
-    want = Want(Pool(pool), cores, socket, is_pinned)
-    return Claim(Process(int(pid), int(began)), holder, want, CPUSet.parse(saved["cpus"]))
+    outer = saved.get("outer")
+    return Claim(
+        process,
+        holder,
+        _read_want(saved["want"]),
+        CPUSet.parse(saved["cpus"]),
+        outer and Claim(process, holder, _read_want(outer["want"]), CPUSet.parse(outer["cpus"])),
+    )
+
+
+def _read_want(saved: Any) -> Want:
+    pool, cores, socket, is_pinned = saved
+    return Want(Pool(pool), cores, socket, is_pinned)
 
 
 def _read_uses(saved: Mapping[str, Any]) -> Used:
     uid, container = saved["owner"]
-    return Owner(uid, container), frozenset(
-        PoolUse(SharedPool(pool), socket) for pool, socket in saved["pools"]
-    )
+    return Owner(uid, container), frozenset(map(_pool_use, saved["pools"]))

@@ -30,15 +30,15 @@ TEXTS: Final = {
         "As CMK's `node-report`: JSON. With the component `cmk` the agents write the same as objects, without this command.",
     ),
     "reconcile": (
-        "show which CPUs are free again because their process ended",
-        "As CMK's `reconcile`: JSON. There is nothing to clean up: the agent sees at once when a process ends.",
+        "show which CPUs were free again after their process died without releasing them",
+        "As CMK's `reconcile`: JSON. It cleans up nothing: the agent sees at once when a process ends.",
     ),
 }
 KINDS: Final = {"node-report": CMK_NODE_REPORT, "reconcile": CMK_RECONCILE_REPORT}
 REPORTS: Final[dict[str, Callable[[View], dict[str, Any]]]] = {
     "describe": lambda view: describe(view.pools),
     "node-report": lambda view: node_report(view.pools, view.topology),
-    "reconcile": lambda view: reconcile_report(view.reclaimed),
+    "reconcile": lambda view: reconcile_report(view.reclaimed, view.dropped),
 }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from corepin.errors import CommandFailed
 from corepin.node.agent_socket import add_socket_flag, read_state
-from pinning.cmk.pools import CMKNode, Task, cmk_pools
+from pinning.cmk.pools import CMKNode, Reclaimed, Task, cmk_pools
 from pinning.contract import AGENT_NAMESPACE, CMK_CONFIG_MAP_PREFIX, CMK_GROUP_VERSION, CMK_RECONCILE_REPORT
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
@@ -29,7 +29,8 @@ class View(NamedTuple):
     node: str
     pools: Mapping[str, Lists]
     topology: Topology
-    reclaimed: tuple[Task, ...] = ()
+    reclaimed: tuple[Reclaimed, ...] = ()
+    dropped: int = 0  # entries that were reclaimed before these
 
 
 def add_view_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,8 @@ def view_of_state(state: Mapping[str, Any]) -> View:
             ledger=ledger_from_dict(state["ledger"]),
             tasks=tuple(map(_task, state["tasks"])),
         )
-        return View(state["node"], cmk_pools(node), node.topology, tuple(map(_task, state["reclaimed"])))
+        reclaimed = tuple(Reclaimed(**entry) for entry in state["reclaimed"])
+        return View(state["node"], cmk_pools(node), node.topology, reclaimed, state["reclaimsDropped"])
     except DAMAGED as error:
         raise CommandFailed(
             f"the agent is of another version of corepin ({error!r}): use the same version"
@@ -81,7 +83,7 @@ def _task(given: Mapping[str, Any]) -> Task:
 
 
 def _of_cluster(node: str, namespace: str) -> View:
-    """Read what the agent of a node wrote: the machine, CMK's ConfigMap, and its last report of ended processes."""
+    """Read what the agent of a node wrote: the machine, CMK's ConfigMap, and its last report of reclaimed CPUs."""
     from corepin.cmk.requests import Answered, kube_client, send
     from corepin.node.kube_node import read_node
 
@@ -107,9 +109,11 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
 
     try:
         ((_, pools),) = read_yaml(written["data"]["config"])
-        lists = ((report.get("spec") or {}).get("report") or {}).get("reclaimedCpuLists") or ()
-        reclaimed = tuple(Task(it["pid"], "", it["pool"], CPUSet.parse(it["cpus"])) for it in lists)
-        return View(node, _numbered(pools), Topology.from_dict(parse_json(topology)), reclaimed)
+        found = (report.get("spec") or {}).get("report") or {}
+        lists = found.get("reclaimedCpuLists") or ()
+        reclaimed = tuple(Reclaimed(it["pid"], "", it["pool"], it["cpus"]) for it in lists)
+        machine, dropped = Topology.from_dict(parse_json(topology)), found.get("dropped") or 0
+        return View(node, _numbered(pools), machine, reclaimed, dropped)
     except (*DAMAGED, BadYAML) as error:
         problem = (
             f"node {node}: what its agent wrote is of another version of corepin, or damaged ({error!r})"

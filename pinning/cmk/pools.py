@@ -39,6 +39,15 @@ class Task(NamedTuple):
     cpus: CPUSet  # whole cores of an exclusive pool, else what it runs on
 
 
+class Reclaimed(NamedTuple):
+    """A CPU list that a process had when it died without releasing it."""
+
+    pid: int  # on the host
+    container: str  # namespace/pod/container
+    pool: str
+    cpus: str  # one list, as the pools name it
+
+
 class CMKNode(NamedTuple):
     """What CMK's words about a node are made of."""
 
@@ -50,7 +59,6 @@ class CMKNode(NamedTuple):
     shared: CPUSet  # what nobody owns
     ledger: Ledger
     tasks: tuple[Task, ...] = ()
-    reclaimed: tuple[Task, ...] = ()  # what ended: their cores are free again
 
 
 def cmk_pools(node: CMKNode) -> dict[str, Lists]:
@@ -63,6 +71,18 @@ def cmk_pools(node: CMKNode) -> dict[str, Lists]:
         INFRA: _whole(node, INFRA, node.shared),
         SHARED: _whole(node, SHARED, node.set_aside or node.shared),
     }
+
+
+def reclaimed_lists(task: Task, topology: Topology) -> tuple[Reclaimed, ...]:
+    """Return the CPU lists that a process had: each core of an exclusive pool, else all of a socket."""
+    if task.pool in EXCLUSIVE_POOLS:
+        cores = sorted(topology.cores_of(task.cpus), key=lambda core: (core.package, core.cpus.lowest()))
+        lists = [_joined(core.cpus & task.cpus) for core in cores]
+    else:
+        lists = list(
+            filter(None, (_core_by_core(topology, task.cpus & on) for on in topology.packages.values()))
+        )
+    return tuple(Reclaimed(task.pid, task.container, task.pool, cpus) for cpus in lists)
 
 
 def cmk_yaml(pools: Mapping[str, Lists]) -> str:
@@ -122,10 +142,13 @@ def _whole(node: CMKNode, pool: str, cpus: CPUSet) -> Lists:
     """Return one list per socket, core by core, as CMK lists its pools that are not exclusive."""
     lists: Lists = {package: {} for package in node.topology.packages}
     for package, members in node.topology.packages.items():
-        inside = [core.cpus & cpus for core in node.topology.cores_of(members & cpus)]
-        if inside:
-            lists[package][",".join(map(_joined, inside))] = _on(union(inside), node.tasks, (pool,))
+        if inside := members & cpus:
+            lists[package][_core_by_core(node.topology, inside)] = _on(inside, node.tasks, (pool,))
     return lists
+
+
+def _core_by_core(topology: Topology, cpus: CPUSet) -> str:
+    return ",".join(_joined(core.cpus & cpus) for core in topology.cores_of(cpus))
 
 
 def _joined(cpus: CPUSet) -> str:

@@ -1,6 +1,6 @@
 """What `cmk describe`, `cmk node-report` and `cmk reconcile` say of a node, in the shapes of Intel CMK.
 
-Lists, sockets, cores and CPUs stand in the order of their numbers.
+Keys stand in the order of their names, as CMK's do. Lists, sockets, cores and CPUs stand in that of their numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pinning.machine.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from pinning.cmk.pools import Lists, Task
+    from pinning.cmk.pools import Lists, Reclaimed
     from pinning.machine.topology import Core, Topology
 
 Report = dict[str, Any]
@@ -35,19 +35,22 @@ def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:
     """Return the pools, the machine, and whether a list that somebody holds is somebody else's too."""
     errors = list(_overlaps(pools))
     return {
+        "checks": {"configDirectory": {"errors": errors, "ok": not errors}},
         "description": describe(pools),
-        "checks": {"configDirectory": {"ok": not errors, "errors": errors}},
         "topology": {"sockets": {str(socket): _socket(socket, topology) for socket in topology.packages}},
     }
 
 
-def reconcile_report(reclaimed: Iterable[Task]) -> Report:
-    """Return which CPU lists are free again because the process that had them ended."""
+def reconcile_report(reclaimed: Iterable[Reclaimed], dropped: int = 0) -> Report:
+    """Return the CPU lists that are free again though their processes died without releasing them.
+
+    `dropped` entries are not listed any more, because there were too many; CMK's report had no bound.
+    """
     lists = [
-        {"pid": task.pid, "pool": task.pool, "cpus": ",".join(map(str, task.cpus))}
-        for task in sorted(reclaimed, key=lambda task: task.pid)
+        {"cpus": entry.cpus, "pid": entry.pid, "pool": entry.pool}
+        for entry in sorted(reclaimed, key=lambda entry: entry.pid)
     ]
-    return {"reclaimedCpuLists": lists}
+    return {"reclaimedCpuLists": lists} | ({"dropped": dropped} if dropped else {})
 
 
 def _pool(name: str, sockets: Lists) -> Report:
@@ -61,12 +64,12 @@ def _pool(name: str, sockets: Lists) -> Report:
 
 def _socket(socket: int, topology: Topology) -> Report:
     cores = topology.cores_of(topology.packages[socket] & topology.online)
-    return {"id": socket, "cores": [_core(core, topology) for core in cores]}
+    return {"cores": [_core(core, topology) for core in cores], "id": socket}
 
 
 def _core(core: Core, topology: Topology) -> Report:
     cpus = core.cpus & topology.online
-    return {"id": core.id, "cpus": [{"id": cpu, "isolated": cpu in topology.isolated} for cpu in cpus]}
+    return {"cpus": [{"id": cpu, "isolated": cpu in topology.isolated} for cpu in cpus], "id": core.id}
 
 
 def _overlaps(pools: Mapping[str, Lists]) -> Iterator[str]:

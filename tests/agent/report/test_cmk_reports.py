@@ -14,8 +14,7 @@ from agent.node_state import NodeState
 from agent.report.cmk_reports import CMKReports
 from apiserver.access import Access
 from apiserver.client import Api
-from pinning.cmk.pools import Task
-from pinning.machine.cpuset import CPUSet
+from pinning.cmk.pools import Reclaimed
 from tests.agent.states import bound, state_of
 from tests.pods import CORES, container
 
@@ -23,7 +22,7 @@ NODES, RECONCILED = (
     f"/apis/intel.com/v1/namespaces/here/{plural}" for plural in ("cmk-nodereports", "cmk-reconcilereports")
 )
 CLAIM = bound("a", container("main", {CORES: 1}))
-ENDED = (Task(3, "default/a/main", "exclusive", CPUSet([1, 5])),)
+ENDED = (Reclaimed(3, "default/a/main", "exclusive", "1,5"),)
 
 
 class Server:

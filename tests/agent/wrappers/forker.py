@@ -1,7 +1,7 @@
 """`python -I forker.py`: makes processes that ask as a shim does, each as a child of its own. Standard library only.
 
-Lines of JSON come in: {"ask": [SOCKET, REQUEST]} starts a process, which asks and then waits for its end; {"kill": PID}
-ends it, {"again": PID} lets it ask once more, and {"cycle": [SOCKET, REQUEST, TIMES]} starts and ends as many, one after the other. A line of JSON goes out for each.
+Lines of JSON come in: {"ask": [SOCKET, REQUEST, LATER]} starts a process, which asks and then waits for its end;
+{"kill": PID} ends it and leaves it uncollected, {"again": PID} lets it ask once more, for LATER, and {"cycle": [SOCKET, REQUEST, TIMES]} starts and ends as many, one after the other. A line of JSON goes out for each.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def ask(path: str, request: str) -> str:
     return content.decode()
 
 
-def fork(path: str, request: str) -> int:
+def fork(path: str, request: str, later: str = "") -> int:
     """Return the pid of a process that asks, tells what it was answered, and stays."""
     child = os.fork()
     if child:
         return child
-    signal.signal(signal.SIGUSR1, lambda *_: ask_and_tell(path, request))
+    signal.signal(signal.SIGUSR1, lambda *_: ask_and_tell(path, later or request))
     ask_and_tell(path, request)
     while True:
         time.sleep(3600)
@@ -53,10 +53,10 @@ def tell(what: object) -> None:
     os.write(1, f"{json.dumps(what)}\n".encode())
 
 
-def end(child: int) -> None:
-    """End a process and forget it."""
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+def end(child: int, number: int) -> None:
+    """End a process and leave its zombie, so that how it ended can be read on any kernel."""
+    os.kill(child, number)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 
 
 def cycle(path: str, request: str, times: int) -> None:
@@ -82,7 +82,7 @@ def main() -> None:
         if "ask" in order:
             fork(*order["ask"])
         elif "kill" in order:
-            end(order["kill"])
+            end(order["kill"], order.get("signal", signal.SIGKILL))
             tell({"killed": order["kill"]})
         elif "again" in order:
             os.kill(order["again"], signal.SIGUSR1)

@@ -66,16 +66,17 @@ class Forker:
     async def asks(self, request: str, times: int = 1) -> list[Asked]:
         """Let so many processes ask at once, and return what each was told."""
         for _ in range(times):
-            self.order({"ask": [self._path, request]})
+            self.begin(request)
         return [await self.answer() for _ in range(times)]
 
     def begin(self, request: str) -> None:
         """Let one process ask, and do not wait for the answer."""
-        self.order({"ask": [self._path, request]})
+        self.order({"ask": [self._path, request, request]})
 
-    async def ask(self, request: str) -> Asked:
-        """Let one process ask."""
-        return (await self.asks(request))[0]
+    async def ask(self, request: str, later: str = "") -> Asked:
+        """Let one process ask, which asks for `later` when it asks again."""
+        self.order({"ask": [self._path, request, later or request]})
+        return await self.answer()
 
     async def answer(self) -> Asked:
         """Return what the next process was told that asked."""
@@ -86,9 +87,9 @@ class Forker:
         self.order({"again": asked.pid})
         return await self.answer()
 
-    async def kill(self, asked: Asked) -> None:
+    async def kill(self, asked: Asked, number: signal.Signals = signal.SIGKILL) -> None:
         """End a process."""
-        self.order({"kill": asked.pid})
+        self.order({"kill": asked.pid, "signal": number})
         await self.told()
 
     async def cycle(self, request: str, times: int) -> list[str]:
@@ -208,6 +209,12 @@ class Scene:
         """Take over what is told of the node."""
         if self.ledger is not None:
             self.shown = self.keeper.shown(self.state())
+
+    @property
+    def reclaimed(self) -> list[tuple[int, str, str]]:
+        """The process, pool and CPU list of each entry."""
+        entries = self.shown.reclaimed if self.shown else ()
+        return [(entry.pid, entry.pool, entry.cpus) for entry in entries]
 
     @property
     def tasks(self) -> dict[int, str]:

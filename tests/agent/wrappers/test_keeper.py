@@ -36,7 +36,7 @@ def test_a_wrapper_gets_cores_of_its_container_and_is_told_them(tmp_path: Path) 
 
 
 def test_cores_are_free_when_their_process_ends(tmp_path: Path) -> None:
-    """SIGKILL frees them as any end does; what ended is told."""
+    """SIGKILL frees them as any end does."""
 
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
@@ -51,8 +51,6 @@ def test_cores_are_free_when_their_process_ends(tmp_path: Path) -> None:
             await container.kill(first)
             await scene.until(lambda: not scene.tasks)
             assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"
-            assert scene.shown is not None
-            assert [task.pid for task in scene.shown.reclaimed] == [first.pid]
 
     asyncio.run(talk())
 

@@ -104,9 +104,9 @@ def test_who_ended_meanwhile_has_nothing(tmp_path: Path) -> None:
         scene = Scene(tmp_path, cmk_pod(cores=2))
         async with scene.container() as container:
             async with scene.agent():
-                await container.kill(await container.ask(isolate("exclusive", cores="2")))
-                claimed = (tmp_path / FILE).read_text()
-            assert '{"process":[' in claimed  # the file still tells of it: nobody has to write at an end
+                asked = await container.ask(isolate("exclusive", cores="2"))
+            await container.kill(asked)
+            assert '{"process":[' in (tmp_path / FILE).read_text()  # no agent has seen the end
             scene.restart()
             async with scene.agent():
                 assert (await container.ask(isolate("exclusive", cores="2"))).word == "ok"

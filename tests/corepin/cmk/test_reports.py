@@ -14,7 +14,7 @@ from agent.report.desired_node import topology_text
 from agent.serve.state_json import to_json
 from corepin.cli import main
 from corepin.cmk.view import view_of_objects
-from pinning.cmk.pools import Task, cmk_pools, cmk_yaml
+from pinning.cmk.pools import Reclaimed, Task, cmk_pools, cmk_yaml
 from pinning.cmk.reports import describe, node_report, reconcile_report
 from pinning.machine.cpuset import CPUSet
 from tests.agent.states import bound, state_of
@@ -23,13 +23,18 @@ from tests.pods import CORES, container
 
 NOBODY = "--socket=/nonexistent"
 WRAPPED = Task(48624, "default/a/main", "exclusive", CPUSet([1, 5]))
-ENDED = Task(7, "default/b/main", "exclusive", CPUSet([2, 6]))
-STATE = replace(state_of(bound("a", container("main", {CORES: 2}))), tasks=(WRAPPED,), reclaimed=(ENDED,))
+DIED = Reclaimed(7, "default/b/main", "exclusive", "2,6")
+STATE = replace(
+    state_of(bound("a", container("main", {CORES: 2}))),
+    tasks=(WRAPPED,),
+    reclaimed=(DIED,),
+    reclaims_dropped=9,
+)
 POOLS = cmk_pools(cmk_node(STATE))
 REPORTS = {
     "describe": describe(POOLS),
     "node-report": node_report(POOLS, STATE.topology),
-    "reconcile": reconcile_report(STATE.reclaimed),
+    "reconcile": reconcile_report(STATE.reclaimed, 9),
 }
 
 
@@ -48,13 +53,13 @@ def test_what_the_agent_knows_is_shown(
 
 def test_what_the_agent_wrote_says_the_same() -> None:
     """From the ConfigMap, the node's annotation and the last report: nothing is lost on the way."""
-    lists = reconcile_report(STATE.reclaimed)
+    lists = reconcile_report(STATE.reclaimed, 9)
     view = view_of_objects(
         "n", topology_text(STATE), {"data": {"config": cmk_yaml(POOLS)}}, {"spec": {"report": lists}}
     )
     assert describe(view.pools) == REPORTS["describe"]
     assert node_report(view.pools, view.topology) == REPORTS["node-report"]
-    assert reconcile_report(view.reclaimed) == lists
+    assert reconcile_report(view.reclaimed, view.dropped) == lists
 
 
 @pytest.mark.parametrize(

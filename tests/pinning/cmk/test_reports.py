@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from agent.report.cmk_node import TEXTS, cmk_node
-from pinning.cmk.pools import EXCLUSIVE, INFRA, SHARED, Task, cmk_pools, cmk_yaml
+from pinning.cmk.pools import EXCLUSIVE, INFRA, SHARED, Reclaimed, Task, cmk_pools, cmk_yaml, reclaimed_lists
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, assemble
@@ -110,15 +110,39 @@ def test_a_core_that_is_held_and_shared_is_told() -> None:
     assert check["errors"][0] == "CPU list overlap detected in exclusive:1,5 and infra:0,4,5 (in both: 5)"
 
 
+def test_a_process_had_each_of_its_cores_as_a_list() -> None:
+    """As CMK listed them: `1,5` and `2,6`; of a pool that all share it is what the pool has of each socket."""
+    machine = state_of(config=STATIC).topology
+    exclusive = reclaimed_lists(task(12, EXCLUSIVE, "1-2,5-6"), machine)
+    assert [entry.cpus for entry in exclusive] == ["1,5", "2,6"]
+    assert set(exclusive) == {Reclaimed(12, NAME, EXCLUSIVE, cpus) for cpus in ("1,5", "2,6")}
+    infra = reclaimed_lists(task(3, INFRA, "0-1,3-5"), machine)
+    assert [entry.cpus for entry in infra] == ["0,4,1,5", "3"]
+    assert [entry.cpus for entry in reclaimed_lists(task(3, SHARED, "3,7"), machine)] == ["3,7"]
+
+
 def test_what_was_reclaimed_is_sorted_by_pid() -> None:
-    """As CMK reported it, whenever each ended."""
-    ended = (task(12, EXCLUSIVE, "2,6"), task(3, SHARED, "3,7"))
-    assert reconcile_report(ended) == {
-        "reclaimedCpuLists": [
-            {"pid": 3, "pool": "shared", "cpus": "3,7"},
-            {"pid": 12, "pool": "exclusive", "cpus": "2,6"},
-        ]
-    }
+    """As CMK reported it, keys included; of entries that were dropped there is a number."""
+    ended = (Reclaimed(12, NAME, EXCLUSIVE, "2,6"), Reclaimed(3, NAME, SHARED, "3,7"))
+    lists = [
+        {"cpus": "3,7", "pid": 3, "pool": "shared"},
+        {"cpus": "2,6", "pid": 12, "pool": "exclusive"},
+    ]
+    assert reconcile_report(ended) == {"reclaimedCpuLists": lists}
+    assert reconcile_report(ended, 7) == {"reclaimedCpuLists": lists, "dropped": 7}
+
+
+def test_keys_stand_in_cmks_order() -> None:
+    """CMK sorted the keys of its reports; only CPU lists, sockets, cores and CPUs stand in the order of their numbers."""
+    state = replace(state_of(TWO, config=STATIC), reclaimed=(Reclaimed(3, NAME, SHARED, "3,7"),))
+    for text in TEXTS.values():
+        json.loads(text(state), object_pairs_hook=_in_order)
+
+
+def _in_order(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    keys = [key for key, _ in pairs]
+    assert keys == sorted(keys) or all(key[0].isdecimal() for key in keys)
+    return dict(pairs)
 
 
 def test_every_report_is_json_with_two_spaces() -> None:

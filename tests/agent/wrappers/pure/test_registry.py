@@ -104,8 +104,31 @@ def test_one_process_may_want_something_else() -> None:
         take(registry, 1, Want(Pool.EXCLUSIVE, 5))
     assert [str(claim.cpus) for claim in registry] == ["0-2,4-6"]
     assert take(registry, 1, Want(Pool.EXCLUSIVE, 4)) == "0-7"
+    assert take(registry, 1, Want(Pool.EXCLUSIVE)) == "0,4"
+    assert take(registry, 2, Want(Pool.EXCLUSIVE, 3)) == "1-3,5-7"
+
+
+def test_cores_survive_a_wrapper_inside_of_another() -> None:
+    """`cmk isolate --pool=exclusive cmk isolate --pool=infra X` is one process: its core is not given to another."""
+    registry = Registry()
+    assert take(registry, 1, Want(Pool.EXCLUSIVE)) == "0,4"
+    assert take(registry, 1, Want(Pool.INFRA)) == ""
     assert take(registry, 1, Want(Pool.SHARED)) == ""
+    assert take(registry, 2, Want(Pool.EXCLUSIVE)) == "1,5"
+    assert [str(claim.held) for claim in registry] == ["0,4", "1,5"]
+    assert take(registry, 1, Want(Pool.EXCLUSIVE)) == "0,4"
+    assert take(registry, 1, Want(Pool.INFRA)) == ""
+    registry.release(process(1))
     assert take(registry, 2, Want(Pool.EXCLUSIVE, 4)) == "0-7"
+
+
+def test_cores_of_another_container_do_not_survive() -> None:
+    """A process that moved to another container holds nothing of the first one."""
+    registry = Registry()
+    take(registry, 1, Want(Pool.EXCLUSIVE), name="a")
+    take(registry, 1, Want(Pool.INFRA), name="b")
+    assert [claim.held for claim in registry] == [EMPTY]
+    assert take(registry, 2, Want(Pool.EXCLUSIVE, 4), name="a") == "0-7"
 
 
 def test_a_process_has_something_in_one_container_alone() -> None:
@@ -251,13 +274,14 @@ def test_no_two_processes_of_a_container_ever_have_one_core(
 def _check(registry: Registry) -> None:
     for name in "ab":
         claims = registry.of_container(name)
-        taken = [claim.cpus for claim in claims]
+        taken = [claim.held for claim in claims]
         assert sum(map(len, taken)) == len(union(taken))
         for claim in claims:
-            held = [core for core in OWN if core.cpus & claim.cpus]
-            assert union(core.cpus for core in held) == claim.cpus
-            assert len(held) == (claim.want.cores if claim.want.pool.resource else 0)
-            assert all(claim.want.socket in (None, core.package) for core in held)
+            want = (claim.outer or claim).want
+            held = [core for core in OWN if core.cpus & claim.held]
+            assert union(core.cpus for core in held) == claim.held
+            assert len(held) == (want.cores if want.pool.resource else 0)
+            assert not held or all(want.socket in (None, core.package) for core in held)
         free = [core for core in OWN if core.cpus.isdisjoint(union(taken))]
         if free:  # all of them can still be taken
             registry.choose(process(99), holder(name), Want(Pool.EXCLUSIVE, len(free)), OWN)

@@ -12,18 +12,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.wrappers.kept import Kept
+from agent.wrappers.reclaimed import MOST
 from agent.wrappers.registry import Claim, Holder, Process
-from agent.wrappers.store import REST_SECONDS, SPARE_LINES, Kept, Saver, Store, claim_text, read, write
+from agent.wrappers.store import (
+    REST_SECONDS,
+    SPARE_LINES,
+    Saver,
+    Store,
+    claim_text,
+    end_text,
+    pool_text,
+    read,
+    reclaimed_text,
+    write,
+)
 from agent.wrappers.wants import Pool, Want
+from pinning.cmk.pools import Reclaimed
 from pinning.contract import PoolUse, SharedPool
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 
 OWNER = Owner("uid", "main")
+HOLDER = Holder("id", OWNER, "ns/pod/main")
+OUTER = Claim(Process(9, 99), HOLDER, Want(Pool.EXCLUSIVE), CPUSet([2, 6]))
+ENTRY = Reclaimed(6, "ns/pod/main", "exclusive", "3,7")
 KEPT = Kept(
     (
-        Claim(Process(7, 99), Holder("id", OWNER, "ns/pod/main"), Want(Pool.EXCLUSIVE, 2, 1), CPUSet([1, 5])),
-        Claim(Process(8, 99), Holder("id", OWNER, "ns/pod/main"), Want(Pool.INFRA, is_pinned=False)),
+        Claim(Process(7, 99), HOLDER, Want(Pool.EXCLUSIVE, 2, 1), CPUSet([1, 5])),
+        Claim(Process(8, 99), HOLDER, Want(Pool.INFRA, is_pinned=False)),
+        Claim(Process(9, 99), HOLDER, Want(Pool.INFRA), outer=OUTER),
     ),
     {
         "id": (
@@ -31,6 +49,9 @@ KEPT = Kept(
             frozenset({PoolUse(SharedPool.SHARED, 1), PoolUse(SharedPool.SHARED), PoolUse(SharedPool.INFRA)}),
         )
     },
+    {PoolUse(SharedPool.INFRA): CPUSet([0, 4])},
+    (ENTRY,),
+    3,
 )
 
 
@@ -53,7 +74,7 @@ def test_nothing_of_another_boot_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "null", "[" * 5000, '{"version":1}', '{"version":2,"bootID":"boot"}']
+    "text", ["", "{}", "[]", "null", "[" * 5000, '{"version":1}', '{"version":2,"bootID":"other"}']
 )
 def test_a_damaged_file_is_none(text: str) -> None:
     """It is as if there were none."""
@@ -73,14 +94,46 @@ def test_no_damage_hurts(place: int, put: bytes) -> None:
 def test_what_is_new_is_added_to_the_file(tmp_path: Path) -> None:
     """An answer costs the same however many were given before; the later line of a process counts."""
     path, store = tmp_path / "wrappers.json", Store(tmp_path / "wrappers.json", "boot")
-    first, second = KEPT.claims
+    first, *others = KEPT.claims
     moved = replace(first, cpus=CPUSet([2, 6]))
     store.add([claim_text(first)], lambda: KEPT)
     begun = path.stat().st_ino
     store.add([claim_text(moved)], lambda: pytest.fail("everything is written again"))
 
     assert path.stat().st_ino == begun
-    assert store.load() == KEPT._replace(claims=(second, moved))
+    assert store.load() == KEPT._replace(claims=(*others, moved))
+
+
+def test_an_end_a_pool_and_an_entry_are_lines(tmp_path: Path) -> None:
+    """Each is added to the file, and replaces what it is about."""
+    store = Store(tmp_path / "wrappers.json", "boot")
+    store.save(KEPT)
+    again = ENTRY._replace(pid=12)
+    pool = PoolUse(SharedPool.INFRA)
+    lines = [end_text(Process(7, 99)), pool_text(pool, CPUSet([0])), reclaimed_text(again)]
+    store.add(lines, lambda: pytest.fail("everything is written again"))
+
+    assert store.load() == KEPT._replace(
+        claims=KEPT.claims[1:], pools={pool: CPUSet([0])}, reclaimed=(ENTRY, again)
+    )
+
+
+def test_entries_of_a_file_are_bounded(tmp_path: Path) -> None:
+    """Entries that were added beyond the bound are counted as dropped, by the next agent too."""
+    store = Store(tmp_path / "wrappers.json", "boot")
+    store.save(KEPT)
+    store.add([reclaimed_text(ENTRY)] * (MOST + 9), lambda: KEPT)
+
+    kept = store.load()
+    assert (len(kept.reclaimed), kept.dropped) == (MOST, 3 + 1 + 9)
+
+
+def test_a_file_of_an_agent_that_wrote_no_ends_says_so(tmp_path: Path) -> None:
+    """Its claims may have ended long ago, each in the ordinary way."""
+    path = tmp_path / "wrappers.json"
+    path.write_text('{"version":2,"bootID":"boot"}\n' + claim_text(KEPT.claims[0]))
+
+    assert Store(path, "boot").load() == Kept(KEPT.claims[:1], has_ends=False)
 
 
 def test_a_file_that_grew_is_written_anew(tmp_path: Path) -> None:
