@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ANY_SOCKET: Final = "-1"
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")  # int() takes "1_0" and digits of all scripts
+_COUNT: Final = re.compile(r"\+?[0-9]{1,6}")
 _SHOWN: Final = 60  # characters of what a user wrote
 
 
@@ -57,14 +58,16 @@ def read_want(values: Mapping[str, str]) -> Want:
     affinity = values.get("affinity", "yes")
     if affinity not in {"yes", "no"}:
         raise Denied(f"affinity is yes or no, not {affinity[:_SHOWN]!r}")
+    if pool is Pool.INFRA:  # whatever --socket-id says, as in CMK
+        return Want(pool, is_pinned=affinity == "yes")
     socket = _socket(values.get("socket", ANY_SOCKET))
-    if not pool.resource:
-        return Want(pool, 1, socket if pool is Pool.SHARED else None, affinity == "yes")
+    if pool is Pool.SHARED:
+        return Want(pool, 1, socket, affinity == "yes")
     return Want(pool, _cores(values.get("cores", "1")), socket, affinity == "yes")
 
 
 def _cores(text: str) -> int:
-    count = int(text) if _NUMBER.fullmatch(text.strip()) else 0
+    count = int(text) if _COUNT.fullmatch(text.strip()) else 0
     if count < 1:
         raise Denied(
             f"Requested numbers of cores must be positive integer: CMK_NUM_CORES is {text[:_SHOWN]!r}"

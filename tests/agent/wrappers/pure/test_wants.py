@@ -23,6 +23,9 @@ from agent.wrappers.wants import Pool, Want, read_want
         ({"pool": "shared", "cores": "9", "socket": "1"}, Want(Pool.SHARED, 1, 1)),
         ({"pool": "shared", "cores": "rubbish"}, Want(Pool.SHARED)),
         ({"pool": "infra", "cores": "0", "socket": "1"}, Want(Pool.INFRA)),
+        ({"pool": "infra", "socket": "abc", "affinity": "no"}, Want(Pool.INFRA, is_pinned=False)),
+        ({"pool": "exclusive", "cores": "+1"}, Want(Pool.EXCLUSIVE)),
+        ({"pool": "exclusive", "cores": " +02 "}, Want(Pool.EXCLUSIVE, 2)),
     ],
 )
 def test_flags_are_read_as_cmk_reads_them(values: dict[str, str], want: Want) -> None:
@@ -37,6 +40,9 @@ def test_flags_are_read_as_cmk_reads_them(values: dict[str, str], want: Want) ->
         ({"pool": "Exclusive"}, "Requested pool Exclusive does not exist"),
         ({"pool": "exclusive", "cores": "0"}, "Requested numbers of cores must be positive integer"),
         ({"pool": "exclusive", "cores": "-1"}, "Requested numbers of cores must be positive integer"),
+        ({"pool": "exclusive", "cores": "+"}, "must be positive integer"),
+        ({"pool": "exclusive", "cores": "+-1"}, "must be positive integer"),
+        ({"pool": "exclusive", "cores": "+0"}, "must be positive integer"),
         ({"pool": "exclusive", "cores": "1k"}, "CMK_NUM_CORES is '1k'"),
         ({"pool": "exclusive", "cores": "1_0"}, "must be positive integer"),
         ({"pool": "exclusive", "cores": "٢"}, "must be positive integer"),
