@@ -156,6 +156,8 @@ int isolate(char **words)
         .cores = getenv("CMK_NUM_CORES"),
         .is_pinned = !options[NO_AFFINITY].value,
     };
+    if (strcmp(wish.pool, "infra") == 0)
+        wish.socket = "-1"; /* CMK did not look at --socket-id there */
     bool is_known, is_init = init_is_wanted(&is_known);
     if (!is_known || !is_valid(&wish))
         return FAILED;

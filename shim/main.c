@@ -1,6 +1,7 @@
 /* The command `cmk` inside of containers: see README.md. */
 #include "isolate.h"
 #include "obsolete.h"
+#include "options.h"
 #include "report.h"
 #include "say.h"
 
@@ -85,12 +86,15 @@ int main(int count, char **words)
     if (has_option(words, "--version"))
         return puts("CMK v1.5.2 (corepin " COREPIN_VERSION ")") < 0;
     end_on_signals();
-    const char *verb = words[1];
+    static const char *const flags[] = {"--no-affinity", "--publish", NULL};
+    const char *verb = options_take_verb(++words, flags);
     int code = USAGE;
+    if (!verb)
+        return usage();
     if (strcmp(verb, "isolate") == 0)
-        code = isolate(words + 2);
+        code = isolate(words);
     else if (is_report(verb))
-        code = report(verb, words + 2);
+        code = report(verb, words);
     else if (obsolete_verb(verb)) {
         say("%s is not needed any more: %s", verb, obsolete_verb(verb));
         return FAILED;

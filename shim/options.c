@@ -66,3 +66,25 @@ bool options_parse(char **words, struct option *options)
     *kept = NULL;
     return true;
 }
+
+static bool is_flag(const char *word, const char *const flags[])
+{
+    for (; *flags; flags++)
+        if (strncmp(*flags, word, strlen(word)) == 0)
+            return true;
+    return false;
+}
+
+char *options_take_verb(char **words, const char *const flags[])
+{
+    while (*words && (*words)[0] == '-' && strcmp(*words, "--") != 0) {
+        bool is_alone = strncmp(*words, "--", 2) != 0 || strchr(*words, '=') || is_flag(*words, flags);
+        words += is_alone || !words[1] ? 1 : 2;
+    }
+    if (!*words || strcmp(*words, "--") == 0)
+        return NULL;
+    char *verb = *words;
+    for (; *words; words++)
+        words[0] = words[1];
+    return verb;
+}

@@ -16,4 +16,8 @@ struct option {
    ended by NULL; `--` stays among them. Return false, having told why, where a word is no option. */
 bool options_parse(char **words, struct option *options);
 
+/* Take the first word out that is neither an option nor the value of one, and return it; NULL where there is none.
+   Every option has a value but those in `flags`, which NULL ends; a beginning of one of these is one too. */
+char *options_take_verb(char **words, const char *const flags[]);
+
 #endif

@@ -83,6 +83,64 @@ def test_words_are_understood_as_docopt_did(
     assert [it.text for it in agent.asked] == [f"cmk 1 isolate\n{lines}\n"]
 
 
+@pytest.mark.parametrize(
+    ("words", "asked", "printed"),
+    [
+        pytest.param(["--pool=shared", "isolate", *ECHO, "--", "a"], PLAIN, "a", id="equals"),
+        pytest.param(["--pool", "shared", "isolate", *ECHO], PLAIN, "", id="a-word-of-its-own"),
+        pytest.param(["--po", "shared", "isolate", *ECHO], PLAIN, "", id="beginning"),
+        pytest.param(
+            ["--no-affinity", "isolate", "--pool=shared", *ECHO], PLAIN | {"affinity": "no"}, "", id="flag"
+        ),
+        pytest.param(
+            ["--no-a", "--pool=shared", "isolate", *ECHO], PLAIN | {"affinity": "no"}, "", id="short-flag"
+        ),
+        pytest.param(
+            ["--socket-id", "-1", "--pool=shared", "isolate", *ECHO, "isolate"],
+            PLAIN,
+            "isolate",
+            id="negative",
+        ),
+    ],
+)
+def test_options_may_stand_before_the_verb(
+    agent: FakeAgent, words: list[str], asked: dict[str, str], printed: str
+) -> None:
+    """`cmk --pool=shared isolate X`: the verb is the first word that no option takes, as with docopt."""
+    done = agent.run(*words)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{printed}\n", "")
+    lines = "".join(f"{key}={value}\n" for key, value in asked.items())
+    assert [it.text for it in agent.asked] == [f"cmk 1 isolate\n{lines}\n"]
+
+
+@pytest.mark.parametrize("words", [["--interval=0", "--publish", "reconcile"], ["--publish", "node-report"]])
+def test_options_may_stand_before_a_report(agent: FakeAgent, words: list[str]) -> None:
+    """The same for the verbs that print."""
+    assert agent.run(*words).returncode == 0
+    assert [it.text for it in agent.asked] == [f"cmk 1 {words[-1]}\n\n"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--pool=shared"], ["--pool", "isolate"], ["--", "isolate"], ["--pool", "infra", "--"]]
+)
+def test_a_line_without_a_verb_shows_the_usage(agent: FakeAgent, words: list[str]) -> None:
+    """The value of an option is no verb, and nothing after `--` is one."""
+    done = agent.run(*words)
+
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (1, "", "Usage:")
+    assert agent.asked == []
+
+
+@pytest.mark.parametrize("socket", ["abc", "7", "1\npool=exclusive", "1" * 2000])
+def test_infra_takes_any_socket(agent: FakeAgent, socket: str) -> None:
+    """CMK did not look at --socket-id there, and the agent does not see it."""
+    done = agent.run("isolate", "--pool=infra", f"--socket-id={socket}", *ECHO)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [it.text for it in agent.asked] == ["cmk 1 isolate\npool=infra\nsocket=-1\n\n"]
+
+
 @pytest.mark.parametrize(("words", "line"), REFUSED)
 def test_wrong_words_are_refused_before_anybody_is_asked(
     agent: FakeAgent, words: list[str], line: str
