@@ -351,7 +351,7 @@ def _bad_count(member: Member) -> Iterator[Cause]:
         yield Cause(
             f"{member.path}.resources.{where}[{resource}]", message, flaw=("count", member.path, resource)
         )
-    elif count <= MOST_CPUS and (limit is None or whole(limit) != count):
+    elif count <= MOST_CPUS and limit is not None and whole(limit) != count:  # a missing one is added
         message = f"is {shown(limit)} but the request is {shown(request)}: set both to {count}"
         yield Cause(
             f"{member.path}.resources.limits[{resource}]", message, flaw=("unequal", member.path, resource)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.cluster import Cluster, Registered, launcher_document, pod_document, wait_until
-from tests.e2e.conftest import CMK, MESHED
+from tests.e2e.conftest import CMK, DOWN_OPEN, MESHED
 from tests.e2e.registration import INSTANCE
 from tests.pods import CORES, CPU_MANAGER, container
 
@@ -137,7 +137,6 @@ def test_cmk_mutations_bring_everything(registered: Registered) -> None:
     [
         pytest.param({"limits": {CORES: "1500m"}}, "must be an integer", id="fraction"),
         pytest.param({"limits": {CORES: "2"}, "requests": {CORES: "1"}}, "must be equal to", id="unequal"),
-        pytest.param({"requests": {CORES: "1"}}, "Limit must be set", id="no-limit"),
     ],
 )
 def test_what_the_api_server_refuses_itself(
@@ -149,3 +148,12 @@ def test_what_the_api_server_refuses_itself(
     assert message in outcome.stderr
     assert all("corepin" not in cause for cause in outcome.causes)
     assert cluster.webhook.reviews(endpoint="validate") == before
+
+
+def test_a_request_of_cores_alone_gets_its_limit(registered: Registered) -> None:
+    """The API server asks for a limit after the mutating webhooks: with ours it stores the pod, with none it refuses it."""
+    main = container(resources={"requests": {CORES: "1"}})
+    served, alone = registered.namespace({}), registered.namespace({INSTANCE: DOWN_OPEN})
+    stored = served.created(pod_document("it", main))["spec"]["containers"][0]["resources"]
+    assert stored["limits"][CORES] == stored["requests"][CORES] == "1"
+    assert "Limit must be set" in alone.create(pod_document("it", main)).stderr

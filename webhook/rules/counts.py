@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pinning.pods.claims import Claim, PodClaims
     from pinning.pods.resources import Member
+    from webhook.config.mutations import Fragment
     from webhook.config.settings import Settings
 
 MOST_THREADS: Final = 8  # per core, of any machine that Kubernetes runs on
@@ -70,6 +71,18 @@ def counts_of(claim: Claim, settings: Settings) -> tuple[Counted, ...]:
     if settings.numa_cpus and _is_of_one_node(claim):
         found.append(Counted(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
     return tuple(found)
+
+
+def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
+    """Return the limits of CMK's resources that only have a request, by container: CMK took these, the API server not.
+
+    It asks for limits equal to requests of extended resources, after the mutating webhooks.
+    """
+    return {
+        member.pointer: {"resources": {"limits": {name: member.requests[name] for name in bare}}}
+        for member in pod_claims.members
+        if (bare := [name for name in member.cores if name not in member.limits])
+    }
 
 
 def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:

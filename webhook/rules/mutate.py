@@ -14,7 +14,7 @@ from pinning.brief import few
 from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE
 from pinning.errors import Cause
 from pinning.pods.claims import PodClaims, read_pod
-from webhook.rules.counts import counts_of
+from webhook.rules.counts import counts_of, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
 from webhook.rules.injection import NOTHING, joined, merged
@@ -48,7 +48,8 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     guest_file = plan_guest_file(pod, _reads_cpus(pod, pod_claims), injection.mutations.volumes)
-    more = merged({POD: plan_marks(pod_claims, settings)}, limits, guest_file)
+    core_limits = plan_core_limits(pod_claims)
+    more = merged({POD: plan_marks(pod_claims, settings)}, core_limits, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):

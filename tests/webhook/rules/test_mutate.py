@@ -140,6 +140,24 @@ def test_init_containers_and_sidecars_are_injected() -> None:
     assert len(result["spec"]["initContainers"][1]["volumeMounts"]) == 2
 
 
+@pytest.mark.parametrize("limits", [None, {}, {"cpu": "2"}])
+def test_a_request_alone_gets_its_limit(limits: Any) -> None:
+    """CMK took it; the API server asks for a limit of the same amount, of each resource and in each container."""
+    both = container("main", limits, {CORES: "2", OTHER_CORES: "1"})
+    result = applied(pod(both, cores("1"), initContainers=[container("init", limits, {OTHER_CORES: "1"})]))
+    main, other = (each["resources"] for each in result["spec"]["containers"])
+    assert main["limits"] == {**(limits or {}), CORES: "2", OTHER_CORES: "1"}
+    assert other["limits"] == {CORES: "1"}
+    assert result["spec"]["initContainers"][0]["resources"]["limits"] == {**(limits or {}), OTHER_CORES: "1"}
+
+
+def test_an_unequal_or_unreadable_limit_is_left_alone() -> None:
+    """What its user wrote is refused, and not replaced."""
+    for limit in ("3", "much"):
+        result = applied(pod(container("main", {CORES: limit}, {CORES: "2"})))
+        assert result["spec"]["containers"][0]["resources"]["limits"] == {CORES: limit}
+
+
 def test_a_preset_count_is_kept() -> None:
     """The user's own CMK_NUM_CORES stays (above the claim it is refused by /validate)."""
     preset = {"name": "CMK_NUM_CORES", "value": "7"}

@@ -52,6 +52,11 @@ def test_a_sound_pod_is_admitted(document: Any) -> None:
     assert judged(document) == Verdict()
 
 
+def test_a_request_of_cores_alone_is_admitted() -> None:
+    """A template's pods get the limit when they are made; the API server refuses a pod that never got it."""
+    assert judged(pod(container("main", None, {CORES: "2"}))) == Verdict()
+
+
 def test_every_cause_is_collected() -> None:
     """Nothing short-circuits: an annotation, a count, a quantity and a preset are refused together."""
     document = pod(
