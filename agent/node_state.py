@@ -6,7 +6,7 @@ for it, so whoever publishes may compare and stay silent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -223,6 +223,8 @@ class NodeState:
     start_reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
     listing_fault: ListingFault | None = None  # why the runtime lets no NRI plugin in
+    # Of the first process of each container that runs on the host's kernel, by namespace/pod/container.
+    first_pids: Mapping[str, int] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
     reclaimed: tuple[
         Reclaimed, ...

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agent.kubelet.policy import KubeletPolicy
     from agent.node_state import Conflict, MemoryKill, Proof, StartWay, VMState
+    from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.foreign_writes import ForeignWriteLog
     from agent.reconcile.observe import Observer
     from pinning.machine.cpuset import CPUSet
@@ -42,6 +43,7 @@ class PassResult:
     vms: Mapping[str, VMState] = field(default_factory=dict)  # by pod
     runtime_reason: str = ""  # why the runtime did not list its containers
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
+    first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -128,6 +130,7 @@ def pass_result(
         vms={**observer.sandboxes.lost(plan.sandboxes), **vms},
         runtime_reason=observer.runtime_reason,
         kills=memory_kills(observer.shown_pods()),
+        first_pids={record.name: record.seen.pid for record in records.values() if _shows_pid(record)},
     )
 
 
@@ -154,11 +157,17 @@ def node_state_of(
         containers_complete=observed.containers_complete,
         runtime_reason=result.runtime_reason,
         kills=result.kills,
+        first_pids=result.first_pids,
         start_path=starts.path,
         start_reason=starts.reason,
         other_plugins=starts.other_plugins,
         listing_fault=starts.listing_fault,
     )
+
+
+def _shows_pid(record: ContainerRecord) -> bool:
+    """Say whether the first process of a container is one of the host that runs."""
+    return record.is_running and record.seen.pid > 0 and not record.seen.in_vm
 
 
 def _pods(result: PassResult) -> tuple[PodState, ...]:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from pinning.cmk.pools import CMKNode, cmk_pools
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
-from pinning.contract import PRODUCT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.node_state import NodeState
-    from pinning.cmk.pools import Holder, Lists
 
 
 def cmk_node(state: NodeState) -> CMKNode:
@@ -28,27 +26,16 @@ def cmk_node(state: NodeState) -> CMKNode:
         shared=state.shared,
         ledger=state.ledger,
         tasks=state.tasks,
+        pids=state.first_pids,
     )
 
 
-def _nameless(state: NodeState) -> dict[str, Lists]:
-    """Return the pools without names of containers: who asks in a container need not know its neighbours."""
-    pools = cmk_pools(cmk_node(state))
-    for lists in (lists for sockets in pools.values() for lists in sockets.values()):
-        lists.update({cpus: [_unnamed(holder) for holder in holders] for cpus, holders in lists.items()})
-    return pools
-
-
-def _unnamed(holder: Holder) -> Holder:
-    return PRODUCT if isinstance(holder, str) else holder
-
-
 def _describe(state: NodeState) -> str:
-    return report_text(describe(_nameless(state)))
+    return report_text(describe(cmk_pools(cmk_node(state))))
 
 
 def _node_report(state: NodeState) -> str:
-    return report_text(node_report(_nameless(state), state.topology))
+    return report_text(node_report(cmk_pools(cmk_node(state)), state.topology))
 
 
 def _reconcile(state: NodeState) -> str:

@@ -49,6 +49,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
             {"container": conflict.container, "rewrites": conflict.rewrites} for conflict in state.conflicts
         ],
         "failures": list(state.failures),
+        "firstPids": dict(state.first_pids),
         "tasks": [_task(task) for task in state.tasks],
         "reclaimed": [entry._asdict() for entry in state.reclaimed],
         "reclaimsDropped": state.reclaims_dropped,

@@ -69,6 +69,7 @@ def view_of_state(state: Mapping[str, Any]) -> View:
             shared=sets["shared"],
             ledger=ledger_from_dict(state["ledger"]),
             tasks=tuple(map(_task, state["tasks"])),
+            pids=state["firstPids"],
         )
         reclaimed = tuple(Reclaimed(**entry) for entry in state["reclaimed"])
         return View(state["node"], cmk_pools(node), node.topology, reclaimed, state["reclaimsDropped"])
@@ -125,12 +126,8 @@ def _numbered(pools: Mapping[str, Lists]) -> dict[str, Lists]:
     """Return pools with process ids as numbers, which stand quoted in CMK's YAML."""
     return {
         pool: {
-            socket: {cpus: [_holder(str(holder)) for holder in holders] for cpus, holders in lists.items()}
+            socket: {cpus: [int(holder) for holder in holders] for cpus, holders in lists.items()}
             for socket, lists in sockets.items()
         }
         for pool, sockets in pools.items()
     }
-
-
-def _holder(text: str) -> int | str:
-    return int(text) if text.isascii() and text.isdecimal() else text

@@ -2,7 +2,7 @@
 
 A list is a whole core in the pools that are exclusive, and all of a socket in the two others. Whoever called
 `cmk isolate` is named by its process id on the host, as CMK did; a container that holds cores without such a process
-by its name, so that a list without an entry is always a free one.
+by its first process, or by process 1 of the host where none is known: a list without an entry is always a free one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHARED: Final = "shared"
 EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
 POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS, INFRA, SHARED)
 
-Holder = int | str  # a process id on the host, or a container: namespace/pod/container
-Lists = dict[int, dict[str, list[Holder]]]  # by socket: CPU list, and who holds it
+INIT: Final = 1  # it is there as long as the node is, and no tool that takes it for a task can end it
+Lists = dict[int, dict[str, list[int]]]  # by socket: CPU list, and process ids on the host that hold it
 
 
 class Task(NamedTuple):
@@ -59,6 +59,7 @@ class CMKNode(NamedTuple):
     shared: CPUSet  # what nobody owns
     ledger: Ledger
     tasks: tuple[Task, ...] = ()
+    pids: Mapping[str, int] = {}  # of the first process of containers: namespace/pod/container
 
 
 def cmk_pools(node: CMKNode) -> dict[str, Lists]:
@@ -92,7 +93,9 @@ def cmk_yaml(pools: Mapping[str, Lists]) -> str:
         lines.append(f"{pool}:")
         for socket, lists in sockets.items():
             lines.append(f"  {socket}:{'' if lists else ' {}'}")
-            lines += [f"    '{cpus}': [{', '.join(map(_quoted, tasks))}]" for cpus, tasks in lists.items()]
+            lines += [
+                f"    '{cpus}': [{', '.join(map(repr, map(str, tasks)))}]" for cpus, tasks in lists.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -111,31 +114,27 @@ def _exclusive_cores(node: CMKNode) -> tuple[list[Core], list[Core]]:
     return [core for core in cores if core.cpus & listed], [core for core in cores if not core.cpus & listed]
 
 
-def _by_core(node: CMKNode, cores: Iterable[Core], holders: Mapping[int, list[Holder]]) -> Lists:
+def _by_core(node: CMKNode, cores: Iterable[Core], holders: Mapping[int, list[int]]) -> Lists:
     lists: Lists = {package: {} for package in node.topology.packages}
     for core in cores:
         lists[core.package][_joined(core.cpus)] = holders.get(core.id, [])
     return lists
 
 
-def _holders(node: CMKNode) -> Mapping[int, list[Holder]]:
-    """Return who holds CPUs of each core, by its id: process ids in their order, then names."""
-    holders: defaultdict[int, list[Holder]] = defaultdict(list)
+def _holders(node: CMKNode) -> Mapping[int, list[int]]:
+    """Return the processes that hold CPUs of each core, by its id."""
+    holders: defaultdict[int, set[int]] = defaultdict(set)
     for assignment in node.ledger:
         if assignment.is_exclusive:
             own = [task for task in node.tasks if task.container == assignment.name]
+            first = node.pids.get(assignment.name) or INIT
             for core in {node.topology.core_of(cpu).id for cpu in assignment.footprint}:
-                pids = _on(node.topology.siblings(core), own, EXCLUSIVE_POOLS)
-                holders[core] += pids or [assignment.name]
-    return {core: sorted(found, key=_order) for core, found in holders.items()}
+                holders[core].update(_on(node.topology.siblings(core), own, EXCLUSIVE_POOLS) or [first])
+    return {core: sorted(found) for core, found in holders.items()}
 
 
-def _on(cpus: CPUSet, tasks: Iterable[Task], pools: Iterable[str]) -> list[Holder]:
+def _on(cpus: CPUSet, tasks: Iterable[Task], pools: Iterable[str]) -> list[int]:
     return sorted(task.pid for task in tasks if task.pool in pools and task.cpus & cpus)
-
-
-def _order(holder: Holder) -> tuple[bool, int, str]:
-    return (False, holder, "") if isinstance(holder, int) else (True, 0, holder)
 
 
 def _whole(node: CMKNode, pool: str, cpus: CPUSet) -> Lists:
@@ -153,7 +152,3 @@ def _core_by_core(topology: Topology, cpus: CPUSet) -> str:
 
 def _joined(cpus: CPUSet) -> str:
     return ",".join(map(str, cpus))
-
-
-def _quoted(holder: Holder) -> str:
-    return f"'{holder}'"  # names of Kubernetes hold no quotes

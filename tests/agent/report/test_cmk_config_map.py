@@ -45,7 +45,7 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
             [CLAIM],
             STATIC,
             {
-                "exclusive": {0: {"1,5": ["default/a/main"]}, 1: {}},
+                "exclusive": {0: {"1,5": [1]}, 1: {}},
                 "exclusive-non-isolcpus": {0: {}, 1: {"3,7": []}},
                 "infra": {0: {"0,4": []}, 1: {"3,7": []}},
                 "shared": {0: {}, 1: {"2,6": []}},
@@ -57,7 +57,7 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
             NodeConfig(),
             {
                 "exclusive": {0: {}, 1: {"2,6": [], "3,7": []}},
-                "exclusive-non-isolcpus": {0: {"1,5": ["default/a/main"]}, 1: {}},
+                "exclusive-non-isolcpus": {0: {"1,5": [1]}, 1: {}},
                 "infra": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
                 "shared": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
             },
@@ -67,7 +67,7 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
             HALVES,
             NodeConfig(),
             {
-                "exclusive": {0: {"1,5": ["default/a/main", "default/b/main"]}, 1: {"2,6": [], "3,7": []}},
+                "exclusive": {0: {"1,5": [1]}, 1: {"2,6": [], "3,7": []}},
                 "exclusive-non-isolcpus": {0: {}, 1: {}},
                 "infra": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
                 "shared": {0: {"0,4": []}, 1: {"2,6,3,7": []}},
@@ -77,10 +77,17 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
     ],
 )
 def test_pools(pods: list[Pod], config: NodeConfig, pools: dict[str, Any]) -> None:
-    """Pool, socket, CPU list, holders; and a YAML reader gets exactly that, sockets as numbers."""
+    """Pool, socket, CPU list, holders; a YAML reader gets the same, sockets as numbers, tasks quoted as CMK's were."""
     shown = cmk_pools(cmk_node(state_of(*pods, config=config)))
     assert shown == pools
-    assert yaml.safe_load(cmk_yaml(shown)) == pools
+    read = yaml.safe_load(cmk_yaml(shown))
+    assert read == {
+        pool: {
+            socket: {cpus: [str(task) for task in tasks] for cpus, tasks in lists.items()}
+            for socket, lists in sockets.items()
+        }
+        for pool, sockets in pools.items()
+    }
 
 
 def test_every_cpu_list_is_quoted() -> None:
@@ -128,7 +135,7 @@ def test_the_config_map_is_made_once_and_written_when_it_changes(is_raced: bool,
     asyncio.run(main())
     assert server.methods == methods
     assert server.data
-    assert "default/a/main" in server.data["config"]
+    assert "'1,5': ['1']" in server.data["config"]
 
 
 def test_after_a_write_comes_a_rest() -> None:

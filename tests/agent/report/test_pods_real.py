@@ -188,9 +188,8 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
         await report.publish(agent.state())
         await report.publish(agent.state())
         assert report.writes == 1
-        holder = f"{cluster.namespace}/a/main"
         assert yaml.safe_load(config()["config"]) == {
-            "exclusive": {0: {"1,5": []}, 1: {"2,6": [holder], "3,7": [holder]}},
+            "exclusive": {0: {"1,5": []}, 1: {"2,6": ["1"], "3,7": ["1"]}},
             "exclusive-non-isolcpus": {0: {}, 1: {}},
             "infra": {0: {"0,4,1,5": []}, 1: {}},
             "shared": {0: {"0,4,1,5": []}, 1: {}},

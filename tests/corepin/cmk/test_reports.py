@@ -42,7 +42,7 @@ REPORTS = {
 def test_what_the_agent_knows_is_shown(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As JSON with two spaces, process ids as numbers, and names of containers that wrap nothing."""
+    """As JSON with two spaces, and process ids as numbers."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         assert main(["cmk", action, "--socket", path]) == 0
     shown = capsys.readouterr()

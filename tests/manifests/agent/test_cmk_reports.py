@@ -111,7 +111,7 @@ def test_the_agent_reports_and_kubectl_shows_it_by_cmks_names(reporting: Install
         await CMKReports(api, HERE_NODE, AGENT, interval_seconds=0).reset()
         await api.close()
         pools = found["spec"]["report"]["description"]["pools"]
-        assert pools["exclusive"]["cpuLists"]["1,5"] == {"cpus": "1,5", "tasks": ["default/a/main"]}
+        assert pools["exclusive"]["cpuLists"]["1,5"] == {"cpus": "1,5", "tasks": [1]}
         assert found["spec"]["report"]["topology"]["sockets"]["0"]["cores"][1]["id"] == 1
 
     asyncio.run(main())

@@ -6,7 +6,17 @@ import json
 from dataclasses import replace
 
 from agent.report.cmk_node import TEXTS, cmk_node
-from pinning.cmk.pools import EXCLUSIVE, INFRA, SHARED, Reclaimed, Task, cmk_pools, cmk_yaml, reclaimed_lists
+from pinning.cmk.pools import (
+    EXCLUSIVE,
+    INFRA,
+    INIT,
+    SHARED,
+    Reclaimed,
+    Task,
+    cmk_pools,
+    cmk_yaml,
+    reclaimed_lists,
+)
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, assemble
@@ -25,18 +35,24 @@ def task(pid: int, pool: str, cpus: str, name: str = NAME) -> Task:
     return Task(pid, name, pool, CPUSet.parse(cpus))
 
 
-def test_processes_stand_on_their_cores_and_names_where_there_is_none() -> None:
-    """A core with a wrapper lists its pid, one that is only held the container; a pool that is shared lists its callers."""
+def test_tasks_are_process_ids() -> None:
+    """A core with a wrapper lists its pid, one that is only held the container's first; a shared pool lists its callers."""
     tasks = (
         task(48624, EXCLUSIVE, "1,5"),
         task(9, SHARED, "3,7", "default/b/main"),
         task(70, INFRA, "0,4", "default/c/main"),
     )
-    pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC))._replace(tasks=tasks))
-    assert pools[EXCLUSIVE] == {0: {"1,5": [48624]}, 1: {"2,6": [NAME]}}
+    pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC))._replace(tasks=tasks, pids={NAME: 48000}))
+    assert pools[EXCLUSIVE] == {0: {"1,5": [48624]}, 1: {"2,6": [48000]}}
     assert pools[SHARED] == {0: {}, 1: {"3,7": [9]}}
     assert pools[INFRA] == {0: {"0,4": [70]}, 1: {}}
     assert "    '1,5': ['48624']\n" in cmk_yaml(pools)
+
+
+def test_a_held_core_without_a_known_process_lists_process_1() -> None:
+    """It is an integer, it is no free list, and nothing that signals it ends anything."""
+    pools = cmk_pools(cmk_node(state_of(TWO, config=STATIC)))
+    assert pools[EXCLUSIVE] == {0: {"1,5": [INIT]}, 1: {"2,6": [INIT]}}
 
 
 def test_two_wrappers_of_one_container_stand_in_the_order_of_their_pids() -> None:
@@ -159,4 +175,4 @@ def test_who_asks_in_a_container_learns_no_names_of_others() -> None:
     texts = [text(state) for text in TEXTS.values()]
     assert not any(NAME in text for text in texts)
     lists = json.loads(TEXTS["describe"](state))["pools"]["exclusive"]["cpuLists"]
-    assert [lists[cpus]["tasks"] for cpus in ("1,5", "2,6")] == [[7], ["corepin"]]
+    assert [lists[cpus]["tasks"] for cpus in ("1,5", "2,6")] == [[7], [INIT]]
