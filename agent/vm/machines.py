@@ -358,8 +358,11 @@ class _Turn:
         return Listing(tuple(self._machine.masks))
 
     def has(self, task: int) -> bool:
-        """Say whether an id is still that of the thread."""
-        return is_there(self._node, self._machine.threads, self._ranked[task][0])
+        """Say whether an id is still that of the thread; where it is not, the next round lists them all again."""
+        if is_there(self._node, self._machine.threads, self._ranked[task][0]):
+            return True
+        self._machine.settled_at = 0
+        return False
 
     def target(self, task: int, mask: CPUSet) -> CPUSet | None:
         """Return where a thread is to run; None where it does.

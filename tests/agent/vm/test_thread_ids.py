@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,3 +129,19 @@ def test_id_that_is_another_processes_by_now_is_not_set(
 
     assert pinned
     assert masks.of.keys() == {300, 301, 302, 303, 304, 40} - {tid}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="pid namespaces need root")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to move to")
+@pytest.mark.parametrize("case", ["stranger", "replaced"])
+def test_kernel_gives_an_id_again(case: str) -> None:
+    """In a pid namespace real threads end: a stranger under the id of one is not moved, a new vCPU is, by the next poll."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.agent.vm.reused_ids", case],
+        check=False,
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr
