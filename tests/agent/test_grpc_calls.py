@@ -142,6 +142,107 @@ def test_no_more_is_in_flight_than_the_window(tmp_path: Path) -> None:
     assert 2**17 <= sum(opened) <= len(message(content))
 
 
+def test_stream_stays_through_pings_and_new_settings(tmp_path: Path) -> None:
+    """A stream of events has no deadline: what a server asks in idle time is answered before the next event comes."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(PREFACE)
+        writer.write(BEGIN)
+        for number in range(3):
+            nonce = struct.pack("!Q", number)
+            writer.write(ANSWER + frame(PING, 0, nonce, 0) + frame(SETTINGS, 0, stream=0))
+            await reader.readuntil(frame(PING, ACK, nonce, 0))
+            await reader.readuntil(frame(SETTINGS, ACK, stream=0))
+        writer.write(frame(GOAWAY, 0, struct.pack("!II", 1, 0), 0))
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    names = []
+
+    async def follow(calls: Calls) -> None:
+        async for event in calls.stream("Events", VersionRequest(), VersionResponse, 1000):
+            names.append(event.runtime_name)  # noqa: PERF401 - the stream ends with an error
+
+    async def run() -> None:
+        socket = tmp_path / "grpc.sock"
+        async with await asyncio.start_unix_server(serve, socket):
+            with pytest.raises(Unavailable, match="ended with error 0"):
+                await follow(Calls(socket, "service", 60))
+            await ended.wait()
+
+    asyncio.run(run())
+    assert names == ["fake"] * 3
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(frame(PING, 0, bytes(8), 0), id="pings"),
+        pytest.param(frame(SETTINGS, 0, stream=0), id="settings"),
+        pytest.param(frame(DATA, 0), id="empty-pieces"),
+    ],
+)
+def test_flood_of_frames_leaves_the_loop_its_turns(tmp_path: Path, flood: bytes) -> None:
+    """A turn takes at most 16 KiB of frames, also of those that carry nothing: an answer behind 65,536 is read."""
+    sent, turns = BEGIN + flood * 2**16 + ANSWER + OK, 0
+
+    async def ask(calls: Calls) -> str:
+        nonlocal turns
+        asked = asyncio.create_task(version(calls))
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return asked.result()
+
+    assert against(tmp_path, sent, ask)[0] == "fake"
+    assert turns >= len(sent) // 2**14
+
+
+class Unread:
+    """The sending side of a connection whose other end reads nothing until it is released."""
+
+    def __init__(self) -> None:
+        self.sent, self.released = 0, asyncio.Event()
+
+    def write(self, content: bytes) -> None:
+        """Keep count of what waits."""
+        self.sent += len(content)
+
+    async def drain(self) -> None:
+        """Wait as for a connection that is full."""
+        await self.released.wait()
+
+
+def test_server_that_reads_nothing_is_answered_no_more() -> None:
+    """What waits to be sent never exceeds the answers to one read, however many pings are there."""
+
+    async def flood() -> None:
+        reader, unread = asyncio.StreamReader(), Unread()
+        exchange = Exchange(reader, unread)  # type: ignore[arg-type] # a writer that counts
+        reader.feed_data(BEGIN + frame(PING, 0, bytes(8), 0) * 2**16 + ANSWER)
+        reading = asyncio.create_task(sent_and_read(exchange))
+        for step in range(3):
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert not reading.done()
+            assert unread.sent <= 2**14 * (step + 1)
+            unread.released.set()  # the next write waits again
+            await asyncio.sleep(0)
+            unread.released.clear()
+        unread.released.set()
+        assert await reading == message(VERSION)
+
+    async def sent_and_read(exchange: Exchange) -> bytearray:
+        await exchange.send(
+            [(":method", "POST"), (":scheme", "http"), (":path", "/"), (":authority", "a")], b""
+        )
+        return await exchange.read(len(message(VERSION)))
+
+    asyncio.run(flood())
+
+
 @pytest.mark.parametrize(
     ("sent", "kind", "reason"),
     [
@@ -176,6 +277,27 @@ def test_no_more_is_in_flight_than_the_window(tmp_path: Path) -> None:
         pytest.param(
             BEGIN + frame(HEADERS, WHOLE, b"\xff\xff"), Unavailable, "decoding header block", id="odd-headers"
         ),
+        pytest.param(
+            frame(HEADERS, WHOLE, block((":status", "200"), ("content-length", "3"))) + ANSWER + OK,
+            Unavailable,
+            "not HTTP/2",
+            id="short-content-length",
+        ),
+        pytest.param(
+            frame(HEADERS, WHOLE, block((":status", "200"), ("content-length", "many"))) + ANSWER + OK,
+            Unavailable,
+            "not HTTP/2",
+            id="odd-content-length",
+        ),
+        pytest.param(
+            frame(HEADERS, 0, block((":status", "200")))
+            + frame(CONTINUATION, 0, literal("x", "y" * 120) * 100) * 9
+            + frame(CONTINUATION, WHOLE),
+            Unavailable,
+            "not HTTP/2",
+            id="large-headers",
+        ),
+        pytest.param(BEGIN + frame(DATA, 0, bytes(16385)), Unavailable, "not HTTP/2", id="large-frame"),
         pytest.param(
             BEGIN + frame(DATA, END, message(VERSION)), Refused, "no status of gRPC, 200", id="no-status"
         ),
