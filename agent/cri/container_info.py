@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from agent.cri.json_strings import string_sizes
 from agent.interfaces import RuntimeContainer
 from agent.kernel.cgroup_names import SLICE, slice_path
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agent.cri.lists import ListedContainer, ListedSandbox
 
@@ -64,7 +65,7 @@ class _Info(msgspec.Struct):
 
 
 class _Process(msgspec.Struct):
-    env: list[str] = []
+    env: msgspec.Raw = msgspec.Raw(b"[]")  # counted, not decoded
 
 
 class _EnvironmentSpec(msgspec.Struct):
@@ -105,14 +106,14 @@ def read_info(verbose: bytes | bytearray) -> ContainerInfo:
     return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, linux.quota > 0)
 
 
-def environment_size(verbose: bytes | bytearray) -> int | None:
-    """Return the size of a container's environment in bytes; None: the verbose status does not say."""
+def environment_sizes(verbose: bytes | bytearray) -> Iterator[int] | None:
+    """Return the bytes of a container's environment, part by part; None: the verbose status does not say."""
     try:
         info = msgspec.json.decode(verbose, type=_EnvironmentInfo)
     except (msgspec.DecodeError, RecursionError):
         return None
     process = info.spec.process if info.spec else None
-    return sum(len(variable.encode()) for variable in process.env) if process else None
+    return string_sizes(process.env) if process else None
 
 
 def cgroup_path(oci_path: str) -> str | None:

@@ -8,7 +8,7 @@ from agent.cri.container_info import (
     SOCKETS,
     ContainerInfo,
     cgroup_path,
-    environment_size,
+    environment_sizes,
     find_socket,
     read_info,
 )
@@ -97,7 +97,12 @@ def test_vm_handlers(handler: str, in_vm: bool) -> None:
 
 def test_size_of_an_environment_counts_bytes() -> None:
     """Of names and values as the kernel has them, not as JSON escapes them; None when the runtime does not say."""
-    assert environment_size(b'{"runtimeSpec": {"process": {"env": ["A=\\u003c\\u003c", "B=\xc3\xa9"]}}}') == 8
-    assert environment_size(b'{"runtimeSpec": {"process": {}}}') == 0
+    sizes = environment_sizes(b'{"runtimeSpec": {"process": {"env": ["A=\\u003c\\u003c", "B=\xc3\xa9"]}}}')
+    assert sizes is not None
+    assert sum(sizes) == 8
+    for empty in (b"{}", b'{"env": null}', b'{"env": []}'):
+        sizes = environment_sizes(b'{"runtimeSpec": {"process": %b}}' % empty)
+        assert sizes is not None
+        assert sum(sizes) == 0
     for unknown in (b"{}", b'{"runtimeSpec": {}}', b"nonsense"):
-        assert environment_size(unknown) is None
+        assert environment_sizes(unknown) is None

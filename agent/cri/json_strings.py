@@ -1,0 +1,40 @@
+"""Sizes of JSON strings, counted without decoding them: pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from msgspec import Raw
+
+_ESCAPE: Final = rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\."  # a pair of surrogates is one character
+_MARK: Final = (
+    _ESCAPE + rb'|"\s*(?:,\s*"|\])'
+)  # from the end of a string to the start of the next one, or to the end
+_MARKS: Final = re.compile(_MARK, re.DOTALL)
+_START: Final = re.compile(rb'\[\s*"')
+_PART: Final = re.compile(rb'(?:[^"\\]{1,256}|' + _MARK + rb"){1,2048}", re.DOTALL)  # at most 512 KiB
+
+
+def string_sizes(strings: Raw) -> Iterator[int]:
+    """Yield the bytes in UTF-8 of a valid JSON list of strings, part by part; nothing for another value."""
+    content = memoryview(strings)
+    start = _START.match(content)
+    position = start.end() if start else len(content)
+    while part := _PART.match(content, position):
+        marks = Counter(_MARKS.findall(content, position, part.end()))
+        saved = sum(count * (len(mark) - _decoded(mark)) for mark, count in marks.items())
+        yield part.end() - position - saved
+        position = part.end()
+
+
+def _decoded(mark: bytes) -> int:
+    """Return the bytes that a mark stands for: none between strings."""
+    if mark.startswith(b'"'):
+        return 0
+    return len(json.loads(b'"' + mark + b'"').encode())
