@@ -176,11 +176,23 @@ class Containerd:
         return [container.id for container in listed.containers]
 
     def remove_pod(self, sandbox: str) -> None:
-        """Stop and remove one pod, its containers with it."""
+        """Stop one pod, remove its containers, then the pod, in the order of the kubelet.
+
+        containerd 2.4.2 deadlocks when a NRI plugin connects while it removes a pod that still has containers:
+        RemovePodSandbox holds a read lock that RemoveContainer takes again, and the plugin waits for the write lock.
+        """
         stop = api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox)
         self.call("StopPodSandbox", stop, api_pb2.StopPodSandboxResponse)
+        of_pod = api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(pod_sandbox_id=sandbox))
+        for container in self.call("ListContainers", of_pod, api_pb2.ListContainersResponse).containers:
+            self.remove_container(container.id)
         remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
         self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
+
+    def remove_container(self, container: str) -> None:
+        """Remove one container that does not run."""
+        request = api_pb2.RemoveContainerRequest(container_id=container)
+        self.call("RemoveContainer", request, api_pb2.RemoveContainerResponse)
 
     def start(self) -> None:
         """Start the daemon and wait until it serves. The kernel ends it with the thread that calls this."""
@@ -281,8 +293,7 @@ class Pod:
 
     def remove(self, container_id: str) -> None:
         """Remove a stopped container."""
-        request = api_pb2.RemoveContainerRequest(container_id=container_id)
-        self.containerd.call("RemoveContainer", request, api_pb2.RemoveContainerResponse)
+        self.containerd.remove_container(container_id)
 
 
 @contextmanager

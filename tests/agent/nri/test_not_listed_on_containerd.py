@@ -5,6 +5,8 @@ Eight containers with 1.8 MB each, as `envFrom` of two ConfigMaps makes them, do
 
 from __future__ import annotations
 
+import queue
+import threading
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,6 +24,7 @@ from tests.node.waiting import until, until_equal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.nri.wire import Status
     from tests.agent.containerd import Containerd, Pod
 
 LARGE = {f"KEY_{number}": "secret" * 20_000 for number in range(15)}  # 1.8 MB
@@ -91,6 +94,38 @@ def test_guard_of_before_holds_back_and_names_the_condition(containerd: Containe
             assert guard.readiness() == (200, "ok")
         finally:
             client.stop()
+
+
+@in_2_4
+def test_pods_are_removed_while_plugins_connect(containerd: Containerd) -> None:
+    """In the order of the kubelet, containers first, no connection of a plugin blocks containerd."""
+    pods = [containerd.run_pod(f"short-{number}", f"uid-short-{number}") for number in range(3)]
+    for pod in pods:
+        for number in range(6):
+            pod.create(f"c{number}")
+    stopping = threading.Event()
+    connections: list[bool] = []
+    connecting = threading.Thread(target=lambda: connections.extend(connect_until(stopping, containerd)))
+    connecting.start()
+    try:
+        for pod in pods:
+            containerd.remove_pod(pod.id)
+    finally:
+        stopping.set()
+        connecting.join()
+    assert any(connections)
+
+
+def connect_until(stopping: threading.Event, containerd: Containerd) -> list[bool]:
+    """Connect a plugin again and again; return for each connection whether containerd has synchronized it."""
+    connections = []
+    while not stopping.is_set():
+        statuses: queue.SimpleQueue[Status] = queue.SimpleQueue()
+        client = Client(containerd.nri_socket, NAME, Plugin(lambda _: False), changed=statuses.put)
+        client.start()
+        connections.append(statuses.get().is_connected)
+        client.stop()
+    return connections
 
 
 @pytest.mark.runtime
