@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 static const char USAGE_TEXT[] =
@@ -85,6 +86,7 @@ int main(int count, char **words)
         return printf(HELP_TEXT, USAGE_TEXT) < 0;
     if (has_option(words, "--version"))
         return puts("CMK v1.5.2 (corepin " COREPIN_VERSION ")") < 0;
+    prctl(PR_SET_NAME, "corepin-cmk"); /* `corepin doctor` warns of Intel's program, which is called cmk */
     end_on_signals();
     static const char *const flags[] = {"--no-affinity", "--publish", NULL};
     const char *verb = options_take_verb(++words, flags);

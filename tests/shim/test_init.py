@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from agent.doctor.facts import WRITERS
 from tests.node.waiting import until, until_equal
 from tests.servers.daemon import plain_environment
 from tests.shim.agent import ENVIRONMENT, SECONDS, FakeAgent, error, ok
@@ -86,6 +87,18 @@ def test_command_is_the_child_and_has_the_claim(agent: FakeAgent) -> None:
         ["pool=exclusive", "socket=-1"],
     ]
     assert agent.asked[0].pid != agent.asked[1].pid
+
+
+def test_process_1_is_not_taken_for_intel_cmk(agent: FakeAgent) -> None:
+    """`corepin doctor` warns of processes that are called as Intel's program, which writes cpusets."""
+    process = start(agent, "sleep", "--", "10000")
+    until("the command", lambda: children_of(first_of(process)) == ["sleep"])
+    name = Path(f"/proc/{first_of(process)}/comm").read_text(encoding="ascii").strip()
+    process.kill()
+    process.communicate()
+
+    assert name == "corepin-cmk"
+    assert name not in WRITERS
 
 
 def test_process_1_of_a_shared_pool_stays_in_it(agent: FakeAgent) -> None:
