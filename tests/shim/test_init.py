@@ -17,7 +17,7 @@ from tests.servers.daemon import plain_environment
 from tests.shim.agent import ENVIRONMENT, SECONDS, FakeAgent, error, ok
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 FIRST: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 INIT: Final = {"CMK_INIT": "1"}
@@ -38,11 +38,23 @@ def agent(agent: FakeAgent) -> FakeAgent:
     return agent
 
 
+_running: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """End what a test that failed has left: a command of it runs for hours."""
+    yield
+    while _running:
+        with _running.pop() as process:
+            process.kill()
+
+
 def start(
     agent: FakeAgent, *words: str, env: Mapping[str, str] = INIT, pool: str = "exclusive"
 ) -> subprocess.Popen[str]:
     """Start the shim as the first process of a namespace."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*FIRST, str(agent.command), "isolate", f"--pool={pool}", *words],
         env={**plain_environment(), **env},
         stdin=subprocess.PIPE,
@@ -50,6 +62,8 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
+    _running.append(process)
+    return process
 
 
 def run(
