@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,4 +38,4 @@ def _decoded(mark: bytes) -> int:
     """Return the bytes that a mark stands for: none between strings."""
     if mark.startswith(b'"'):
         return 0
-    return len(json.loads(b'"' + mark + b'"').encode())
+    return len(msgspec.json.decode(b'"' + mark + b'"', type=str).encode())

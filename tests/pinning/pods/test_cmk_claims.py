@@ -41,11 +41,10 @@ def test_a_cmk_resource_claims_whole_cores(limits: Any, requests: Any, count: in
         pytest.param({CORES: "two"}, None, f"limits[{CORES}]", id="no quantity"),
         pytest.param({CORES: "1"}, {CORES: "2"}, f"limits[{CORES}]", id="limit below request"),
         pytest.param({CORES: "2"}, {CORES: "0"}, f"requests[{CORES}]", id="request zero"),
-        pytest.param(None, {CORES: "2"}, f"limits[{CORES}]", id="no limit"),
     ],
 )
 def test_a_count_of_cores_that_is_none_is_refused(limits: Any, requests: Any, field: str) -> None:
-    """A CMK resource is a whole number of 1 or more, and request = limit."""
+    """A CMK resource is a whole number of 1 or more, and a limit is the request."""
     (cause,) = read_pod(pod(container("main", limits, requests))).causes
     assert cause.field == f"spec.containers[0].resources.{field}"
 
