@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 # Of a VMM; Dragonball is a library inside Kata's shim. Of others no thread is known by its name.
@@ -86,7 +87,7 @@ class VMM:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VMThreads:
     """All threads of a virtual machine, inside its process and outside, at one moment."""
 
@@ -98,12 +99,17 @@ class VMThreads:
     notes: tuple[str, ...] = ()  # what was left out, and why
     kvm_vcpus: int = 0  # that KVM has made, unplugged ones among them, where it does not say their threads
 
-    @property
+    @cached_property
     def own(self) -> tuple[VMThread, ...]:
         """Return the threads of the process itself."""
         return tuple(thread for thread in self.threads if thread.process == self.vmm.pid)
 
-    @property
+    @cached_property
+    def own_ids(self) -> frozenset[int]:
+        """Return the ids of the threads of the process itself."""
+        return frozenset(thread.tid for thread in self.own)
+
+    @cached_property
     def vcpus(self) -> tuple[int, ...]:
         """Return the ids of the vCPUs in their order; none while they are not told apart."""
         if not self.told_by:

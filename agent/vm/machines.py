@@ -15,7 +15,7 @@ from agent.vm.find import Sandbox, find_container_vmm, find_sandbox_vmm, read_gu
 from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.node import Node
 from agent.vm.outside import count_vhost_threads
-from agent.vm.threads import count_threads, is_there, own_ids, read_threads, rescan_threads
+from agent.vm.threads import count_threads, is_running, is_there, own_ids, read_threads, rescan_threads
 from agent.vm_interfaces import VMPinned
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.vm_masks import IOThread, VMSeen
@@ -70,11 +70,6 @@ class _Machine:
         is_settled = bool(threads.told_by) and threads == self.threads
         self.threads, self.unlisted = threads, ""
         self.settled_at = count if is_settled and not self.missing_vcpus else 0
-
-    @property
-    def own_ids(self) -> frozenset[int]:
-        """Return the ids of the threads of its process, as they were listed."""
-        return frozenset(thread.tid for thread in self.threads.own)
 
     def take_masks(self, masks: Mapping[int, CPUSet]) -> None:
         """Take over where its threads may run; those that ended have no mask."""
@@ -166,7 +161,7 @@ class KernelVirtualMachines:
         if machine.has_strayed(self._affinities):
             return True
         try:  # after the masks were read: an id that is not listed now may have been another process's
-            return own_ids(self._roots, machine.vmm) != machine.own_ids and not machine.unlisted
+            return own_ids(self._roots, machine.vmm) != machine.threads.own_ids and not machine.unlisted
         except AgentError:
             return False
 
@@ -198,7 +193,7 @@ class KernelVirtualMachines:
         machine = self._machines.get(place)
         if machine is None:
             return None
-        if _ids_now(self._roots, machine) is None:
+        if not is_running(self._roots, machine.vmm):
             return None
         turn = _Turn(machine, masks, lambda: self.read(place) is not None, self._look())
         try:
@@ -233,7 +228,7 @@ class KernelVirtualMachines:
                 if (
                     count
                     and count == machine.settled_at
-                    and own_ids(self._roots, machine.vmm) == machine.own_ids
+                    and own_ids(self._roots, machine.vmm) == machine.threads.own_ids
                 ):
                     return machine
                 machine.take(rescan_threads(node, known, sandbox_id=sandbox_id), count)
@@ -320,7 +315,7 @@ def _ids_now(roots: Roots, machine: _Machine) -> frozenset[int] | None:
     try:
         return own_ids(roots, machine.vmm)
     except Refused:
-        return machine.own_ids
+        return machine.threads.own_ids
     except AgentError:
         return None
 
@@ -329,7 +324,7 @@ def _read_masks(node: Node, machine: _Machine, affinities: Affinities) -> dict[i
     """Read where its threads may run. Only what is still its own afterwards counts: an id may be another's by now."""
     threads = machine.threads
     read = {thread.tid: affinities.read(thread.tid) for thread in threads.threads}
-    inside, known = _ids_now(node.roots, machine) or frozenset(), machine.own_ids
+    inside, known = _ids_now(node.roots, machine) or frozenset(), machine.threads.own_ids
     return {
         thread.tid: read[thread.tid]
         for thread in threads.threads

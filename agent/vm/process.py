@@ -40,10 +40,20 @@ class Process:
 
     def folders(self) -> dict[int, int]:
         """Return the ids of its threads, up to MOST_THREADS of them, each with the inode number of its folder."""
+        with self._tasks() as entries:
+            return {int(entry.name): entry.inode() for entry in entries}
+
+    def task_ids(self) -> frozenset[int]:
+        """Return the ids of its threads, up to MOST_THREADS of them."""
+        with self._tasks() as entries:
+            return frozenset(int(entry.name) for entry in entries)
+
+    @contextmanager
+    def _tasks(self) -> Iterator[Iterator[os.DirEntry[str]]]:
         folder = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             with os.scandir(folder) as entries:
-                return {int(entry.name): entry.inode() for entry in islice(entries, MOST_THREADS)}
+                yield islice(entries, MOST_THREADS)
         finally:
             os.close(folder)
 

@@ -33,7 +33,18 @@ def own_ids(roots: Roots, vmm: VMM) -> frozenset[int]:
     """Return the ids of the threads of a VMM; raise Gone when it exited, Refused."""
     with opened(roots.proc, vmm.pid) as process:
         _check_identity(process, vmm)
-        return frozenset(process.folders())
+        return process.task_ids()
+
+
+def is_running(roots: Roots, vmm: VMM) -> bool:
+    """Return False when a VMM exited; True also where the process cannot be read."""
+    try:
+        with opened(roots.proc, vmm.pid) as process:
+            return process.started() == vmm.started
+    except Refused:
+        return True
+    except Gone:
+        return False
 
 
 def is_there(node: Node, known: VMThreads, thread: VMThread) -> bool:
