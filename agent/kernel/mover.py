@@ -2,7 +2,7 @@
 
 A thread inherits the mask of the one that starts it. So once a whole listing has no thread left to move, no later
 thread can be elsewhere, unless a thread moved itself. Threads that start each other can outrun any number of listings:
-the rounds are bounded, and a move that reaches the bound is not settled.
+the rounds and their CPU time are bounded, and a move that reaches a bound is not settled.
 
 The kernel sets affinity by thread id alone. Right before each set the mover checks that the id is still one of the
 threads to move, and reads a mask back only if it still is one afterwards. What remains is the time between that check
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from agent.errors import Gone
@@ -36,6 +37,7 @@ class Bound(NamedTuple):
 
     rounds: int  # listings
     listed: int  # ids in all listings together
+    seconds: float = 0.05  # CPU time after the first round, which always goes through all threads
 
 
 class Listing(NamedTuple):
@@ -64,7 +66,7 @@ class Threads(Protocol):
         ...
 
 
-BOUND: Final = Bound(rounds=64, listed=16_384)  # some 50 ms, while the process takes a core itself
+BOUND: Final = Bound(rounds=64, listed=16_384)
 
 
 def move_threads(
@@ -72,19 +74,23 @@ def move_threads(
     target: Callable[[int, CPUSet], CPUSet | None],
     affinities: Affinities = KERNEL,
     bound: Bound = BOUND,
+    cpu_seconds: Callable[[], float] = time.thread_time,
 ) -> Moved:
     """Set each thread to `target(task, mask)` unless that is None; raise Gone when the owner exited.
 
-    A thread is set once: where the kernel refuses, or the thread moves back, another set is no better.
+    A thread is set once: where the kernel refuses, or the thread moves back, another set is no better. CPU time
+    counts, because on a busy machine a move that waits for its CPU would be given up for nothing.
     """
     move = _Move(threads, target, affinities)
-    listed = 0
+    listed, until = 0, inf
     for _ in range(bound.rounds):
         listing = threads.list()
         listed += len(listing.tasks)
         if move.round(listing.tasks) and listing.is_whole:
             return Moved(move.masks, is_settled=True)
-        if listed >= bound.listed:
+        now = cpu_seconds()
+        until = min(until, now + bound.seconds)
+        if listed >= bound.listed or now >= until:
             break
     return Moved(move.masks, is_settled=False)
 

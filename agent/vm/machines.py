@@ -39,6 +39,7 @@ MISSING_SECONDS: Final = 0.5
 LONGEST_MISSING_SECONDS: Final = 60.0
 ROUNDS: Final = 8  # of pinning while new threads come: the next look has the rest
 MOST_PUT: Final = 8_192  # threads, counted again in each round: after as many too the next look has the rest
+BOUND: Final = Bound(ROUNDS, MOST_PUT)
 HAS_RUN_TICKS: Final = 5  # of CPU time of a vCPU: making it takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
@@ -124,10 +125,12 @@ class KernelVirtualMachines:
         roots: Roots,
         affinities: Affinities = KERNEL,
         monotonic: Callable[[], float] = time.monotonic,
+        cpu_seconds: Callable[[], float] = time.thread_time,
     ) -> None:
         self._roots = roots
         self._affinities = affinities
         self._monotonic = monotonic
+        self._cpu_seconds = cpu_seconds
         self._machines: dict[VMPlace, _Machine] = {}
         self._missing: dict[VMPlace, _Absent] = {}
         self._node = Node(roots)
@@ -197,7 +200,7 @@ class KernelVirtualMachines:
             return None
         turn = _Turn(machine, masks, lambda: self.read(place) is not None, self._look())
         try:
-            moved = move_threads(turn, turn.target, self._affinities, Bound(ROUNDS, MOST_PUT))
+            moved = move_threads(turn, turn.target, self._affinities, BOUND, self._cpu_seconds)
         except Gone:
             return None
         machine.masks |= moved.masks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,13 @@ class Group:
         """Say whether one runs."""
         return task in self.masks
 
-    def move(self, bound: Bound = BOUND) -> Moved:
+    def move(self, bound: Bound = BOUND, cpu_seconds: Callable[[], float] = lambda: 0.0) -> Moved:
         """Move them to the new CPUs."""
-        return move_threads(self, lambda _, mask: NEW if mask != NEW else None, self.affinities, bound)
+
+        def target(_: int, mask: CPUSet) -> CPUSet | None:
+            return NEW if mask != NEW else None
+
+        return move_threads(self, target, self.affinities, bound, cpu_seconds)
 
     @property
     def affinities(self) -> Affinities:
@@ -91,6 +96,24 @@ def test_listed_ids_are_bounded() -> None:
     assert not group.move(Bound(rounds=9, listed=100)).is_settled
     assert set(group.masks.values()) == {NEW}
     assert group.move(Bound(rounds=9, listed=100)).is_settled
+
+
+def test_cpu_time_after_the_first_round_is_bounded() -> None:
+    """A thread bomb holds the event loop no longer, where a listing takes long: here the limit is five rounds."""
+    group, rounds = Group(1), count()
+    group.after_listing = lambda: group.masks.update({max(group.masks) + 1: OLD})
+    bound = Bound(rounds=64, listed=16_384, seconds=5.0)
+
+    assert not group.move(bound, lambda: float(next(rounds))).is_settled
+    assert len(group.masks) == 1 + 6
+
+
+def test_first_round_goes_through_all_threads() -> None:
+    """Thousands of threads that take longer than the limit are set all the same, and a second round settles them."""
+    group, seconds = Group(*range(1, 1_001)), count(step=100)
+
+    assert group.move(BOUND, lambda: float(next(seconds))).is_settled
+    assert set(group.masks.values()) == {NEW}
 
 
 def test_id_of_a_stranger_is_not_set() -> None:

@@ -140,7 +140,9 @@ def test_machine_that_makes_threads_all_the_time_is_left_to_the_next_look(
             made.append(host.thread(300, 10_000 + len(made), "worker"))
         return masks.set(task, cpus)
 
-    growing = KernelVirtualMachines(host.roots, Affinities(masks.read, set_and_grow, masks.is_movable))
+    growing = KernelVirtualMachines(
+        host.roots, Affinities(masks.read, set_and_grow, masks.is_movable), cpu_seconds=lambda: 0.0
+    )
     pin(growing, SANDBOX, "6-7")
     assert len(made) == rounds
 
