@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from logs.printable import SUSPECT, harmless_json, is_shown
+
 if TYPE_CHECKING:
+    import re
     from collections.abc import Mapping
 
 NARROWEST: Final = 40
 WIDEST: Final = 200
 DEFAULT: Final = 80
-_SUSPECT: Final = re.compile(r"[^ -~]")  # everything else is looked at
-# Default_Ignorable_Code_Point of Unicode that str.isprintable() takes for printable: a terminal shows nothing of them.
-_INVISIBLE: Final = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -45,7 +42,7 @@ def harmless(text: str) -> str:
     Escapes control characters (C0 without newline and tab, DEL, C1), bidirectional and zero-width characters and lone
     surrogates as Python and YAML write them: `\x1b`, `\u202e`.
     """
-    return _SUSPECT.sub(_spelled, text)
+    return SUSPECT.sub(_spelled, text)
 
 
 def plain(text: str) -> str:
@@ -58,19 +55,6 @@ def json_text(value: Any) -> str:
     return harmless_json(json.dumps(value, ensure_ascii=False)) + "\n"
 
 
-def harmless_json(text: str) -> str:
-    """Return JSON text with the characters that a terminal would obey or hide as JSON's escapes."""
-    return _SUSPECT.sub(_spelled_in_json, text)
-
-
 def _spelled(found: re.Match[str]) -> str:
     char = found[0]
-    return char if _is_shown(char) else ascii(char)[1:-1]
-
-
-def _spelled_in_json(found: re.Match[str]) -> str:
-    return found[0] if _is_shown(found[0]) else json.dumps(found[0])[1:-1]
-
-
-def _is_shown(char: str) -> bool:
-    return char in "\n\t" or (char.isprintable() and not _INVISIBLE.match(char))
+    return char if is_shown(char) else ascii(char)[1:-1]

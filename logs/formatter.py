@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
+
+from logs.printable import harmless_json
 
 # Errors only: httpx logs each request, and uvicorn each garbled one, with which anyone could flood the log.
 NOISY: Final = ("asyncio", "httpx", "httpcore", "uvicorn")
@@ -18,7 +21,7 @@ class JSONFormatter(logging.Formatter):
     """Formats a record as one JSON line: a constant event, and facts given as `extra={"facts": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its line break."""
+        """Return the line without its line break, and without characters that a terminal obeys or hides."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname,
@@ -28,7 +31,16 @@ class JSONFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
+        return harmless_json(_json(line))
+
+
+def _json(line: dict[str, Any]) -> str:
+    try:
         return _encode(line).decode()
+    except (
+        UnicodeEncodeError
+    ):  # half of a surrogate pair: os.fsdecode returns one for each byte that is not UTF-8
+        return json.dumps(msgspec.to_builtins(line, enc_hook=str, str_keys=True), ensure_ascii=False)
 
 
 def configure() -> None:

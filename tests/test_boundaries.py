@@ -123,7 +123,7 @@ ROOMS = {
     "corepin.flags": ("corepin.errors",),
     "corepin.host_flags": ("corepin.errors", "corepin.flags", "pinning.contract"),
     "corepin.rule_files": ("corepin.flags", "webhook.config"),
-    "corepin.terminal": (),
+    "corepin.terminal": ("logs.printable",),
     "corepin.json_text": ("kubeyaml",),
     "corepin.documents": (
         *("corepin.drawing.spans", "corepin.errors", "corepin.json_text", "corepin.terminal", "kubeyaml"),
@@ -150,7 +150,7 @@ ROOMS = {
     ),
     "corepin.plugin": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node", "corepin.terminal"),
-        "pinning.contract",
+        *("logs.printable", "pinning.contract"),
     ),
     "corepin.node": (
         *("corepin.documents", "corepin.drawing", "corepin.errors", "corepin.flags", "corepin.terminal"),
@@ -159,7 +159,7 @@ ROOMS = {
     ),
     "corepin.cmk": (
         *("corepin.documents", "corepin.errors", "corepin.node", "corepin.offline.plan", "corepin.terminal"),
-        *("kubeyaml", "pinning"),
+        *("kubeyaml", "logs.printable", "pinning"),
     ),
     "dashboard.model": ("corepin.drawing", "pinning"),
     "dashboard.view": ("corepin.drawing", "dashboard.model", "pinning"),

@@ -9,7 +9,7 @@ from corepin.cmk.flags import add_obsolete, name, warn_obsolete
 from corepin.cmk.view import add_view_flags, read_view
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from corepin.terminal import harmless_json
+from logs.printable import harmless_json
 from pinning.cmk.durations import parse_duration
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
 from pinning.contract import CMK_GROUP_VERSION, CMK_NODE_REPORT, CMK_RECONCILE_REPORT, PRODUCT

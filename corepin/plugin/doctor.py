@@ -11,7 +11,8 @@ from corepin.errors import CommandFailed
 from corepin.flags import add_output_flag
 from corepin.node.kube_api import NotFound, add_context_flag, get
 from corepin.node.kube_node import only_node
-from corepin.terminal import harmless, harmless_json
+from corepin.terminal import harmless
+from logs.printable import harmless_json
 from pinning.contract import AGENT_NAMESPACE, PRODUCT
 
 if TYPE_CHECKING:

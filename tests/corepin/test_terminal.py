@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
-from corepin.terminal import columns, harmless, harmless_json, json_text, plain, wants_colour
+from corepin.terminal import columns, harmless, json_text, plain, wants_colour
+from logs.printable import harmless_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

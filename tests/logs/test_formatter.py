@@ -47,6 +47,35 @@ def test_exception_is_told_in_its_line() -> None:
     assert "ValueError: invalid literal" in str(logged["traceback"])
 
 
+def test_no_character_of_a_fact_reaches_a_terminal_raw() -> None:
+    """`kubectl logs` shows every line: of all code points only printable ones stay, and the JSON says the same."""
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    text = JSONFormatter().format(logging.makeLogRecord({"msg": "it happened", "facts": {"name": every}}))
+    assert text.isprintable()
+    assert json.loads(text)["name"] == json.loads(json.dumps(every))
+
+
+@pytest.mark.parametrize("number", [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x200B, 0x3164, 0xDCFF])
+def test_character_that_a_terminal_obeys_is_escaped_everywhere(number: int) -> None:
+    """Event, logger, fact, its name, and the text of an exception."""
+    char = chr(number)
+    error = ValueError(char)
+    record = logging.makeLogRecord(
+        {
+            "name": char,
+            "msg": char,
+            "exc_info": (ValueError, error, None),
+            "facts": {char: [char, Path(char)] if number else char},
+        }
+    )
+    text = JSONFormatter().format(record)
+    read = json.loads(text)
+    assert text.isprintable()
+    assert read["event"] == read["logger"] == char
+    assert char in read
+    assert char in read["traceback"]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_every_fact_is_where_the_formatter_looks(path: Path) -> None:
     """What a call gives besides `facts` would be in no line."""

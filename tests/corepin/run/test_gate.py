@@ -158,4 +158,4 @@ def test_it_needs_the_standard_library_only(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert set(done.stdout.splitlines()[-1].split()) - {"__main__"} == {"corepin", "pinning"}
+    assert set(done.stdout.splitlines()[-1].split()) - {"__main__"} == {"corepin", "logs", "pinning"}
