@@ -159,6 +159,10 @@ def _decisions(status: Mapping[str, Any], told: Iterable[Moment]) -> Iterator[Mo
             yield Moment(_applied_time(container), "decision", message)
         if container.get("sharedCpus"):
             yield Moment(_applied_time(container), "decision", f"{name} {_sharing(container)}")
+        reported = f"Uncounted: container {name}: "
+        if container.get("uncounted") and not any(it.message.startswith(reported) for it in told):
+            message = f"the scheduler does not count the cores of {name}: {container['uncounted']}"
+            yield Moment(_applied_time(container), "decision", message)
 
 
 def _applied_time(container: Mapping[str, Any]) -> str:

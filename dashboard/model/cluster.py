@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -56,6 +57,16 @@ class Cluster:
                 if container.drift or container.intruders:
                     found.setdefault(self.node_of.get(pod.key, ""), []).append(f"{pod.key}/{name}")
         return {node: tuple(names) for node, names in found.items()}
+
+    @cached_property
+    def uncounted(self) -> Mapping[str, int]:
+        """How many containers of each node hold cores that the scheduler does not count."""
+        return Counter(
+            self.node_of.get(pod.key, "")
+            for pod in self.pods.values()
+            for container in (pod.status.containers.values() if pod.status else ())
+            if container.policy and container.uncounted
+        )
 
     @cached_property
     def unproven(self) -> Mapping[str, int]:

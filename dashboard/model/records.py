@@ -86,6 +86,7 @@ class Container(msgspec.Struct, frozen=True, rename="camel"):
     applied: Applied | None = None
     drift: bool = False
     intruders: tuple[str, ...] = ()
+    uncounted: str = ""  # what the scheduler does not count of its claim
     refusal: Refused | None = None
 
 

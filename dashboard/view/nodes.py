@@ -68,6 +68,8 @@ def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
     found = []
     if troubled := cluster.troubled.get(node.name):
         found.append((TROUBLE, f"{plural(len(troubled), 'container')} not alone on the right CPUs"))
+    if uncounted := cluster.uncounted.get(node.name):
+        found.append((TROUBLE, f"{plural(uncounted, 'container')} whose cores the scheduler does not count"))
     if waiting := cluster.waiting.get(node.name):
         found.append((WAITING, f"{plural(len(waiting), 'pod')} waiting for CPUs"))
     if node.pools.observes:

@@ -103,6 +103,8 @@ def _facts(container: Container | None, owner: Owner | None) -> Iterator[Fact]:
         yield from facts(owner, container)
     elif container and container.policy:
         yield Fact("CPUs", container.cpus)
+        if container.uncounted:
+            yield Fact("Not counted", container.uncounted)
         yield Fact("Proof", proof(container))
 
 

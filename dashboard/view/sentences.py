@@ -40,7 +40,7 @@ def health_of(container: Container | None) -> str:
     """Return how a container that holds CPUs fares."""
     if container is None:
         return PENDING
-    if container.drift or container.intruders:
+    if container.drift or container.intruders or container.uncounted:
         return TROUBLE
     return OK if container.pinned else PENDING
 
@@ -57,6 +57,8 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
         yield Fact(
             "Memory", f"{container.memory}{f': {container.memory_note}' if container.memory_note else ''}"
         )
+    if container and container.uncounted:
+        yield Fact("Not counted", container.uncounted)
     if container and container.applied and container.applied.time:
         yield Fact("Since", container.applied.time, is_time=True)
     yield Fact("Proof", proof(container))

@@ -55,6 +55,19 @@ def test_what_needs_somebody_stands_above(known: Cluster) -> None:
     assert notes["silent"] == (nodes.SILENT_WORDS,)
 
 
+def test_node_says_how_many_claims_the_scheduler_does_not_count() -> None:
+    """Only those that hold CPUs count; a refused one waits."""
+    said = {"uncounted": "it requests 0 corepin.io/isolated-cores"}
+    known = cluster(
+        node("n", MACHINE, pools(MACHINE, {"default/web/main": owner("1"), "default/web/side": owner("2")})),
+        pod("web", {"main": container("1") | said, "side": container("2"), "late": refused() | said}),
+        pod("asks", annotations={"cpu-manager.corepin.io/pod": "exclusive"}),
+    )
+    (row,) = overview(known, Filter()).rows
+    assert row.health == "trouble"
+    assert row.notes == ("1 container whose cores the scheduler does not count", "1 pod waiting for CPUs")
+
+
 def test_sums_are_those_of_the_rows(known: Cluster) -> None:
     """A filter changes the rows and not the sums."""
     everything, some = overview(known, Filter()), overview(known, Filter(node="n1"))

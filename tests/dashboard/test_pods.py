@@ -93,6 +93,17 @@ def test_pod_says_how_far_it_is_proven(change: Document, proof: str, health: str
     assert card.health == health
 
 
+def test_cores_that_the_scheduler_does_not_count_are_shown() -> None:
+    """On the pod's page with the reason, whether the node names the owner yet or not; a container without CPUs has none."""
+    said = container("1,5", "isolate") | {"uncounted": "it requests 0 corepin.io/isolated-cores"}
+    for home in (HOME, node("n", MACHINE, pools(MACHINE))):
+        (card,) = shown(cluster(home, pod("web", {"main": said}))).containers
+        assert {fact.term: fact.text for fact in card.facts}["Not counted"] == said["uncounted"]
+        assert card.health == "trouble"
+    (card,) = shown(cluster(HOME, pod("web", {"main": container("1,5")}))).containers
+    assert "Not counted" not in {fact.term for fact in card.facts}
+
+
 def test_pod_that_waits_says_what_would_be_free() -> None:
     """The node that refused it is known by its event, and what it could give by its annotation."""
     known = cluster(HOME, pod("big", {"main": refused()}), event("big", "Unpinnable", "text", on="n"))

@@ -106,6 +106,29 @@ def test_shared_cpus_of_a_container_are_told() -> None:
         ]
 
 
+def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
+    """The status says it after the API server has forgotten the event, which says it before; another one's does not."""
+    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    status["containers"]["main"]["uncounted"] = "it requests 0 corepin.io/isolated-cores"
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+
+    def told(container: str) -> list[str]:
+        message = f"container {container}: it requests 0 corepin.io/isolated-cores"
+        event = {
+            "source": {"component": "corepin"},
+            "reason": "Uncounted",
+            "message": message,
+            "metadata": {},
+        }
+        return [it.message for it in story_of(pod, [event]).moments if "isolated-cores" in it.message]
+
+    words = "the scheduler does not count the cores of main: it requests 0 corepin.io/isolated-cores"
+    assert [it.message for it in story_of(pod, []).moments if "isolated-cores" in it.message] == [words]
+    assert told("main") == ["Uncounted: container main: it requests 0 corepin.io/isolated-cores"]
+    assert words in told("main2")
+
+
 def test_refused_claim_says_what_it_waits_for() -> None:
     """The refusal with its remedy is both in the story and at its end."""
     full = bound("big", container("main", 6), annotations=EXCLUSIVE)
