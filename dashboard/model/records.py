@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -26,8 +26,11 @@ Thing = TypeVar("Thing")
 TEXTS_KEPT: Final = 64  # machines of one kind have one text
 WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError, RecursionError)
 # Bytes that the two parts of a pod take here, however its text is made: 5,000 pods stay below 160 MiB of the 256 that
-# the dashboard has. A status within has 12 containers, or a machine of 300 vCPUs.
+# the dashboard has. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers with
+# their findings, share LARGE_STATUSES: 400 pods of 64 pinned containers.
 MOST_STATUS: Final = 24 * 2**10
+MOST_LARGE_STATUS: Final = 128 * 2**10
+LARGE_STATUSES: Final = 32 * 2**20
 MOST_ASKS: Final = 8 * 2**10
 MOST_WORD: Final = 64  # characters of each; the longest word that means anything has 11
 MOST_VCPUS: Final = 1024
@@ -208,6 +211,10 @@ class _Known(Generic[Thing]):
             found = self._things[key] = make()
         return found
 
+    def forget(self, facts: tuple[Hashable, ...]) -> None:
+        """Make the thing of these facts again the next time."""
+        self._things.pop(hash(facts), None)
+
 
 class NodeDecoder:
     """Reads the metadata of nodes."""
@@ -228,6 +235,9 @@ class PodDecoder:
 
     def __init__(self) -> None:
         self._known: _Known[Pod] = _Known()
+        self._large: WeakKeyDictionary[Pod, tuple[str, int]] = (
+            WeakKeyDictionary()
+        )  # uid and bytes of the status
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Pod | None:
         """Return a pod; raise msgspec.DecodeError for what is no object."""
@@ -238,12 +248,24 @@ class PodDecoder:
         text = annotations.get(STATUS_CPUS)
         if text is None and not asks:
             return None
-        return self._known.thing((meta.uid, text, *sorted(asks.items())), lambda: _pod(meta, text, asks))
+        facts = (meta.uid, text, *sorted(asks.items()))
+        found = self._known.thing(facts, lambda: self._pod(meta, text, asks))
+        if found.problem == TOO_LARGE:
+            self._known.forget(facts)  # the next time there may be room
+        return found
 
+    def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
+        size = _bytes_once_read(text or "")
+        status, problem = read_status(text) if size <= self._room(meta.uid) else (None, TOO_LARGE)
+        pod = Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem)
+        if status and size > MOST_STATUS:
+            self._large[pod] = meta.uid, size
+        return pod
 
-def _pod(meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
-    status, problem = read_status(text)
-    return Pod(meta.namespace, meta.name, status, asks, meta.creation_timestamp, problem)
+    def _room(self, uid: str) -> int:
+        """Return the bytes that the status of a pod may take; its older status leaves."""
+        taken = sum(size for other, size in self._large.values() if other != uid)
+        return min(max(MOST_STATUS, LARGE_STATUSES - taken), MOST_LARGE_STATUS)
 
 
 class EventDecoder:
@@ -318,8 +340,6 @@ def read_status(text: str | None) -> tuple[Status | None, str]:
     """Return what the annotation of a pod says, and what is wrong with it."""
     if text is None:
         return None, ""
-    if _bytes_once_read(text) > MOST_STATUS:
-        return None, TOO_LARGE
     try:
         return _status.decode(text), ""
     except (

@@ -11,7 +11,9 @@ import pytest
 
 from corepin.drawing.picture import Use
 from dashboard.model.records import (
+    LARGE_STATUSES,
     MOST_ASKS,
+    MOST_LARGE_STATUS,
     MOST_MESSAGE,
     MOST_STATUS,
     MOST_WORD,
@@ -19,6 +21,7 @@ from dashboard.model.records import (
     TOO_LARGE,
     UNREADABLE,
     NodeDecoder,
+    Pod,
     PodDecoder,
 )
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
@@ -109,10 +112,10 @@ def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param('{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 2000) + "]}}", id="vcpus"),
-        pytest.param('{"x": "' + "x" * MOST_STATUS + '"}', id="long"),
+        pytest.param('{"vm": {"vcpus": [' + ",".join(['"0-9"'] * 3000) + "]}}", id="vcpus"),
+        pytest.param('{"x": "' + "x" * MOST_LARGE_STATUS + '"}', id="long"),
         pytest.param(
-            '{"containers": {' + ",".join(f'"{at}":{{}}' for at in range(100)) + "}}", id="containers"
+            '{"containers": {' + ",".join(f'"{at}":{{}}' for at in range(600)) + "}}", id="containers"
         ),
     ],
 )
@@ -123,13 +126,54 @@ def test_status_that_would_take_much_memory_is_not_read(text: str) -> None:
 
 
 def test_status_of_a_large_pod_and_of_a_large_machine_is_read() -> None:
-    """Twelve pinned containers, or a machine of 256 vCPUs, are within the limit."""
-    assert a_pod(pod("web", {f"container-{at}": container("1-2,65-66") for at in range(12)})).status
+    """Twelve pinned containers, 64 with findings of each kind, or a machine of 256 vCPUs, are within the limit."""
+    assert a_pod(pod("web", pinned(12))).status
+    findings = {
+        "drift": True,
+        "intruders": ["default/other/main"],
+        "memoryNote": "x" * 60,
+        "uncounted": "x" * 170,
+    }
+    status = a_pod(pod("web", pinned(64, **findings))).status
+    assert status
+    assert len(status.containers) == 64
     vcpus = json.dumps({"vm": {"vcpus": [f"{at}" for at in range(256)]}})
     assert a_pod(pod("vm", annotations={STATUS_CPUS: vcpus})).status
 
 
+def pinned(count: int, **more: Any) -> dict[str, Any]:
+    """Return so many containers that hold CPUs."""
+    return {f"container-{at}": container("1-2,65-66", **more) for at in range(count)}
+
+
+def test_large_statuses_share_a_budget() -> None:
+    """Beyond it a large status is not read until another one leaves; small ones are, and an update takes no more room."""
+    decoder = PodDecoder()
+
+    def decode(number: int, containers: int = 64, **more: Any) -> Pod:
+        document = pod(f"p{number}", pinned(containers, **more))
+        document["metadata"]["uid"] = str(number)
+        found = decoder.decode(msgspec.json.encode(document))
+        assert found
+        return found
+
+    kept: list[Pod] = []
+    while not kept or kept[-1].status:
+        kept.append(decode(len(kept)))
+    late = kept.pop()
+    assert (late.problem, len(kept) > 300) == (TOO_LARGE, True)
+    assert decode(1000, 12).status
+    kept[0] = decode(0, drift=True)
+    assert kept[0].status
+    assert not decode(len(kept)).status
+    del kept[1:3]
+    again = decode(len(kept) + 2)
+    assert again.status
+    assert decode(len(kept) + 2) is again
+
+
 HOSTILE = {
+    "large": lambda at: {STATUS_CPUS: json.dumps({"containers": {f"c{at}-{n}": {} for n in range(300)}})},
     "asks": lambda at: {
         f"cpu-manager.corepin.io/container.{at}-{number}-{'x' * 200}": "y" * 60 for number in range(110)
     },
@@ -148,7 +192,7 @@ def test_five_thousand_large_pods_stay_within_the_dashboards_memory(kind: str) -
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert all(kept)
-    assert taken < 500 * (MOST_STATUS + MOST_ASKS)
+    assert taken < 500 * (MOST_STATUS + MOST_ASKS) + LARGE_STATUSES
 
 
 @pytest.mark.parametrize(
