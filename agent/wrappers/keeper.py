@@ -215,7 +215,7 @@ class WrapperKeeper:
         path = self._edges.cgroup_of(peer.process.pid, self._edges.hierarchy.version)
         if peer.has_ended():  # its number may be another's
             raise Gone("nobody waits for an answer")
-        await self._passes.until(lambda: self._found(peer.process.pid, path) is not None, UNKNOWN_SECONDS)
+        await self._passes.until_shared(path, lambda: self._is_listed(path), UNKNOWN_SECONDS)
         found = self._found(peer.process.pid, path)
         if found is None:
             raise Denied("your process is in no container of a pod of this node, as far as its cgroup tells")
@@ -223,6 +223,10 @@ class WrapperKeeper:
 
     def _found(self, pid: int, path: str) -> str | None:
         return self._view.cgroups.container_of(pid, path, self._edges.hierarchy) if self._view else None
+
+    def _is_listed(self, path: str) -> bool:
+        """Return whether a container may have this cgroup; the kernel is not asked for each process."""
+        return self._view is not None and any(True for _ in self._view.cgroups.candidates(path))
 
     def _newest(self) -> NodeView:
         if self._view is None:

@@ -17,6 +17,7 @@ class Passes:
     def __init__(self) -> None:
         self.request: Callable[[], None] = lambda: None
         self._ended = asyncio.Event()
+        self._shared: dict[str, asyncio.Task[bool]] = {}
 
     def ended(self) -> None:
         """Wake everybody: a pass ended."""
@@ -35,6 +36,16 @@ class Passes:
         except TimeoutError:
             return is_true()
         return True
+
+    async def until_shared(self, key: str, is_true: Callable[[], bool], seconds: float) -> bool:
+        """Wait as `until` does, with one waiter for all callers of a key; the seconds begin with the first caller."""
+        if is_true():
+            return True
+        waiting = self._shared.get(key)
+        if waiting is None:
+            waiting = self._shared[key] = asyncio.create_task(self.until(is_true, seconds))
+            waiting.add_done_callback(lambda _: self._shared.pop(key))
+        return await asyncio.shield(waiting)  # a caller that disconnects does not end the others' wait
 
     async def _one_more(self) -> None:
         """Wait for the end of a pass, which may be one that began before; ask again when none comes."""

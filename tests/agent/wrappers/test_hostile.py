@@ -7,16 +7,18 @@ import errno
 import random
 import select
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agent.node_state import NodeState
-from agent.wrappers import server
+from agent.wrappers import keeper, passes, server
 from agent.wrappers.bounds import AT_ONCE, Origin
 from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET
+from agent.wrappers.wants import Want, read_want
+from agent.wrappers.whose import CgroupIndex
 from tests.agent.wrappers.scene import Forker, Scene, cmk_pod, isolate, plain_pod
 
 Talk = Callable[[Scene, Forker], Awaitable[None]]
@@ -192,6 +194,48 @@ def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: p
         asking.send(b"cmk 1 describe\n\n")
         assert await told(asking) == b"ok 2\n0\n"
         assert turns == [1, 1, 9]
+
+    played(tmp_path, talk)
+
+
+def test_processes_of_a_container_that_is_not_listed_share_one_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred ask for one pass and are looked up once for each pass, and all are answered when it is listed."""
+    looks: list[str] = []
+    candidates = CgroupIndex.candidates
+
+    def looked(index: CgroupIndex, path: str) -> Iterator[tuple[str, str]]:
+        looks.append(path)
+        return candidates(index, path)
+
+    asked: list[Mapping[str, str]] = []
+
+    def read(values: Mapping[str, str]) -> Want:
+        asked.append(values)
+        return read_want(values)
+
+    monkeypatch.setattr(keeper, "read_want", read)
+    monkeypatch.setattr(keeper, "UNKNOWN_SECONDS", 3600.0)
+    monkeypatch.setattr(passes, "AGAIN_SECONDS", 3600.0)
+
+    async def talk(scene: Scene, _container: Forker) -> None:
+        async with scene.container("late") as unknown:
+            before = scene.passes
+            for _ in range(100):
+                unknown.begin(isolate("infra"))
+            await scene.until(lambda: len(asked) == 100)
+            await asyncio.sleep(0)
+            assert scene.passes - before <= 1
+            monkeypatch.setattr(CgroupIndex, "candidates", looked)
+            for _ in range(10):
+                scene.run_pass()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            assert len(looks) == 10
+            scene.pods = (*scene.pods, plain_pod("late"))
+            scene.run_pass()
+            assert {(await unknown.answer()).word for _ in range(100)} == {"ok"}
 
     played(tmp_path, talk)
 
