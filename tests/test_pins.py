@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scripts import pins
 from scripts.pins import (
     NotRenewed,
     Pins,
@@ -78,6 +79,44 @@ def test_newest_of_each_is_taken() -> None:
     assert found.base == "docker.io/library/debian:bookworm-20261101-slim@sha256:ab"
     assert found.snapshot == "20261122T000000Z"
     assert found.actions == {"actions/checkout": ("d" * 40, "v4.10.0")}
+
+
+def test_renewal_writes_all_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make renew-pins` changes file, Dockerfile and workflows by what registries answer, and nothing where one fails."""
+    for path in (Path("pins.toml"), Path("Dockerfile"), *WORKFLOWS):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def texts() -> list[str]:
+        return [path.read_text(encoding="utf-8") for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+
+    def fetch(url: str, _: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
+        major = url.rpartition("/")[2].partition("?")[0].rstrip(".")
+        if "matching-refs" in url:
+            return [{"ref": f"refs/tags/{major}.99.0"}], {}
+        return {"token": "t", "tags": ["bookworm-20991231-slim"], "sha": "e" * 40}, {
+            "docker-content-digest": f"sha256:{'f' * 64}"
+        }
+
+    def fails(url: str, headers: Mapping[str, str]) -> tuple[Any, Mapping[str, str]]:
+        if "manifests" in url:
+            raise NotRenewed("registry-1.docker.io: refused")
+        return fetch(url, headers)
+
+    before = texts()
+    monkeypatch.setattr(pins, "fetched", fails)
+    assert pins.main(["--renew"]) == 1
+    assert texts() == before
+    monkeypatch.setattr(pins, "fetched", fetch)
+    assert pins.main(["--renew"]) == 0
+    renewed_pins = read(Path("pins.toml").read_text(encoding="utf-8"))
+    assert renewed_pins.base == f"docker.io/library/debian:bookworm-20991231-slim@sha256:{'f' * 64}"
+    assert {commit for commit, _ in renewed_pins.actions.values()} == {"e" * 40}
+    assert renewed_pins.base in Path("Dockerfile").read_text(encoding="utf-8")
+    for path in WORKFLOWS:
+        uses = [line for line in path.read_text(encoding="utf-8").split("\n") if "uses: " in line]
+        assert all(f"@{'e' * 40} # v" in line and ".99.0" in line for line in uses)
 
 
 def test_registry_out_of_reach_is_named() -> None:
