@@ -2,6 +2,8 @@
 
 Lines of JSON come in: {"ask": [SOCKET, REQUEST, LATER]} starts a process, which asks and then waits for its end;
 {"kill": PID} ends it and leaves it uncollected, {"again": PID} lets it ask once more, for LATER, and {"cycle": [SOCKET, REQUEST, TIMES]} starts and ends as many, one after the other. A line of JSON goes out for each.
+{"flood": [SOCKET, KEPT, REQUEST]} starts a process that connects without end, sends the request, reads nothing and keeps
+so many connections open; nothing goes out.
 """
 
 from __future__ import annotations
@@ -75,6 +77,22 @@ def cycle(path: str, request: str, times: int) -> None:
     tell({"answers": sorted(answers)})
 
 
+def flood(path: str, kept: int, request: str) -> None:
+    """Start a process that connects without end; at the lowest priority, so that it fills the queue and not the CPU."""
+    if os.fork():
+        return
+    os.nice(19)
+    connections: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connections.append(connection)
+            connection.connect(path)
+            connection.sendall(request.encode())
+        while len(connections) > kept:
+            connections.pop(0).close()
+
+
 def main() -> None:
     """Do what the lines say."""
     for line in sys.stdin:
@@ -86,6 +104,8 @@ def main() -> None:
             tell({"killed": order["kill"]})
         elif "again" in order:
             os.kill(order["again"], signal.SIGUSR1)
+        elif "flood" in order:
+            flood(*order["flood"])
         else:
             cycle(*order["cycle"])
 

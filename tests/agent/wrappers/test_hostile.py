@@ -156,6 +156,37 @@ def test_a_flood_leaves_others_their_turns(tmp_path: Path) -> None:
     played(tmp_path, talk)
 
 
+FLOODS = {
+    "hangs up": (0, ""),
+    "hoards": (300, ""),
+    "asks and leaves": (0, isolate("shared")),
+    "asks and reads nothing": (300, "cmk 1 describe\n\n"),
+}
+
+
+def test_each_process_gets_one_right_answer_while_floods_run(tmp_path: Path) -> None:
+    """Of 40 that race for 2 cores of their container 2 get one each and 38 the reason; 40 more get the pool."""
+
+    async def talk(scene: Scene, container: Forker) -> None:
+        async with scene.container("q") as flooder:
+            for kept, request in FLOODS.values():
+                for _ in range(2):
+                    flooder.order({"flood": [str(tmp_path / "install" / SOCKET), kept, request]})
+            await scene.until(lambda: scene.keeper._bounds.connections._total >= AT_ONCE)
+            asked = await container.asks(isolate("exclusive"), 40)
+            pooled = await container.asks(isolate("infra"), 40)
+        won = sorted(each.environment["CMK_CPUS_ASSIGNED"] for each in asked if each.word == "ok")
+        assert won == ["1,5", "2,6"]
+        full = [each for each in asked if each.word == "error"]
+        assert len(full) == 38
+        assert all("1 wanted, 0 of the 2 that this container has are free" in each.text for each in full)
+        assert [each.word for each in pooled] == ["ok"] * 40
+        assert {each.environment["CMK_CPUS_ASSIGNED"] for each in pooled} == {"0,4,3,7"}
+        assert len({each.pid for each in asked + pooled}) == 80
+
+    played(tmp_path, talk)
+
+
 def test_after_a_refusal_nobody_is_taken_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
