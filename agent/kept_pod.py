@@ -125,6 +125,7 @@ class _ContainerStatus(msgspec.Struct, omit_defaults=True, rename="camel"):
     allocated_resources: _Given | None = None
     state: _State | None = None
     last_state: _State | None = None
+    ready: bool | None = None
 
 
 class _Status(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -146,7 +147,7 @@ class PodDecoder:
     """Reads a pod of the API as a `Pod` that has only what is kept."""
 
     def __init__(self, own_namespace: str = "") -> None:
-        """Keep how containers of `own_namespace` ended, where corepin itself runs."""
+        """Keep readiness and ends of containers of `own_namespace`, where corepin itself runs."""
         self._own_namespace = own_namespace
 
     def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Pod:
@@ -155,7 +156,7 @@ class PodDecoder:
         meta, containers = read.metadata or _Meta(), _containers(read)
         is_crowd = len(containers) > MOST_CONTAINERS
         if read.status and (meta.namespace != self._own_namespace or not self._own_namespace):
-            _forget_ends(read.status)
+            _forget_states(read.status)
         if meta.annotations:
             names = set() if is_crowd else {container.name for container in containers}
             meta.annotations = dict(_annotations(meta.annotations, names)) or None
@@ -165,9 +166,9 @@ class PodDecoder:
         return cast("Pod", msgspec.to_builtins(read))
 
 
-def _forget_ends(status: _Status) -> None:
+def _forget_states(status: _Status) -> None:
     for container in (*(status.container_statuses or ()), *(status.init_container_statuses or ())):
-        container.state = container.last_state = None
+        container.state = container.last_state = container.ready = None
 
 
 def _summed(read: _Pod) -> Pod:

@@ -219,6 +219,7 @@ class NodeState:
     containers_complete: bool = False
     runtime_reason: str = ""  # why the runtime did not list its containers; empty: it did
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of agent and guard
+    unready_guards: tuple[Owner, ...] = ()
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
     start_reason: str = ""  # why it is not nri, where that was asked for
     other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too

@@ -62,7 +62,7 @@ ROOMS = {
     "agent.interfaces": ("agent.node_state", "agent.vm_interfaces", "pinning"),
     "agent.vm_interfaces": ("pinning",),
     "agent.kept_pod": ("pinning",),
-    "agent.memory_kills": ("agent.node_state", "pinning"),
+    "agent.own_pods": ("agent.node_state", "pinning"),
     "agent.node_state": ("agent.kubelet.policy", "pinning"),
     "agent.metrics": ("agent.node_state", "pinning"),
     "agent.pod_watch": ("agent.errors", "agent.kept_pod", "apiserver", "pinning"),
@@ -103,7 +103,7 @@ ROOMS = {
     "agent.reconcile": (
         *("agent.clock", "agent.errors", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.checkpoint", "agent.kubelet.policy", "agent.vm_interfaces", "agent.vm_targets"),
-        *("agent.memory_kills", "apiserver.backoff", "pinning"),
+        *("agent.own_pods", "apiserver.backoff", "pinning"),
     ),
     "agent.report": (
         *("agent.clock", "agent.config", "agent.interfaces", "agent.metrics", "agent.node_state"),

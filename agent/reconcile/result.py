@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from agent.memory_kills import memory_kills
 from agent.node_state import ContainerState, NodeState, PodState
+from agent.own_pods import memory_kills, unready_guards
 from agent.reconcile.memory import memory_state
 from pinning.machine.cpuset import EMPTY
 from pinning.planning.observed import Owner, State
@@ -43,6 +43,7 @@ class PassResult:
     vms: Mapping[str, VMState] = field(default_factory=dict)  # by pod
     runtime_reason: str = ""  # why the runtime did not list its containers
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
+    unready_guards: tuple[Owner, ...] = ()
     first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
 
     @cached_property
@@ -130,6 +131,7 @@ def pass_result(
         vms={**observer.sandboxes.lost(plan.sandboxes), **vms},
         runtime_reason=observer.runtime_reason,
         kills=memory_kills(observer.shown_pods()),
+        unready_guards=unready_guards(observer.shown_pods()),
         first_pids={record.name: record.seen.pid for record in records.values() if _shows_pid(record)},
     )
 
@@ -157,6 +159,7 @@ def node_state_of(
         containers_complete=observed.containers_complete,
         runtime_reason=result.runtime_reason,
         kills=result.kills,
+        unready_guards=result.unready_guards,
         first_pids=result.first_pids,
         start_path=starts.path,
         start_reason=starts.reason,

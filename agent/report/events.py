@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.node_state import Path
-from pinning.contract import PRODUCT
+from pinning.contract import DEGRADED_CONDITION, PRODUCT
 from pinning.planning.observed import Owner
 from pinning.pods.identity import name_of
 
@@ -38,6 +38,7 @@ class Reason(StrEnum):
     UNCOUNTED = "Uncounted"
     OUT_OF_MEMORY = "OutOfMemory"
     LARGE_ENVIRONMENT = "LargeEnvironment"
+    NOT_GUARDING = "NotGuarding"
 
 
 WARNINGS: Final = frozenset(Reason) - {Reason.PINNED, Reason.POLICY_CHANGED}
@@ -68,6 +69,8 @@ def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, .
     events += (_of_kill(kill) for kill in after.kills if kill not in seen)
     named = set(_large(before)) if before else set()
     events += (_of_environment(large) for large in _large(after) if large not in named)
+    known_unguarded = set(_not_guarding(before)) if before else set()
+    events += (_of_guard(guard) for guard in _not_guarding(after) if guard not in known_unguarded)
     return tuple(events)
 
 
@@ -125,6 +128,19 @@ def _of_environment(large: LargeEnvironment) -> Event:
         " mount the ConfigMaps and Secrets as files in place of envFrom"
     )
     return Event(Owner(large.pod_uid, large.container), Reason.LARGE_ENVIRONMENT, message)
+
+
+def _not_guarding(state: NodeState) -> tuple[Owner, ...]:
+    """Return the guards that are not ready while the runtime lets no NRI plugin in."""
+    return state.unready_guards if state.listing_fault else ()
+
+
+def _of_guard(guard: Owner) -> Event:
+    message = (
+        "the runtime fails to list its containers and lets no NRI plugin in, so containers of marked pods are created"
+        f" unguarded: delete the pods that condition {DEGRADED_CONDITION} of the node names"
+    )
+    return Event(guard, Reason.NOT_GUARDING, message)
 
 
 def gist(refusal: Refusal) -> tuple[str, str]:

@@ -138,6 +138,7 @@ class ContainerStatus(TypedDict, total=False):
     allocatedResources: ResourceList | None
     state: ContainerState | None
     lastState: ContainerState | None
+    ready: bool | None
 
 
 class PodStatus(TypedDict, total=False):

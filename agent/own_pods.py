@@ -1,10 +1,11 @@
-"""OOM kills of corepin's own containers on this node, from the pod status that the kubelet writes. Pure."""
+"""OOM kills and readiness of corepin's own containers on this node, from the kubelet's pod status. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from agent.node_state import MemoryKill
+from pinning.planning.observed import Owner
 from pinning.pods.identity import name_of
 
 if TYPE_CHECKING:
@@ -13,11 +14,23 @@ if TYPE_CHECKING:
     from pinning.pods.types import ContainerStatus, Pod
 
 OOM_KILLED: Final = "OOMKilled"
+GUARD_CONTAINER: Final = "guard"  # of the DaemonSet corepin-guard
 
 
 def memory_kills(pods: Iterable[Pod]) -> tuple[MemoryKill, ...]:
     """Return the containers whose last end was an OOM kill; of pods of other namespaces no end is kept."""
     return tuple(sorted(kill for pod in pods for kill in _of_pod(pod)))
+
+
+def unready_guards(pods: Iterable[Pod]) -> tuple[Owner, ...]:
+    """Return the guards that the kubelet's probe finds not ready; readiness is kept of pods of our own namespace alone."""
+    return tuple(sorted(owner for pod in pods for owner in _unready(pod)))
+
+
+def _unready(pod: Pod) -> Iterator[Owner]:
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        if status.get("name") == GUARD_CONTAINER and status.get("ready") is False:
+            yield Owner((pod.get("metadata") or {}).get("uid") or "", GUARD_CONTAINER)
 
 
 def _of_pod(pod: Pod) -> Iterator[MemoryKill]:

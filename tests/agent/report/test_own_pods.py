@@ -1,20 +1,24 @@
-"""OOM kills of corepin's own containers, from the kubelet's status to condition and event."""
+"""OOM kills and readiness of corepin's own containers, from the kubelet's status to condition and event."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from agent.config import NodeOptions
 from agent.kept_pod import PodDecoder
-from agent.memory_kills import memory_kills
-from agent.node_state import MemoryKill
+from agent.node_state import ListingFault, MemoryKill
+from agent.own_pods import memory_kills, unready_guards
 from agent.report.desired_node import desired_node
-from agent.report.events import Reason, events_between
+from agent.report.events import Reason, event_document, events_between
+from pinning.planning.observed import Owner
 from tests.agent.states import state_of
+
+if TYPE_CHECKING:
+    from pinning.pods.types import Pod
 
 WHEN = "2026-11-23T10:00:00Z"
 KILL = MemoryKill("u", "corepin-agent-x", "agent", WHEN)
@@ -22,9 +26,14 @@ KILL = MemoryKill("u", "corepin-agent-x", "agent", WHEN)
 
 def kills(namespace: str, status: dict[str, Any]) -> tuple[MemoryKill, ...]:
     """Return what is read of a pod with one container status, decoded as the agent does."""
+    return memory_kills([pod(namespace, {"name": "agent", **status})])
+
+
+def pod(namespace: str, status: dict[str, Any]) -> Pod:
+    """Return a pod with one container status, decoded as the agent does."""
     metadata = {"namespace": namespace, "name": "corepin-agent-x", "uid": "u"}
-    document = {"metadata": metadata, "status": {"containerStatuses": [{"name": "agent", **status}]}}
-    return memory_kills([PodDecoder("corepin-agent").decode(msgspec.json.encode(document))])
+    document = {"metadata": metadata, "status": {"containerStatuses": [status]}}
+    return PodDecoder("corepin-agent").decode(msgspec.json.encode(document))
 
 
 def ended(reason: str) -> dict[str, Any]:
@@ -60,6 +69,33 @@ def test_kill_is_one_event_and_a_condition() -> None:
         desired = desired_node(state, [], NodeOptions())
         assert desired is not None
         assert desired.conditions[-1].status == status
+
+
+@pytest.mark.parametrize(
+    ("namespace", "status", "found"),
+    [
+        pytest.param("corepin-agent", {"name": "guard", "ready": False}, True, id="guard"),
+        pytest.param("corepin-agent", {"name": "guard", "ready": True}, False, id="ready"),
+        pytest.param("corepin-agent", {"name": "guard"}, False, id="not-known"),
+        pytest.param("corepin-agent", {"name": "agent", "ready": False}, False, id="agent"),
+        pytest.param("tenant", {"name": "guard", "ready": False}, False, id="another-namespace"),
+    ],
+)
+def test_readiness_of_our_own_guard_is_read(namespace: str, status: dict[str, Any], *, found: bool) -> None:
+    """A guard counts as not ready when the kubelet says so, and only in the agents' namespace."""
+    assert unready_guards([pod(namespace, status)]) == ((Owner("u", "guard"),) if found else ())
+
+
+def test_guard_that_is_kept_out_is_one_event() -> None:
+    """An unready guard is an event about its pod while the runtime lets no NRI plugin in, and not while it starts."""
+    starting = replace(state_of(), unready_guards=(Owner("u", "guard"),))
+    kept_out = replace(starting, listing_fault=ListingFault("closed"))
+    assert events_between(None, starting) == ()
+    [event] = events_between(starting, kept_out)
+    assert (event.reason, event.owner) == (Reason.NOT_GUARDING, ("u", "guard"))
+    assert "CorepinDegraded" in event.message
+    assert events_between(kept_out, kept_out) == ()
+    assert event_document(event, pod("corepin-agent", {}), "n", "now")["type"] == "Warning"
 
 
 def test_reason_of_the_runtime_is_written_alone() -> None:
