@@ -8,6 +8,7 @@ a bug of ours.
 from __future__ import annotations
 
 import logging
+import re
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -17,9 +18,9 @@ from fastapi import FastAPI
 
 from webhook.metrics import Metrics, ReviewMeter
 from webhook.review import unreadable, wire
-from webhook.review.bodies import BODY_LIMIT, Bodies, Disconnected, TooLarge, next_message
+from webhook.review.bodies import BODY_LIMIT, Bodies, Disconnected, Sender, TooLarge, next_message
 from webhook.review.log import ReviewLine, ReviewLog
-from webhook.review.memory_queue import Overloaded, TooSlow
+from webhook.review.memory_queue import WAIT_SECONDS, Overloaded, TooSlow
 from webhook.review.response import Allowed, Answer, Denied, Patched, encode
 from webhook.review.wire import Request
 from webhook.rules.raw_json import Malformed
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 FIELDS_LOGGED = 10
 LOGGED_LENGTH = 253  # of names and fields that the log repeats: the longest name there is
+LONGEST_TIMEOUT = 30.0  # seconds: the API's maximum of timeoutSeconds
+_TIMEOUT = re.compile(rb"(?:^|&)timeout=([0-9]{1,2})s(?:&|$)")
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 NO_TELEMETRY: TelemetryConfig = {  # FastAPI looks for OpenTelemetry in the environment at every request otherwise
@@ -114,11 +117,11 @@ class ReviewEndpoint:
         body: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             return self._judged(body)
-        return await self._read_and_judge(_peer(scope), length, body, receive)
+        return await self._read_and_judge(Sender(_peer(scope), length, _timeout(scope)), body, receive)
 
-    async def _read_and_judge(self, peer: str, length: int, first: bytes, receive: Receive) -> Reply:
+    async def _read_and_judge(self, sender: Sender, first: bytes, receive: Receive) -> Reply:
         try:
-            async with self._bodies.rest(peer, length, first, receive) as body:
+            async with self._bodies.rest(sender, first, receive) as body:
                 return self._judged(body)
         except TooLarge:
             return _too_large(self._bodies.limit)
@@ -247,6 +250,12 @@ def _peer(scope: Scope) -> str:
     """Return the address of the client, without its port."""
     client = scope.get("client")
     return client[0] if client else ""
+
+
+def _timeout(scope: Scope) -> float:
+    """Return after how many seconds an API server goes on without an answer: its `?timeout=2s`."""
+    found = _TIMEOUT.search(scope.get("query_string", b""))
+    return min(float(found[1]), LONGEST_TIMEOUT) if found else WAIT_SECONDS
 
 
 def _too_large(limit: int) -> Reply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from webhook.review.memory_queue import MIB, MemoryQueue, TooSlow
 
@@ -30,6 +30,14 @@ UNREAD_BODIES: Final = 3  # of the largest size are in arrival or judged at once
 UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies that are in arrival at once
 
 
+class Sender(NamedTuple):
+    """Who sends a body, how many bytes it declares (0: no number), and after how many seconds it stops waiting."""
+
+    peer: str
+    declared: int
+    timeout: float
+
+
 class Disconnected(Exception):
     """The caller disconnected before its body ended."""
 
@@ -48,16 +56,14 @@ class Bodies:
         self._judging = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def rest(
-        self, peer: str, declared: int, first: bytes, receive: Receive
-    ) -> AsyncIterator[bytes | bytearray]:
+    async def rest(self, sender: Sender, first: bytes, receive: Receive) -> AsyncIterator[bytes | bytearray]:
         """Read a body that began with `first`, and hold its room and its turn while it is judged.
 
         Raise `TooLarge`, `TooSlow`, `Overloaded` or `Disconnected`.
         """
-        size = declared or self.limit
+        size = sender.declared or self.limit
         queue = self.small if size <= SMALL_BODY else self.large
-        reservation = await queue.reserve(peer, size)
+        reservation = await queue.reserve(sender.peer, size, sender.timeout)
         try:
             body = await _read(reservation, first, receive)
             del first

@@ -19,7 +19,7 @@ CHECK_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 0.25  # for the first byte, and between two pieces of a body
 SLOWEST: Final = 20 * MIB  # bytes a second, below which a body makes way; it is 170 Mbit/s
 WAIT_SECONDS: Final = (
-    2.0  # the timeoutSeconds of the webhook configuration: after it the API server has gone on
+    2.0  # for room, where a request names no timeout: the timeoutSeconds of our registrations
 )
 MOST_WAITING: Final = 64  # bodies; the buffers of a connection that waits take up to 0.5 MB
 
@@ -39,6 +39,7 @@ class Reservation:
     peer: str
     size: int
     since: float  # it waits; once granted: it has its room
+    timeout: float = WAIT_SECONDS  # for room
     task: asyncio.Task[object] | None = None
     granted: asyncio.Future[None] | None = None
     arrived: int = 0
@@ -77,9 +78,9 @@ class MemoryQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
-    async def reserve(self, peer: str, size: int) -> Reservation:
-        """Return a reservation once there is room, or raise `Overloaded`; `release` ends it."""
-        wanted = Reservation(peer, size, self._clock())
+    async def reserve(self, peer: str, size: int, timeout: float = WAIT_SECONDS) -> Reservation:
+        """Return a reservation once there is room, or raise `Overloaded` after `timeout`; `release` ends it."""
+        wanted = Reservation(peer, size, self._clock(), timeout)
         wanted.task = asyncio.current_task()
         if not self.waiting and self._fits(wanted):
             self._grant(wanted)
@@ -159,7 +160,7 @@ class MemoryQueue:
         """
         self._timer = None
         now = self._clock()
-        for late in [waiting for waiting in self.waiting if now - waiting.since > WAIT_SECONDS]:
+        for late in [waiting for waiting in self.waiting if now - waiting.since > waiting.timeout]:
             self._drop(late)
         if now < self._due + CHECK_SECONDS and (wanted := self._next() or next(iter(self.waiting), None)):
             self._evict_for(wanted, now)

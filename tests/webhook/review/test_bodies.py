@@ -36,8 +36,9 @@ LIMIT = MIB
 class Upload:
     """A request whose body the test sends piece by piece."""
 
-    def __init__(self, peer: str, declared: int) -> None:
+    def __init__(self, peer: str, declared: int, query: bytes = b"") -> None:
         self.peer = peer
+        self.query = query
         self.declared = declared
         self.received = 0
         self.status = 0
@@ -55,7 +56,7 @@ class Upload:
         """Return the request in service."""
         length = [(b"content-length", b"%d" % self.declared)] if self.declared else []
         headers = [(b"content-type", b"application/json"), *length]
-        scope = {"type": "http", "headers": headers, "client": (self.peer, 1)}
+        scope = {"type": "http", "headers": headers, "client": (self.peer, 1), "query_string": self.query}
         return endpoint(scope, self._receive, self._answer)
 
     async def _receive(self) -> dict[str, Any]:
@@ -88,9 +89,9 @@ class Served:
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def upload(self, peer: str, declared: int, sent: int = 1) -> Upload:
+    def upload(self, peer: str, declared: int, sent: int = 1, query: bytes = b"") -> Upload:
         """Begin a request that sends the first bytes of its body."""
-        upload = Upload(peer, declared)
+        upload = Upload(peer, declared, query)
         upload.send(body(declared or LIMIT)[:sent])
         self._tasks.add(asyncio.ensure_future(upload.serve(self.endpoint)))
         return upload
@@ -318,6 +319,38 @@ def test_who_waited_past_the_timeout_is_refused(served: Served) -> None:
             await waiting
         queue.release(held)
         assert queue.reserved == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("query", "seconds"),
+    [
+        pytest.param(b"timeout=2s", 2, id="as-registered"),
+        pytest.param(b"timeout=5s", 5, id="longer"),
+        pytest.param(b"a=b&timeout=1s&c", 1, id="beside-others"),
+        pytest.param(b"timeout=99s", 30, id="longer-than-the-API-allows"),
+        *(
+            pytest.param(query, WAIT_SECONDS, id=f"none:{query!r}")
+            for query in (b"", b"timeout=5m", b"no_timeout=9s")
+        ),
+    ],
+)
+def test_a_body_waits_as_long_as_its_api_server(served: Served, query: bytes, seconds: float) -> None:
+    """The API server names its timeoutSeconds in the query: up to then the body waits for room, then it is 503."""
+
+    async def play() -> None:
+        held = await served.bodies.large.reserve(OTHER_STRANGER, 2 * LIMIT)
+        more = await served.bodies.large.reserve(STRANGER, LIMIT)
+        held.is_complete = more.is_complete = True
+        waiting = served.upload(API_SERVER, LIMIT, query=query)
+        await served.pass_time(seconds - 4 * CHECK_SECONDS)
+        assert waiting.status == 0
+        await served.pass_time(8 * CHECK_SECONDS)
+        assert waiting.status == 503
+        served.bodies.large.release(held)
+        served.bodies.large.release(more)
+        await served.end()
 
     asyncio.run(play())
 
