@@ -27,6 +27,7 @@ class Instance:
     url: str
     ca_bundle: bytes
     failure_policy: str | None = None  # None: what checks fails closed, the rest open
+    timeout_seconds: int | None = None  # None: as the manifests say
 
     def documents(self) -> list[dict[str, Any]]:
         """Return its registrations."""
@@ -42,6 +43,8 @@ class Instance:
         url = self.url + webhook["clientConfig"]["service"]["path"]
         webhook["clientConfig"] = {"url": url, "caBundle": base64.b64encode(self.ca_bundle).decode()}
         webhook["failurePolicy"] = self.failure_policy or ("Fail" if webhook["name"] in CHECKS else "Ignore")
+        if self.timeout_seconds:
+            webhook["timeoutSeconds"] = self.timeout_seconds
         served = (
             {"operator": "DoesNotExist"} if self.name == MAIN else {"operator": "In", "values": [self.name]}
         )
