@@ -1,6 +1,6 @@
 """What a review does is counted, lines of Python and bytes of memory asked for, and grows no faster than its input.
 
-Both counts are the same beside a busy machine, so that they are sharp where CPU time (test_doubling.py) is not. Memory
+Both counts are the same beside a busy machine. test_doubling.py counts instructions, and each pair of inputs. Memory
 is looked at where a function or a turn of a loop ends: what `split`, `join` or `sorted` make in between counts. Three
 sizes are compared, so that what a review costs anyway hides nothing. Each input grows alone, beside more containers,
 and with all others; other pairs are not counted here.

@@ -1,129 +1,123 @@
 """No review costs more than its size: whatever doubles in an object, its review takes twice the work and not four times.
 
-Two measures: CPU time of the thread, and the characters of all texts that functions of ours hold when they end, which
-sees what `split` or `join` are given. Each input is doubled alone, beside each other one, and with all others.
+Work is counted in operations and not in seconds, so that no load changes it. Each input is doubled alone, all together,
+and each pair: what two inputs cost together beyond what each costs alone must not grow with their product either.
 """
 
 from __future__ import annotations
 
-import gc
-import sys
-import time
+from functools import cache, partial
 from itertools import combinations
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pinning.errors import Cause
-from tests.webhook.growing import CASES, Case, review, scaled, split_for_each_part
+from tests.webhook.growing import CASES, Case, review, split_for_each_part
+from tests.webhook.operations import operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
+    from collections.abc import Callable, Iterable, Sequence
 
-MOST_GROWTH: Final = 2.3  # for each doubling; what grows with the body alone stays at 2
-ROUNDS: Final = 25  # of measuring, until the least times of both sizes tell that all is well
-LEAST_ROUNDS: Final = 5  # of the smaller body: a time that is too long would hide a growth
-REPEATS: Final = 4  # of all sizes; two were too few beside a load of 55 on two CPUs
-ALONE_SECONDS: Final = 0.005  # what a review takes where doubling begins
-BESIDE_SECONDS: Final = 0.0015
-TEXTS_SHARE: Final = 1 / 4  # texts are counted in smaller objects, because counting takes its time
-LARGEST_BODY: Final = 2**17  # where doubling begins at the latest
-OURS: Final = tuple(str(Path(__file__).parents[3] / part) for part in ("webhook", "pinning", "tests/webhook"))
+    Measure = Callable[[int], int]  # the operations at a size
+
+MOST_GROWTH: Final = 2.3  # of what a size costs, where it doubles: 2 is linear, 4 is quadratic
+STEP: Final = 4  # operations an entry: a buffer grows, or a name has one more block of letters
+# Entries where doubling begins. A bound, or a message that is cut, is a step at one of them; a square grows at both.
+# Four times as many containers are still fewer than 100 of each kind, of which a pod with claims may have no more.
+SIZES: Final = (16, 24)
+PAIR_SIZES: Final = (16, 32)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_twice_the_input_is_twice_the_work(case: Case) -> None:
-    """Each input alone, every pair of them and all together double without costing more than twice as much."""
-    alone = {name: begin(case, name, ALONE_SECONDS) for name in case.inputs}
-    beside = {name: begin(case, name, BESIDE_SECONDS) for name in case.inputs}
-    all_of_them = {name: max(size // 4, 1) for name, size in beside.items()}
-    sizes: list[Mapping[str, int]] = [{name: size} for name, size in alone.items()]
-    sizes += [{one: beside[one], other: beside[other]} for one, other in combinations(case.inputs, 2)]
-    for size in (*sizes, all_of_them):
-        assert any(times_growth(*pair) <= MOST_GROWTH for pair in doublings(case, size)), size
-        assert any(
-            texts_growth(*pair) <= MOST_GROWTH for pair in doublings(case, scaled(size, TEXTS_SHARE))
-        ), size
+    """Each input alone, and all together, double without costing more than twice as much."""
+    review(case.body(dict.fromkeys(case.inputs, 2)))  # what is prepared once is prepared
+    for inputs in (*((name,) for name in case.inputs), case.inputs):
+        assert grows_linearly(partial(work_of, case, inputs), len(inputs)), inputs
 
 
-def doublings(case: Case, size: Mapping[str, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a body and one of twice the size, at three sizes, and all of them again until one of them is as it must be.
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_no_two_inputs_multiply(case: Case) -> None:
+    """Two inputs that double together cost at most twice as much beyond what each of them costs alone."""
+    review(case.body(dict.fromkeys(case.inputs, 2)))
+    alone = cache(lambda name, size: work_of(case, (name,), size))
+    nothing = work_of(case, (), 0)
 
-    A full cache is a step at one size, and a busy neighbour a step at one time; a square grows at each.
-    """
-    for factor in (1, 2, 4) * REPEATS:
-        yield case.body(scaled(size, factor)), case.body(scaled(size, 2 * factor))
+    def together(pair: Sequence[str], size: int) -> int:
+        return work_of(case, pair, size) - sum(alone(name, size) for name in pair) + nothing
 
-
-def test_what_is_quadratic_is_seen() -> None:
-    """The measures tell work that grows with the square, also inside of a method of a text."""
-    small, large = b"x;" * 1000, b"x;" * 2000
-    assert times_growth(small, large, split_for_each_part) > 3
-    assert texts_growth(small, large, split_for_each_part) > 3
-
-
-def begin(case: Case, name: str, seconds: float) -> int:
-    """Return how large an input is when its review takes that long, or when it is large enough."""
-    size, before, body = 32, b"", case.body({name: 32})
-    while len(before) < len(body) < LARGEST_BODY and cpu_seconds(body) < seconds:
-        size, before, body = 2 * size, body, case.body({name: 2 * size})
-    return size
+    for pair in combinations(case.inputs, 2):
+        costs = ((together(pair, size), together(pair, 2 * size), size) for size in PAIR_SIZES)
+        assert any(is_linear(*cost) for cost in costs), pair
 
 
-def times_growth(small: bytes, large: bytes, work: Callable[[bytes], None] = review) -> float:
-    """Return how the CPU time grows for each doubling of the body, by the least times of up to ROUNDS."""
-    least_small = min(cpu_seconds(small, work) for _ in range(LEAST_ROUNDS))
-    least_large = float("inf")
-    for _ in range(ROUNDS):
-        least_small = min(least_small, cpu_seconds(small, work))
-        least_large = min(least_large, cpu_seconds(large, work))
-        growth = per_doubling(least_large / least_small, small, large)
-        if growth <= MOST_GROWTH:
-            break
-    return growth
+def work_of(case: Case, inputs: Iterable[str], size: int) -> int:
+    """Return the operations that a review takes of which some inputs have a size."""
+    body = case.body(dict.fromkeys(inputs, size))
+    return operations(lambda: review(body))
 
 
-def texts_growth(small: bytes, large: bytes, work: Callable[[bytes], None] = review) -> float:
-    """Return how the number of characters grows that functions of ours hold when they end."""
-    return per_doubling(characters(large, work) / characters(small, work), small, large)
+def grows_linearly(work: Measure, inputs: int = 1) -> bool:
+    """Say whether two doublings one after the other add twice as much; what each review takes anyway cancels out."""
+    for size in SIZES:
+        once, twice, four_times = (work(factor * size) for factor in (1, 2, 4))
+        if is_linear(twice - once, four_times - twice, inputs * size):
+            return True
+    return False
 
 
-def per_doubling(growth: float, small: bytes, large: bytes) -> float:
-    """Return a growth as it would be had the body doubled: two inputs that multiply make it four times as large."""
-    return growth / max(len(large) / len(small) / 2, 1)
+def is_linear(cost: int, cost_of_double: int, entries: int) -> bool:
+    """Say whether a cost grows as a size does that doubles."""
+    return cost_of_double <= MOST_GROWTH * max(cost, 0) + STEP * entries
 
 
-def cpu_seconds(body: bytes, work: Callable[[bytes], None] = review) -> float:
-    """Return the CPU time that a body takes this thread, without the collector, which comes when it likes."""
-    gc.disable()
-    began = time.thread_time()
-    work(body)
-    taken = time.thread_time() - began
-    gc.enable()
-    return taken
+def split_text(parts: list[str]) -> None:
+    """Split a text again for each of its parts, as a rule once did for each container."""
+    split_for_each_part(";".join(parts).encode())
 
 
-def characters(body: bytes, work: Callable[[bytes], None]) -> int:
-    """Return how many characters the texts have that functions of ours hold at each of their ends and yields."""
-    found = 0
-
-    def count(frame: FrameType, event: str, result: Any) -> None:
-        nonlocal found
-        if event == "return" and frame.f_code.co_filename.startswith(OURS):
-            found += sum(length(value) for value in (*frame.f_locals.values(), result))
-
-    sys.setprofile(count)
-    try:
-        work(body)
-    finally:
-        sys.setprofile(None)
-    return found
+def look_into_list(parts: list[str]) -> None:
+    """Look for each part in a list."""
+    assert all([part in parts for part in parts])  # noqa: C419 the list walks in this function
 
 
-def length(value: object) -> int:
-    """Return the characters of a text, or of what a cause tells."""
-    if isinstance(value, Cause):
-        return len(value.field) + len(value.message)
-    return len(value) if isinstance(value, str) else 0
+def append_to_text(parts: list[str]) -> None:
+    """Make a text longer by copies of it."""
+    text = ""
+    for part in parts:
+        text = f"{text};{part}"
+
+
+def join_tuples(parts: list[str]) -> None:
+    """Make a tuple longer by copies of it."""
+    joined: tuple[str, ...] = ()
+    for part in parts:
+        joined = joined + (part,)  # noqa: RUF005 one instruction that copies in C
+
+
+def look_into_set(parts: list[str]) -> None:
+    """Look for each part in a set, and collect what is found."""
+    known = set(parts)
+    found = [part for part in parts if part in known]
+    ";".join(found)
+
+
+@pytest.mark.parametrize(
+    ("work", "linear"),
+    [
+        (split_text, False),
+        (look_into_list, False),
+        (append_to_text, False),
+        (join_tuples, False),
+        (look_into_set, True),
+    ],
+)
+def test_what_is_quadratic_is_seen(work: Callable[[list[str]], None], linear: bool) -> None:
+    """Work that grows with the square is told from linear work, also where C code does it, and the same each time."""
+
+    def measure(size: int) -> int:
+        parts = ["x" * 100] * size
+        return operations(lambda: work(parts))
+
+    assert grows_linearly(measure) is linear
+    assert measure(4) == measure(4)
