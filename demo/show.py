@@ -42,6 +42,8 @@ def addition(step: dict[str, Any]) -> str:
     """Return one step of a patch in words: `containers[0].env: CMK_NUM_CORES=2`."""
     path = step["path"].removeprefix("/spec/").removeprefix("/").removesuffix("/-")
     *parents, key = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
+    if step["op"] == "remove":
+        return f"{_field([*parents, key])}: removed"
     value = step["value"]
     if isinstance(value, str):
         return f"{_field(parents)}: {key}={value}"

@@ -64,3 +64,19 @@ def launcher(*beside: Container, compute: Container | None = None, **more: Any) 
 def fields(found: Any) -> list[str]:
     """Return the fields of causes or warnings."""
     return [cause.field for cause in found]
+
+
+def token_volume(name: str, *more: Any) -> Any:
+    """Return a volume as the API server's ServiceAccount plugin adds it, with further sources."""
+    field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
+    sources = [
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": field}]}},
+    ]
+    return {"name": name, "projected": {"sources": [*sources, *more], "defaultMode": 420}}
+
+
+def token_mount(name: str, path: str = "/var/run/secrets/kubernetes.io/serviceaccount") -> Any:
+    """Return a mount as the same plugin adds it to each container."""
+    return {"name": name, "mountPath": path, "readOnly": True}

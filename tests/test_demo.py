@@ -72,3 +72,9 @@ def test_values_are_said_in_words(value: Any, words: str) -> None:
 def test_places_are_said_as_fields(path: str, value: Any, words: str) -> None:
     """JSON pointers are read back into field paths."""
     assert addition({"op": "add", "path": path, "value": value}) == words
+
+
+def test_a_removal_is_said_with_its_place() -> None:
+    """It has no value, only the entry of a list that goes."""
+    step = {"op": "remove", "path": "/spec/containers/1/volumeMounts/0"}
+    assert addition(step) == "containers[1].volumeMounts[0]: removed"

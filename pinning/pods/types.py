@@ -81,17 +81,50 @@ class DownwardAPI(TypedDict, total=False):
     items: list[DownwardAPIItem] | None
 
 
+class TokenProjection(TypedDict, total=False):
+    """A file with a token of the pod's service account."""
+
+    path: str | None
+    audience: str | None
+
+
+class ConfigMapProjection(TypedDict, total=False):
+    """Files of a ConfigMap."""
+
+    name: str | None
+
+
+class DownwardAPIProjection(TypedDict, total=False):
+    """Files that show fields of the pod; which ones is not read."""
+
+
+class VolumeProjection(TypedDict, total=False):
+    """One source of a projected volume; empty for the sources that corepin does not read."""
+
+    serviceAccountToken: TokenProjection | None
+    configMap: ConfigMapProjection | None
+    downwardAPI: DownwardAPIProjection | None
+
+
+class Projected(TypedDict, total=False):
+    """Files of several sources in one volume."""
+
+    sources: list[VolumeProjection] | None
+
+
 class Volume(TypedDict, total=False):
-    """One volume of a pod; of its source only what corepin may have added, or mounts of the host."""
+    """One volume of a pod; of its source only what corepin or the API server adds, or mounts of the host."""
 
     name: str
     hostPath: HostPath | None
     downwardAPI: DownwardAPI | None
+    projected: Projected | None
 
 
 class PodSpec(TypedDict, total=False):
     """The specification of a pod."""
 
+    automountServiceAccountToken: bool | None
     containers: list[Container] | None
     initContainers: list[Container] | None
     nodeSelector: dict[str, str] | None

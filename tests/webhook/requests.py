@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pinning.contract import GUARDED
-from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT
+from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, token_mount, token_volume
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.settings import Settings
 from webhook.review import wire
@@ -62,8 +62,10 @@ volume = st.builds(
     lambda named, source: {"name": named, **source},
     name,
     st.sampled_from([{"emptyDir": {}}, {"hostPath": {"path": "/x"}}]),
-)
-mount = st.fixed_dictionaries({"name": name, "mountPath": st.sampled_from(["/opt/bin", "/etc/cmk", "/data"])})
+) | st.sampled_from([token_volume("kube-api-access-x7k2p"), token_volume("kube-api-access-mine")])
+mount = st.fixed_dictionaries(
+    {"name": name, "mountPath": st.sampled_from(["/opt/bin", "/etc/cmk", "/data"])}
+) | st.sampled_from([token_mount("kube-api-access-x7k2p"), token_mount("kube-api-access-mine")])
 variable = st.fixed_dictionaries(
     {"name": st.sampled_from(["CMK_NUM_CORES", "A"])}, optional={"value": st.sampled_from(["1", "7", ""])}
 )
@@ -106,6 +108,7 @@ body = st.fixed_dictionaries(
         "volumes": st.none() | st.lists(volume, max_size=3, unique_by=lambda entry: entry["name"]),
         "tolerations": st.none() | st.lists(toleration, max_size=3),
         "serviceAccountName": st.sampled_from([None, "", "default", "own"]),
+        "automountServiceAccountToken": st.sampled_from([None, False, True]),
         "nodeSelector": st.none() | st.just({"cpumanager": "true"}),
     },
 )

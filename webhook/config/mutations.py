@@ -72,6 +72,12 @@ class Mutations:
         return {**self.per_pod, "spec": {**spec, "volumes": kept} if kept else spec}
 
     @cached_property
+    def automount(self) -> bool | None:
+        """Return what the file itself says of `automountServiceAccountToken`."""
+        stated: bool | None = self.per_pod.get("spec", {}).get("automountServiceAccountToken")
+        return stated
+
+    @cached_property
     def annotations(self) -> frozenset[str]:
         """Return the annotations that decide what is added, beside those that steer corepin."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})

@@ -1,6 +1,6 @@
 """What pods of one controller have in common: the part of a new pod that the rules look at, as a key.
 
-Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, token volume, mount names, and in labels, annotations
+Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, name of the token volume, mount names, and in labels, annotations
 and variables that number them, which no rule reads. So the answer to one of them is the answer to all, and the rules,
 pure as they are, need to run once (measured: half of a review). The rules see this part and no more: what is not in
 it cannot decide.
@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from pinning.pods.annotations import is_policy_key
+from webhook.rules.account import TOKEN_PREFIX, lost_token
 from webhook.rules.gate import is_gate_volume
 from webhook.rules.guest_file import is_guest_volume
 from webhook.rules.marks import MARKS
 from webhook.rules.part_reader import PartReader
-from webhook.rules.pod_parts import NewPod
+from webhook.rules.pod_parts import NewPod, NewPodWithToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pinning.pods.types import Container, Pod
+    from pinning.pods.types import Container, Pod, PodSpec, Volume
     from webhook.config.mutations import Mutations
 
 Answer = TypeVar("Answer")
@@ -31,9 +32,16 @@ ROOM: Final = 2**22  # bytes that the answers of one endpoint may take, some 500
 MOST_KEPT: Final = 2**16  # bytes of one of them; what takes more is rare, and decided anew each time
 EACH: Final = 1024  # bytes of an entry beside its key and what is told: the objects that hold them
 
-_encode = msgspec.msgpack.Encoder().encode
+TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # stands for every name that the API server generates
 
-reader: Final = PartReader(NewPod)
+_encode = msgspec.msgpack.Encoder().encode
+_new_pods: Final = PartReader(NewPod)
+_new_pods_with_tokens: Final = PartReader(NewPodWithToken)
+
+
+def reader(mutations: Mutations) -> PartReader[Pod]:
+    """Return the reader of new pods: with their token volumes where the file names an account."""
+    return _new_pods_with_tokens if mutations.service_account else _new_pods
 
 
 def pod_key(pod: Pod, mutations: Mutations) -> bytes:
@@ -47,14 +55,37 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
             if key in known or key in MARKS or is_policy_key(key)
         }
     if spec:
+        token = lost_token(pod, mutations) if mutations.service_account else None
         if volumes := spec.get("volumes"):
-            known = mutations.volumes
-            spec["volumes"] = [
-                it for it in volumes if it.get("name") in known or is_gate_volume(it) or is_guest_volume(it)
-            ]
+            spec["volumes"] = _deciding(volumes, mutations.volumes, token)
+        if mutations.service_account:
+            _forget_names(spec, token)
         _forget_variables(spec.get("containers"), mutations.variables)
         _forget_variables(spec.get("initContainers"), mutations.variables)
     return _encode(pod)
+
+
+def _deciding(volumes: list[Volume], known: frozenset[str], token: str | None) -> list[Volume]:
+    """Return the volumes that decide; before the one of the token, which is removed by its place, others stay as empty."""
+    if token is None:
+        return [it for it in volumes if _decides(it, known)]
+    place = [it.get("name") for it in volumes].index(token)
+    before: list[Volume] = [it if _decides(it, known) else {} for it in volumes[:place]]
+    after = [it for it in volumes[place + 1 :] if _decides(it, known)]
+    return [*before, {**volumes[place], "name": TOKEN}, *after]
+
+
+def _decides(volume: Volume, known: frozenset[str]) -> bool:
+    return volume.get("name") in known or is_gate_volume(volume) or is_guest_volume(volume)
+
+
+def _forget_names(spec: PodSpec, token: str | None) -> None:
+    """Leave of the names in mounts only that of the token's volume, as one for all pods."""
+    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        for mount in container.get("volumeMounts") or ():
+            name = mount.pop("name", None)
+            if token and name == token:
+                mount["name"] = TOKEN
 
 
 def _forget_variables(containers: list[Container] | None, known: frozenset[str]) -> None:

@@ -14,14 +14,13 @@ from pinning.errors import Cause
 from pinning.kubevirt.review import Kind
 from pinning.pods.claims import count_containers, crowded
 from pinning.pods.types import Pod
-from webhook.review.decision_cache import DecisionCache, pod_key
-from webhook.review.decision_cache import reader as new_pods
+from webhook.review.decision_cache import DecisionCache, pod_key, reader
 from webhook.review.response import Allowed, Denied, Patched, weight
 from webhook.review.wire import generate_name
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
 from webhook.rules.part_reader import PartReader
-from webhook.rules.pod_parts import NewPod, StoredPod, WholePod
+from webhook.rules.pod_parts import NewPodWithToken, StoredPod, WholePod
 from webhook.rules.pods import Verdict, changes_claims, review_changed_pod, review_new_pod, review_template
 from webhook.rules.raw_json import OBJECT, OLD_OBJECT, UNREADABLE, Malformed, malformed
 from webhook.rules.unchanged import is_leaving, is_unchanged
@@ -75,18 +74,18 @@ class Decider:
         return Injection(self.mutations)
 
     def mutate(self, request: Request) -> Allowed | Patched:
-        """Return the additions to a pod that is being created; anything else is admitted untouched."""
+        """Return the changes of a pod that is being created; anything else is admitted untouched."""
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
         if self.mutations.is_typed:
-            pod, key = self._key(new_pods.read(request.object))
+            pod, key = self._key(reader(self.mutations).read(request.object))
             return self._mutated.of(key, lambda: self._mutate(pod))
         return self._mutate(self._whole(request))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Return the verdict on a pod as it will be stored."""
         if self.mutations.is_typed:
-            pod, key = self._key(new_pods.read(request.object))
+            pod, key = self._key(reader(self.mutations).read(request.object))
             return self._judged.of(key, lambda: self._judge(pod))
         return self._judge(self._whole(request))
 
@@ -94,7 +93,7 @@ class Decider:
         """Return a pod with what no rule reads, held to the shape of what rules read."""
         pod = _whole.read(request.object)
         try:
-            self._key(msgspec.convert(pod, NewPod))
+            self._key(msgspec.convert(pod, NewPodWithToken))
         except UNREADABLE as error:
             raise malformed(error).under(OBJECT) from error
         return pod

@@ -1,7 +1,7 @@
 """Plan what a new pod gets: the CMK contract, counts for the scheduler, limits of sidecars, marks, a guest's file, the gate. Pure.
 
-A plan is a list of additions and the warnings that go with it. It is minimal and idempotent: planning the patched
-pod again gives nothing.
+A plan is a list of steps and the warnings that go with it. It is minimal and idempotent: planning the patched pod
+again gives nothing. Only the API token of an account that the webhook sets is removed; everything else is added.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pinning.brief import few
 from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE
 from pinning.errors import Cause
 from pinning.pods.claims import PodClaims, read_pod
+from webhook.rules.account import plan_account, plan_token, warn_token
 from webhook.rules.counts import counts_of, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
 from webhook.rules.injection import NOTHING, joined, merged
 from webhook.rules.marks import plan_marks
-from webhook.rules.patch import Operation, add, clashes, missing, wanted
+from webhook.rules.patch import Operation, clashes, missing, wanted
 from webhook.rules.sidecars import plan_limits
 
 if TYPE_CHECKING:
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
     from webhook.rules.injection import Injection
 
 POD = ""  # its JSON pointer
-UNCHOSEN = frozenset({None, "", "default"})  # the API server writes "default" before any webhook is called
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The additions to one pod, and what its owner is told about them."""
+    """The changes of one pod, and the warnings for its owner."""
 
     operations: tuple[Operation, ...]
     warnings: tuple[Cause, ...] = ()
 
 
 def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
-    """Return everything that corepin adds to a pod when it is created."""
+    """Return everything that corepin changes of a pod when it is created."""
+    given, (pod, removals) = pod, plan_token(pod, injection.mutations)
     pod_claims = read_pod(pod)
     limits, limit_warnings = plan_limits(pod, pod_claims, settings)
     guest_file = plan_guest_file(pod, _reads_cpus(pod, pod_claims), injection.mutations.volumes)
@@ -55,11 +56,13 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))
     warnings = chain(
+        warn_token(given, injection.mutations),
         _host_path_warnings(pod, pod_claims, injection),
         _misfits(pod, pod_claims, injection.mutations),
         limit_warnings,
     )
-    return Plan(tuple(operations), few(warnings))
+    # Removals precede additions: they name entries by their place in the pod as it was sent.
+    return Plan((*removals, *operations), few(warnings))
 
 
 def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
@@ -91,7 +94,7 @@ def plan_injection(
     pod_more = (more or {}).get(POD) or {}
     if pod_more or needless:
         pod_wanted = source.pod_wanted_beside(pod_more, needless)
-    operations = [*missing(pod, pod_wanted), *_service_account(pod, source.mutations.service_account)]
+    operations = [*missing(pod, pod_wanted), *plan_account(pod, source.mutations)]
     for member in pod_claims.members:
         pointer, claim = member.pointer, pod_claims.claim_of(member.name)
         counted = counts_of(claim, settings) if claim else ()
@@ -100,17 +103,6 @@ def plan_injection(
             members = wanted(pointer, joined(source.container_fragment(counted), more[pointer]))
         operations += missing(member.container, members)
     return operations
-
-
-def _service_account(pod: Pod, account: str | None) -> Iterator[Operation]:
-    """Give a service account to a pod for which nobody chose one; the deprecated alias follows where it stands."""
-    spec = pod.get("spec") or {}
-    if account is None or spec.get("serviceAccountName") not in UNCHOSEN or account == "default":
-        return
-    if spec.get("serviceAccountName") or spec.get("serviceAccount") in UNCHOSEN:
-        yield add("/spec/serviceAccountName", account)
-        if spec.get("serviceAccount"):
-            yield add("/spec/serviceAccount", account)
 
 
 def _host_path_warnings(pod: Pod, pod_claims: PodClaims, injection: Injection) -> Iterator[Cause]:

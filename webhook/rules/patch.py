@@ -1,9 +1,9 @@
-"""Build JSON Patch operations (RFC 6902) that add what is missing and touch nothing that is there."""
+"""Build JSON Patch operations (RFC 6902): add what is missing, touch nothing that is there, remove a list's entry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,16 +19,21 @@ KEYS: Final = {  # which member identifies the entries of a list
 
 
 class Operation(TypedDict):
-    """One step of a patch; corepin only ever adds."""
+    """One step of a patch: `add`, or `remove` without a value."""
 
     op: str
     path: str
-    value: Any
+    value: NotRequired[Any]
 
 
 def add(path: str, value: Any) -> Operation:
     """Return the step that adds `value` at a JSON pointer."""
     return {"op": "add", "path": path, "value": value}
+
+
+def remove(path: str) -> Operation:
+    """Return the step that removes the value at a JSON pointer."""
+    return {"op": "remove", "path": path}
 
 
 def escaped(key: str) -> str:

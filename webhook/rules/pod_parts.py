@@ -31,6 +31,7 @@ from pinning.pods.types import (
     Pod,
     PodSpec,
     ResourceRequirements,
+    Volume,
     VolumeMount,
 )
 
@@ -69,11 +70,17 @@ def _part_of_hint(hint: Any, narrowed: Narrowed) -> Any:
 _IDENTITY: Final = dict.fromkeys(
     ("name", "generateName", "namespace", "uid", "resourceVersion", "creationTimestamp")
 )
-NEW: Final[Narrowed] = {
+NEW_WITH_TOKEN: Final[Narrowed] = {
     # A mutations file that adds labels needs the whole pod (`Mutations.is_typed`).
     ObjectMeta: {**_IDENTITY, "deletionTimestamp": None, "labels": _Labels | None},
-    VolumeMount: {"name": None, "readOnly": None},
+    VolumeMount: {"readOnly": None},
     Pod: {"status": None},  # what is reported of a pod does not count at admission
+}
+NEW: Final[Narrowed] = {
+    **NEW_WITH_TOKEN,
+    PodSpec: {"automountServiceAccountToken": None},
+    Volume: {"projected": None},
+    VolumeMount: {"name": None, "readOnly": None},
 }
 STORED: Final[Narrowed] = {
     ObjectMeta: {**_IDENTITY, "labels": _Labels | None},
@@ -82,12 +89,18 @@ STORED: Final[Narrowed] = {
         "resources": ResourceRequirements | None,  # of the pod: any name counts
         "nodeSelector": _Selector | None,
         **dict.fromkeys(
-            ("runtimeClassName", "serviceAccount", "serviceAccountName", "tolerations", "volumes")
+            (
+                *("automountServiceAccountToken", "runtimeClassName", "serviceAccount", "serviceAccountName"),
+                *("tolerations", "volumes"),
+            )
         ),
     },
     Pod: {"status": None},
 }
 NewPod: Final = part_of(Pod, NEW)  # before anything was injected, or just after
+NewPodWithToken: Final = part_of(
+    Pod, NEW_WITH_TOKEN
+)  # where the mutations file names an account: with the mounts of its API token
 StoredPod: Final = part_of(
     Pod, STORED
 )  # or the template of one: nothing is injected into it any more, or not yet

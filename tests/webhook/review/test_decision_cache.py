@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from pinning.brief import MOST_REPORTED
 from pinning.pods.types import ObjectMeta
-from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, pod
+from tests.pods import (
+    CORES,
+    CPU_MANAGER,
+    LAUNCHER,
+    SMT,
+    container,
+    pod,
+    token_mount,
+    token_volume,
+)
 from tests.webhook.requests import BEYOND, generated, request
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
 from webhook.config.settings import Settings, load_settings
@@ -33,12 +42,15 @@ NAMING = load_mutations(
 )
 
 
-@given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING]))
+ACCOUNT = load_mutations(b"mutations: {perPod: {spec: {serviceAccount: cmk}}}")
+
+
+@given(generated, st.booleans(), st.sampled_from([BUILT_IN, NAMING, ACCOUNT]))
 @settings(max_examples=200, deadline=None)
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
     """For any pod, plan and verdict on the part in its key are those on the pod with all that the key leaves out."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part = reader.read(msgspec.Raw(json.dumps(document).encode()))
+    part = reader(mutations).read(msgspec.Raw(json.dumps(document).encode()))
     pod_key(part, mutations)
     fill(document)
     assert plan_mutation(part, rules, Injection(mutations)) == plan_mutation(
@@ -58,12 +70,13 @@ def fill(document: Any) -> None:
             mount["readOnly"] = True
 
 
-def sibling(number: int) -> Any:
-    """Return one of the pods of a ReplicaSet: its own name, uid and token volume."""
-    token = f"kube-api-access-{number}"
+def sibling(number: int, *before: Any) -> Any:
+    """Return one of the pods of a ReplicaSet: its own name, uid and token volume, which may follow others."""
+    token = f"kube-api-access-x7k{'bcdfghjkl'[number]}p"
+    mounts = [{"name": it["name"], "mountPath": f"/{number}"} for it in before]
     document: Any = pod(
-        container("main", {CORES: "2"}, volumeMounts=[{"name": token, "mountPath": "/var/run/secrets"}]),
-        volumes=[{"name": token, "projected": {"sources": []}}],
+        container("main", {CORES: "2"}, volumeMounts=[*mounts, token_mount(token)]),
+        volumes=[*before, token_volume(token)],
     )
     document["metadata"].update(name=f"web-{number}", uid=str(number))
     return document
@@ -77,6 +90,22 @@ def test_pods_of_one_controller_are_decided_once() -> None:
     other = copy.deepcopy(sibling(3))
     other["spec"]["containers"][0]["resources"]["limits"][CORES] = "3"
     assert rules.mutate(request(other)) != first
+
+
+def test_pods_that_lose_their_token_are_decided_once() -> None:
+    """The name of the volume does not count, its place among the others does: it is removed by that."""
+    rules = Decider(Settings(), ACCOUNT)
+    first = rules.mutate(request(sibling(1)))
+    assert rules.mutate(request(sibling(2))) is first
+    own = {"name": "own", "emptyDir": {}}
+    second = rules.mutate(request(sibling(1, own)))
+    assert rules.mutate(request(sibling(1, {"name": "other", "hostPath": {"path": "/x"}}))) is second
+    removed = [
+        [step["path"] for step in answer.operations if step["op"] == "remove"]
+        for answer in (first, second)
+        if isinstance(answer, Patched)
+    ]
+    assert removed == [[f"/spec/containers/0/volumeMounts/{at}", f"/spec/volumes/{at}"] for at in range(2)]
 
 
 def test_numbered_pods_are_decided_once() -> None:

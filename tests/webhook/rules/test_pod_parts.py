@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from pinning.pods.types import Pod
-from webhook.rules.pod_parts import NEW, STORED, Narrowed, NewPod, StoredPod, part_of
+from webhook.rules.pod_parts import (
+    NEW,
+    NEW_WITH_TOKEN,
+    STORED,
+    Narrowed,
+    NewPod,
+    NewPodWithToken,
+    StoredPod,
+    part_of,
+)
 
 
 class Entry(TypedDict, total=False):
@@ -36,14 +45,16 @@ def test_a_field_is_in_the_part_until_it_is_left_out() -> None:
     assert msgspec.convert({"entries": None}, part) == {"entries": None}
 
 
-@pytest.mark.parametrize("narrowed", [NEW, STORED], ids=["new", "stored"])
+@pytest.mark.parametrize("narrowed", [NEW, NEW_WITH_TOKEN, STORED], ids=["new", "new with token", "stored"])
 def test_only_fields_that_there_are_can_be_left_out(narrowed: Narrowed) -> None:
     """A field that the domain renames is read under its new name, and its old one is taken off the list."""
     for kind, members in narrowed.items():
         assert members.keys() <= kind.__annotations__.keys()
 
 
-@pytest.mark.parametrize("part", [NewPod, StoredPod], ids=["new", "stored"])
+@pytest.mark.parametrize(
+    "part", [NewPod, NewPodWithToken, StoredPod], ids=["new", "new with token", "stored"]
+)
 def test_a_part_holds_a_pod_to_its_shape(part: type[Pod]) -> None:
     """What rules read has the shape that the domain says."""
     with pytest.raises(msgspec.ValidationError, match=r"spec\.containers\[0\]\.env"):

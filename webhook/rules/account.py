@@ -1,0 +1,139 @@
+"""The service account that a mutations file gives to pods which name none, and the API token of these pods. Pure.
+
+The ServiceAccount plugin of the API server runs before webhooks and mounts a token volume. The kubelet requests the
+token for the account of the stored pod, so that without this a pod gets a token of the account that the webhook sets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from pinning.errors import Cause
+from webhook.rules.patch import Operation, add, remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pinning.pods.types import Pod, PodSpec, Volume, VolumeProjection
+    from webhook.config.mutations import Mutations
+
+DEFAULTS: Final = frozenset({None, "", "default"})  # the plugin writes "default" before any webhook is called
+AUTOMOUNT: Final = "automountServiceAccountToken"
+TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a directory
+TOKEN_PREFIX: Final = "kube-api-access-"  # noqa: S105 - of a volume's name
+# Users may choose such a name too, so it proves nothing alone; the plugin generates the rest of it.
+_GENERATED: Final = re.compile(rf"{TOKEN_PREFIX}[bcdfghjklmnpqrstvwxz2456789]{{5}}")
+_CA_BUNDLES: Final = frozenset({"kube-root-ca.crt", "openshift-service-ca.crt"})
+CONTAINERS: Final = ("containers", "initContainers")
+
+
+def sets_account(pod: Pod, mutations: Mutations) -> bool:
+    """Report whether the webhook sets the account of a pod: the file names one, and the pod none."""
+    if mutations.service_account in DEFAULTS:
+        return False
+    spec = pod.get("spec") or {}
+    name = spec.get("serviceAccountName")
+    return name in DEFAULTS and (bool(name) or spec.get("serviceAccount") in DEFAULTS)
+
+
+def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
+    """Yield the steps that set the account, without a token; the deprecated alias follows where it is set."""
+    if not sets_account(pod, mutations):
+        return
+    spec = pod.get("spec") or {}
+    yield add("/spec/serviceAccountName", mutations.service_account)
+    if spec.get("serviceAccount"):
+        yield add("/spec/serviceAccount", mutations.service_account)
+    if spec.get(AUTOMOUNT) is None and mutations.automount is None:
+        yield add(f"/spec/{AUTOMOUNT}", value=False)
+
+
+def plan_token(pod: Pod, mutations: Mutations) -> tuple[Pod, list[Operation]]:
+    """Return a pod without the token that it loses, and the steps that remove it; the pod itself where it loses none."""
+    name = lost_token(pod, mutations)
+    spec: Any = pod.get("spec")
+    if name is None:
+        return pod, []
+    bare: Any = dict(spec)
+    steps: list[Operation] = []
+    for kind in CONTAINERS:
+        containers = []
+        for at, container in enumerate(spec.get(kind) or ()):
+            mounts = container.get("volumeMounts") or ()
+            removals = _removals(f"/spec/{kind}/{at}/volumeMounts", mounts, name)
+            steps += removals
+            containers.append({**container, "volumeMounts": _others(mounts, name)} if removals else container)
+        if containers:
+            bare[kind] = containers
+    steps += _removals("/spec/volumes", spec["volumes"], name)
+    bare["volumes"] = _others(spec["volumes"], name)
+    return {**pod, "spec": bare}, steps
+
+
+def warn_token(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
+    """Warn about a pod that asks for the token of an account that it does not name."""
+    if sets_account(pod, mutations) and (pod.get("spec") or {}).get(AUTOMOUNT):
+        account = mutations.service_account
+        yield Cause(
+            f"spec.{AUTOMOUNT}",
+            f"true mounts an API token of the account {account}, which the webhook sets: remove the field, "
+            "or name an account of your own",
+        )
+
+
+def lost_token(pod: Pod, mutations: Mutations) -> str | None:
+    """Return the name of the token volume that a pod loses; None where it has none or keeps it.
+
+    A pod that states `automountServiceAccountToken` keeps its volumes: with `true` it asks for the token, and with
+    `false` the plugin added none.
+    """
+    if not sets_account(pod, mutations) or mutations.automount:
+        return None
+    spec = pod.get("spec") or {}
+    if spec.get(AUTOMOUNT) is not None:
+        return None
+    volumes = [it for it in spec.get("volumes") or () if (it.get("name") or "").startswith(TOKEN_PREFIX)]
+    if len(volumes) != 1 or not _is_generated(volumes[0]):
+        return None  # the plugin adds one, and none beside one of the user's
+    name = volumes[0]["name"]
+    return name if _is_mounted_for_the_token_alone(spec, name) else None
+
+
+def _is_generated(volume: Volume) -> bool:
+    """Report whether a volume has the name and the sources of those that the plugin adds."""
+    sources = (volume.get("projected") or {}).get("sources") or ()
+    tokens = [it for it in sources if it.get("serviceAccountToken")]
+    return (
+        _GENERATED.fullmatch(volume["name"]) is not None and len(tokens) == 1 and all(map(_is_usual, sources))
+    )
+
+
+def _is_usual(source: VolumeProjection) -> bool:
+    """Report whether a source is the API token, a CA bundle of the cluster or a field of the pod."""
+    if token := source.get("serviceAccountToken"):
+        return token.get("path") == "token" and not token.get("audience")
+    if bundle := source.get("configMap"):
+        return bundle.get("name") in _CA_BUNDLES
+    return source.get("downwardAPI") is not None
+
+
+def _is_mounted_for_the_token_alone(spec: PodSpec, name: str) -> bool:
+    """Report whether containers mount a volume, at most once each, and only at the path of the token.
+
+    A mount without its volume makes a pod invalid, and so does a path that is mounted twice.
+    """
+    used = []
+    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        paths = [it.get("mountPath") for it in container.get("volumeMounts") or () if it.get("name") == name]
+        if paths:
+            used.append(paths)
+    return bool(used) and all(paths == [TOKEN_PATH] for paths in used)
+
+
+def _removals(pointer: str, entries: Sequence[Any], name: str) -> list[Operation]:
+    return [remove(f"{pointer}/{at}") for at, it in enumerate(entries) if it.get("name") == name]
+
+
+def _others(entries: Sequence[Any], name: str) -> list[Any]:
+    return [it for it in entries if it.get("name") != name]
