@@ -34,7 +34,8 @@ command. Flags of CMK that have no effect here are taken, and say so.
 
 --apply refuses a namespace that holds pods, workloads, Services, volume claims or accounts of others, and a second
 installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. Another one than
-corepin-agent is printed without its Namespace object, so that `kubectl delete -f -` leaves it.
+corepin-agent is printed without its Namespace object, so that `kubectl delete -f -` leaves it. --apply warns of
+bindings that give rights to an account with the name of --saname.
 
 examples:
   corepin cmk cluster-init --host-list=node-1,node-2 --cmk-img=registry.example/corepin:0.1.0 --apply
@@ -119,11 +120,22 @@ def run(args: argparse.Namespace) -> int:
         from corepin.cmk.install import install
 
         install(documents, hosts, choices.namespace, force=args.force_conflicts)
+        _warn_of_rights(choices.account)
         return 0
     _print(documents, choices.namespace)
     which = " ".join(hosts) if hosts else "-l kubernetes.io/os=linux"
     note(f"the agents wait for a label: kubectl label node {which} {AGENT_NODE_LABEL}=true")
     return 0
+
+
+def _warn_of_rights(account: str) -> None:
+    """Warn of bindings that name the account which pods get: it is meant to have no rights."""
+    from corepin.cmk.account_rights import account_warnings
+    from corepin.cmk.requests import kube_client
+
+    with kube_client() as api:
+        for warning in account_warnings(api, account):
+            note(warning)
 
 
 def _print(documents: list[Object], place: str) -> None:

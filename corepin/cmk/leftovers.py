@@ -63,7 +63,7 @@ def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
     agents = {AGENT_NAMESPACE, *_agent_namespaces(api)}
     found = list(_objects(api, agents, unread))
     try:
-        nodes = [node for node in _pages(api, "/api/v1/nodes", accept=JSON) if node_marks(node)]
+        nodes = [node for node in pages(api, "/api/v1/nodes", accept=JSON) if node_marks(node)]
     except Answered as error:
         unread.append(str(error))
         nodes = []
@@ -72,7 +72,7 @@ def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
 
 def _agent_namespaces(api: Any) -> set[str]:
     """Return where agents write CMK's ConfigMap and reports; unless this is known, theirs cannot be told from CMK's."""
-    shown = _pages(api, f"/apis/apps/v1/daemonsets?labelSelector={AGENTS.replace('=', '%3D')}")
+    shown = pages(api, f"/apis/apps/v1/daemonsets?labelSelector={AGENTS.replace('=', '%3D')}")
     return {it["metadata"]["namespace"] for it in shown}
 
 
@@ -106,13 +106,13 @@ def _is_controlled(it: Any) -> bool:
 def _read(api: Any, path: str, unread: list[str]) -> Iterator[Any]:
     """Yield objects that corepin did not install; note a refusal, and yield none of a kind that does not exist."""
     try:
-        yield from (it for it in _pages(api, path) if not is_installed_by_corepin(it))
+        yield from (it for it in pages(api, path) if not is_installed_by_corepin(it))
     except Answered as error:
         if error.status != NOT_FOUND:
             unread.append(str(error))
 
 
-def _pages(api: Any, path: str, accept: str = METADATA_LIST) -> Iterator[Any]:
+def pages(api: Any, path: str, accept: str = METADATA_LIST) -> Iterator[Any]:
     """Yield the objects of a list page by page; by default their metadata only, which leaves Secrets unread."""
     query = f"{path}{'&' if '?' in path else '?'}limit={PAGE}"
     token = ""

@@ -38,16 +38,45 @@ def read(api: ApiServer, *what: str) -> Any:
     return json.loads(api.kubectl("get", *what, "-o=json").stdout)
 
 
+def rights(api: ApiServer) -> set[str]:
+    """Return what CMK's account may do, of all that its roles gave it."""
+    account = "--as=system:serviceaccount:cmk-namespace:cmk-serviceaccount"
+    asked = (
+        *(
+            "get secrets",
+            "create pods/exec",
+            "get nodes",
+            "delete nodes",
+            "create daemonsets.apps",
+            "get /metrics",
+        ),
+        *("update mutatingwebhookconfigurations.admissionregistration.k8s.io", "create deployments.apps"),
+        *("delete customresourcedefinitions.apiextensions.k8s.io", "get cmk-nodereports.intel.com"),
+    )
+
+    def may(what: str) -> bool:
+        done = api.kubectl("auth", "can-i", *what.split(), "--all-namespaces", account, check=False)
+        assert done.stdout.strip() in {"yes", "no"}, done.stderr
+        return done.stdout.strip() == "yes"
+
+    return {what for what in asked if may(what)}
+
+
 def test_from_cmk(api: ApiServer, here: Shell) -> None:
-    """Nothing of CMK is left, the workload's command line is what it was, and both it and the agent run on the node."""
+    """Nothing of CMK is left, the workload's command line is what it was, and both it and the agent run on the node.
+
+    CMK's account, to which seven roles and eight bindings gave rights, has none.
+    """
+    assert len(rights(api)) == 10
     walk(here, "From Intel CMK")
+    assert rights(api) == set()
 
     left = api.kubectl(
         "get", "all,configmaps,secrets,mutatingwebhookconfigurations", "-n", "default", "-o=name"
     )
     assert [name for name in left.stdout.split() if "cmk" in name] == []
-    rights = api.kubectl("get", "clusterroles,clusterrolebindings,configmaps", "-n", "team", "-o=name").stdout
-    assert [name for name in rights.split() if "/cmk-" in name] == []
+    left = api.kubectl("get", "clusterroles,clusterrolebindings,configmaps", "-n", "team", "-o=name")
+    assert [name for name in left.stdout.split() if "/cmk-" in name] == []
     spec = read(api, "-n", "telco", "deployment", "forwarder")["spec"]["template"]["spec"]
     assert spec["containers"][0]["command"] == ["/opt/bin/cmk"]
     agent = read(api, "-n", "corepin-agent", "daemonset", "corepin-agent")["spec"]["template"]["spec"]

@@ -24,6 +24,7 @@ PODS = (
     "pinning/pods/resources.py",
     "pinning/pods/shared_cpus.py",
     "pinning/pods/warnings.py",
+    "webhook/rules/account.py",
     "webhook/rules/counts.py",
     "webhook/rules/memory.py",
     "webhook/rules/pods.py",

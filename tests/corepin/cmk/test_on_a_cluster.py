@@ -13,6 +13,8 @@ import pytest
 from agent.report.cmk_node import cmk_node
 from agent.report.desired_node import topology_text
 from corepin.cli import main
+from corepin.cmk.account_rights import account_warnings
+from corepin.cmk.requests import kube_client
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.cmk.reports import describe, node_report
 from tests.agent.states import bound, state_of
@@ -120,6 +122,30 @@ def test_fields_of_others_are_taken_over_when_that_is_asked_for(
     assert told.endswith("to take these fields over, add --force-conflicts\n")
     assert init("--host-list=n1", "--force-conflicts") == 0
     assert "pools" in read(here, "-n", AGENTS, "configmap", "corepin-agent")["data"]["config.yaml"]
+
+
+def test_bindings_of_the_account_are_warned_of(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of CMK and of a namespace; what the caller may not list is not known, and never none."""
+    account = "cmk-namespace:cmk-serviceaccount"
+    binding = ("create", "clusterrolebinding", "cmk-role-binding-node", "--clusterrole=system:node")
+    here.kubectl(*binding, f"--serviceaccount={account}")
+    here.kubectl(
+        "create", "rolebinding", "viewer", "--clusterrole=view", f"--user=system:serviceaccount:{account}"
+    )
+    assert init("--host-list=n1") == 0
+    told = capsys.readouterr().err
+    named = "ClusterRoleBinding cmk-role-binding-node, RoleBinding default/viewer give it rights"
+    assert f"corepin cmk: warning: --saname: pods get an account cmk-serviceaccount, and {named}: " in told
+    assert init("--host-list=n1", "--saname=pinned") == 0
+    assert "warning" not in capsys.readouterr().err
+    with kube_client() as client:
+        client.headers["Impersonate-User"] = "stranger"
+        unknown = list(account_warnings(client, "cmk-serviceaccount"))
+    for kind, warning in zip(("ClusterRoleBinding", "RoleBinding"), unknown, strict=True):
+        whether = f"whether a {kind} gives rights to an account cmk-serviceaccount is not known: GET "
+        assert warning.startswith(f"warning: --saname: {whether}")
+        assert "answered 403" in warning
+    here.kubectl("delete", "clusterrolebinding/cmk-role-binding-node", "rolebinding/viewer")
 
 
 def test_a_node_is_described_from_what_its_agent_wrote(

@@ -1,0 +1,55 @@
+"""Bindings that give rights to the account which CMK's injection gives to pods. Only reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.cmk.leftovers import pages
+from corepin.cmk.requests import JSON, Answered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
+KINDS: Final = (("clusterrolebindings", "ClusterRoleBinding"), ("rolebindings", "RoleBinding"))
+MOST_NAMED: Final = 10
+_USER: Final = "system:serviceaccount:"
+_NO_RIGHTS: Final = "default"  # the injection replaces the account of no pod by this one
+
+
+def account_warnings(api: Any, account: str) -> Iterator[str]:
+    """Yield a warning of the bindings that name an account of this name, and one of each kind that is not known."""
+    if account == _NO_RIGHTS:
+        return
+    named: list[str] = []
+    unknown: list[str] = []
+    for plural, kind in KINDS:
+        try:
+            named += (
+                _called(kind, it) for it in pages(api, f"{_RBAC}/{plural}", JSON) if _names(it, account)
+            )
+        except Answered as error:
+            unknown.append(f"whether a {kind} gives rights to an account {account} is not known: {error}")
+    if named:
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        problem = f"--saname: pods get an account {account}, and {', '.join(named[:MOST_NAMED])}{more} give it rights"
+        remedy = "delete these bindings, those of CMK after its last node by `corepin cmk leftovers`"
+        yield f"warning: {problem}: {remedy}, or name another account"
+    yield from (f"warning: --saname: {it}" for it in unknown)
+
+
+def _called(kind: str, binding: Any) -> str:
+    metadata = binding["metadata"]
+    place = f"{metadata['namespace']}/" if "namespace" in metadata else ""
+    return f"{kind} {place}{metadata['name']}"
+
+
+def _names(binding: Any, account: str) -> bool:
+    """Report whether a binding names an account of this name, of any namespace, as an account or as its user."""
+    for subject in binding.get("subjects") or ():
+        name = subject.get("name") or ""
+        if subject.get("kind") == "ServiceAccount" and name == account:
+            return True
+        if subject.get("kind") == "User" and name.startswith(_USER) and name.endswith(f":{account}"):
+            return True
+    return False
