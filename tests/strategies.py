@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.machine.topology import EFFICIENCY, PERFORMANCE, CPUFacts, Topology, assemble
+from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
+from pinning.planning.node_sets import NodeSets, known_cpus, node_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +64,22 @@ def topologies(draw: DrawFn, *, offline: bool = True, max_cores_per_cache: int =
 
 
 _SELDOM = st.sampled_from([False, False, False, True])
+
+
+@st.composite
+def static_nodes(draw: DrawFn) -> NodeSets:
+    """Return the sets of a node that is cut into any static pools that fit, whatever is offline or not for pods."""
+    topology = draw(topologies())
+    universe = draw(cpu_sets(topology.online)) or topology.online
+    reserved = node_sets(topology, universe, DEFAULT).reserved
+    cpus = known_cpus(topology, universe) - reserved
+    cores = [core for core in topology.cores if core.cpus <= cpus]
+    listed = draw(cpu_sets(union(core.cpus for core in cores if core.cpus.isdisjoint(topology.isolated))))
+    others = [core for core in cores if core.cpus.isdisjoint(listed)]
+    left = len([core for core in others if core.cpus <= topology.isolated] or others)
+    exclusive = draw(st.integers(0, left))
+    pools = StaticPools(exclusive, draw(st.integers(0, left - exclusive)), listed)
+    return node_sets(topology, universe, NodeConfig(reserved=reserved, pools=pools))
 
 
 def _shapes(max_cores: int) -> SearchStrategy[Shape]:

@@ -43,6 +43,7 @@ class AgentFacts:
     refusals: tuple[str, ...] = ()  # namespace/pod/container: why
     nri: AgentNRI = NOT_WANTED
     other_plugins: tuple[str, ...] = ()  # of NRI, that set CPUs too: "10-balloons"
+    static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,8 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
         return
     ours, theirs = 1000 * len(facts.agent.allocatable), facts.kubelet_millicores
     message = f"the scheduler may place {theirs}m, corepin can allocate {ours}m"
+    if (shared := facts.agent.static_shared) is not None:
+        message += f", containers without CPUs of their own share {1000 * len(shared)}m (CPUs {shared})"
     if theirs <= ours:
         yield ok(subject, message)
     else:

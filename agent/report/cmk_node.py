@@ -27,6 +27,7 @@ def cmk_node(state: NodeState) -> CMKNode:
         ledger=state.ledger,
         tasks=state.tasks,
         pids=state.first_pids,
+        is_static=sets.pools.is_static,
     )
 
 

@@ -42,6 +42,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "otherPlugins": list(state.other_plugins),
         "topology": state.topology.to_dict(),
         "sets": _sets(state),
+        "staticPools": state.sets.pools.is_static,
         "ledger": ledger_to_dict(state.ledger),
         "pods": [_pod(pod) for pod in state.pods],
         "refusals": [_refusal(refusal) for refusal in state.refusals],

@@ -97,9 +97,15 @@ def pools_text(topology: Topology, config: NodeConfig) -> str:
     for warning in _warnings(sets):
         note(warning)
     pools, ledger = sets.pools, Ledger()
-    infra = sets.shared(ledger) & sets.unpooled
     node = CMKNode(
-        topology, sets.universe, pools.exclusive, pools.non_isolcpus, pools.set_aside, infra, ledger
+        topology,
+        sets.universe,
+        pools.exclusive,
+        pools.non_isolcpus,
+        pools.set_aside,
+        sets.shared(ledger),
+        ledger,
+        is_static=pools.is_static,
     )
     return cmk_yaml(cmk_pools(node))
 

@@ -70,6 +70,7 @@ def view_of_state(state: Mapping[str, Any]) -> View:
             ledger=ledger_from_dict(state["ledger"]),
             tasks=tuple(map(_task, state["tasks"])),
             pids=state["firstPids"],
+            is_static=state.get("staticPools", False),  # an earlier agent does not say it
         )
         reclaimed = tuple(Reclaimed(**entry) for entry in state["reclaimed"])
         return View(state["node"], cmk_pools(node), node.topology, reclaimed, state["reclaimsDropped"])

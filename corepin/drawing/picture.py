@@ -102,6 +102,12 @@ class Key:
         return Span(self.sign.text.lower(), self.sign.style.removeprefix("1;"))
 
 
+def pools_drawn(set_aside: CPUSet, free: CPUSet) -> tuple[tuple[str, CPUSet], ...]:
+    """Return the pools of a picture that have CPUs; `free` are those that only claims may run on, and none does."""
+    named = (("shared (set aside)", set_aside), ("exclusive (free)", free))
+    return tuple((name, cpus) for name, cpus in named if cpus)
+
+
 def reading_order(name: str) -> tuple[tuple[int, str], ...]:
     """Return the key by which people look names up: p2 before p10."""
     parts = re.split("([0-9]+)", name)

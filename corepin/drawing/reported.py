@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from corepin.drawing.picture import Owner, Picture, reading_order
+from corepin.drawing.picture import Owner, Picture, pools_drawn, reading_order
 from pinning.contract import CPUPolicy, ReserveSource
 from pinning.machine.cpuset import CPUSet
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def picture_of(topology: Topology, sets: Mapping[str, Any], owners: Mapping[str, Any]) -> Picture:
     """Return the picture of a machine, its sets by their names, and its owners by theirs."""
-    set_aside = CPUSet.parse(sets["setAside"])
+    shared = CPUSet.parse(sets["shared"])
+    free = CPUSet.parse(sets["free"]) - shared - topology.isolated
     drawn = (
         Owner(
             name,
@@ -30,7 +31,7 @@ def picture_of(topology: Topology, sets: Mapping[str, Any], owners: Mapping[str,
         topology,
         tuple(sorted(drawn, key=lambda owner: reading_order(owner.name))),
         reserved=CPUSet.parse(sets["reserved"]),
-        shared=CPUSet.parse(sets["shared"]),
-        pools=(("shared (set aside)", set_aside),) if set_aside else (),
+        shared=shared,
+        pools=pools_drawn(CPUSet.parse(sets["setAside"]), free),
         reserve_source=ReserveSource(sets["reservedBy"]) if "reservedBy" in sets else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from corepin.drawing.picture import Owner, Picture, draw_lines, reading_order
+from corepin.drawing.picture import Owner, Picture, draw_lines, pools_drawn, reading_order
 from corepin.drawing.policy_words import NUMA_WORDS, SMT_WORDS
 from corepin.drawing.spans import paint, text_line
 from corepin.terminal import plain
@@ -49,8 +49,8 @@ def describe(node: Node, step: Step, width: int, *, colour: bool) -> Painted:
 
 
 def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
-    sets = node.sets
-    pool = sets.pools.set_aside & sets.universe
+    sets, shared = node.sets, node.sets.shared(step.ledger)
+    free = sets.allocatable - step.ledger.held - shared - sets.isolated
     owners = (
         Owner(
             assignment.name,
@@ -64,8 +64,8 @@ def _picture(node: Node, step: Step, held: list[Assignment]) -> Picture:
         node.topology,
         tuple(owners),
         reserved=sets.reserved,
-        shared=sets.shared(step.ledger),
-        pools=(("shared (set aside)", pool),) if pool else (),
+        shared=shared,
+        pools=pools_drawn(sets.pools.set_aside & sets.universe, free),
         reserve_source=sets.reserve_source,
     )
 

@@ -321,6 +321,7 @@ def read_node(name: str, topology: str | None, pools: str | None) -> Node:
             "reserved": sets.reserved,
             "shared": sets.shared,
             "setAside": sets.set_aside,
+            "free": sets.free,
         }
         owners = {owner: msgspec.to_builtins(what) for owner, what in sets.owners.items()}
         picture = picture_of(_topology(topology), named, owners)

@@ -60,17 +60,28 @@ class CMKNode(NamedTuple):
     ledger: Ledger
     tasks: tuple[Task, ...] = ()
     pids: Mapping[str, int] = {}  # of the first process of containers: namespace/pod/container
+    is_static: bool = False  # the pools are cut by configuration, and each CPU is in one of them
 
 
 def cmk_pools(node: CMKNode) -> dict[str, Lists]:
-    """Return CMK's four pools; a free core of a dynamic node is in `exclusive` and in `infra`, as it may be both."""
+    """Return CMK's four pools; a free core of a dynamic node is in `exclusive` and in `infra`, as it may be both.
+
+    Of static pools no CPU is in two. Where none is set aside for `shared`, it has no list, and `infra` also names
+    the processes that asked for it.
+    """
     listed, common = _exclusive_cores(node)
     holders = _holders(node)
+    infra, shared = node.shared, node.set_aside or node.shared
+    infra_of: tuple[str, ...] = (INFRA,)
+    if node.is_static:
+        infra -= node.exclusive | node.non_isolcpus | node.set_aside
+        shared = node.set_aside
+        infra_of = (INFRA,) if shared else (INFRA, SHARED)
     return {
         EXCLUSIVE: _by_core(node, common, holders),
         NON_ISOLCPUS: _by_core(node, listed, holders),
-        INFRA: _whole(node, INFRA, node.shared),
-        SHARED: _whole(node, SHARED, node.set_aside or node.shared),
+        INFRA: _whole(node, infra, infra_of),
+        SHARED: _whole(node, shared, (SHARED,)),
     }
 
 
@@ -137,12 +148,12 @@ def _on(cpus: CPUSet, tasks: Iterable[Task], pools: Iterable[str]) -> list[int]:
     return sorted(task.pid for task in tasks if task.pool in pools and task.cpus & cpus)
 
 
-def _whole(node: CMKNode, pool: str, cpus: CPUSet) -> Lists:
+def _whole(node: CMKNode, cpus: CPUSet, asked: Iterable[str]) -> Lists:
     """Return one list per socket, core by core, as CMK lists its pools that are not exclusive."""
     lists: Lists = {package: {} for package in node.topology.packages}
     for package, members in node.topology.packages.items():
         if inside := members & cpus:
-            lists[package][_core_by_core(node.topology, inside)] = _on(inside, node.tasks, (pool,))
+            lists[package][_core_by_core(node.topology, inside)] = _on(inside, node.tasks, asked)
     return lists
 
 

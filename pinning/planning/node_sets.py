@@ -31,6 +31,7 @@ class Pools:
     exclusive: CPUSet
     non_isolcpus: CPUSet
     set_aside: CPUSet = EMPTY  # CMK's `shared` pool: only for those who ask for it
+    is_static: bool = False  # only claims run on the cores of the exclusive pools, idle or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class NodeSets:
         return self.universe - self.pools.exclusive - self.pools.non_isolcpus - self.pools.set_aside
 
     @property
+    def static_exclusive(self) -> CPUSet:
+        """The CPUs of static exclusive pools, which shared work never runs on while anything else is left."""
+        return self.pools.exclusive | self.pools.non_isolcpus if self.pools.is_static else EMPTY
+
+    @property
     def isolated(self) -> CPUSet:
         """CPUs that the kernel's scheduler leaves alone (isolcpus)."""
         return self.topology.isolated
@@ -64,13 +70,14 @@ class NodeSets:
 
     @property
     def common(self) -> CPUSet:
-        """What is shared while nobody owns anything.
+        """What is shared while nobody owns anything; of static pools the reserve and the cores in no pool.
 
-        On a machine that leaves nothing else, isolated CPUs serve, and at last the pool set aside: an empty
-        cpuset would mean every CPU.
+        On a machine that leaves nothing else, isolated CPUs serve, then the pool set aside, and at last the
+        exclusive pools: an empty cpuset would mean every CPU.
         """
-        pooled = self.universe - self.pools.set_aside
-        return (pooled - self.isolated) or pooled or self.universe
+        unowned = self.universe - self.static_exclusive
+        pooled = unowned - self.pools.set_aside
+        return (pooled - self.isolated) or pooled or unowned or self.universe
 
     def set_aside(self, socket: int | None = None) -> CPUSet:
         """Return the cores set aside for CMK's shared pool, of one socket or all, as far as they run."""
@@ -153,7 +160,7 @@ def _pools(topology: Topology, cpus: CPUSet, wanted: StaticPools | None) -> Pool
     exclusive = _take("exclusive_cores", isolated or others, wanted.exclusive_cores, wanted.exclusive_mode)
     rest = [core for core in isolated or others if core not in exclusive]
     set_aside = _take("shared_cores", rest, wanted.shared_cores, wanted.shared_mode)
-    return Pools(_cpus(exclusive), listed, _cpus(set_aside))
+    return Pools(_cpus(exclusive), listed, _cpus(set_aside), is_static=True)
 
 
 def _refuse_listed(listed: CPUSet, cpus: CPUSet, isolated: CPUSet) -> None:

@@ -13,7 +13,7 @@ from agent.doctor.check import Check, Verdict
 from agent.doctor.checks import Facts, ForeignThreads, examine
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import KubeletPolicy
-from pinning.machine.cpuset import EMPTY
+from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.agent.doctor.nodes import AGENT, BARE, FINE
 from tests.machines import materialise
 
@@ -172,6 +172,15 @@ def test_bare_machine_says_what_is_missing() -> None:
     assert "nobody listens" in unknown["agent"].message
     assert all(check.remedy for check in unknown.values())
     assert "kubelet" in {check.subject for check in of(BARE, Verdict.OK)}
+
+
+def test_static_pools_leave_less_to_plain_containers() -> None:
+    """The CPUs that the scheduler may fill are shown beside those on which plain containers run."""
+    assert FINE.agent
+    facts = replace(FINE, agent=replace(FINE.agent, static_shared=CPUSet.parse("0,4")))
+    (check,) = (check for check in examine(facts) if check.subject == "kubelet's CPUs")
+    assert check.verdict is Verdict.OK
+    assert check.message.endswith(", containers without CPUs of their own share 2000m (CPUs 0,4)")
 
 
 def test_local_runtime_needs_no_kubelet_and_no_cluster() -> None:

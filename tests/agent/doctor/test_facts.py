@@ -15,6 +15,8 @@ from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
 from agent.kubelet.policy import KubeletPolicy
 from agent.node_state import MemoryKill, Path
 from agent.serve.state_json import to_dict
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig, StaticPools
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.pods import container
 
@@ -34,6 +36,15 @@ def test_facts_of_the_agents_state() -> None:
     assert facts.nri == NOT_WANTED
     assert len(facts.exclusive) == 2
     assert [refusal.partition(":")[0] for refusal in facts.refusals] == ["default/c/main"]
+
+
+def test_shared_set_beside_static_pools_comes_from_the_agents_state() -> None:
+    """An earlier agent does not say whether its pools are static."""
+    state = to_dict(state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))))
+    assert agent_facts(state).static_shared == CPUSet.parse("0,4")
+    assert agent_facts(to_dict(state_of())).static_shared is None
+    del state["staticPools"]
+    assert agent_facts(state).static_shared is None
 
 
 def test_reason_of_the_runtime_and_kills_come_from_the_agents_state() -> None:

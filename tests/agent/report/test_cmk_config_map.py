@@ -47,7 +47,7 @@ HALVES = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "
             {
                 "exclusive": {0: {"1,5": [1]}, 1: {}},
                 "exclusive-non-isolcpus": {0: {}, 1: {"3,7": []}},
-                "infra": {0: {"0,4": []}, 1: {"3,7": []}},
+                "infra": {0: {"0,4": []}, 1: {}},
                 "shared": {0: {}, 1: {"2,6": []}},
             },
             id="CMK's own pools",

@@ -23,6 +23,7 @@ from corepin.cli import main
 from corepin.node.map import ENTER, HOME, LEAVE
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig, StaticPools
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.corepin.nodes import agent_socket, api_server, kubeconfig
 from tests.pods import container
@@ -64,6 +65,19 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "as the kernel says" in shown
     assert "1 idle (a)" in shown
     assert "attention" not in shown
+
+
+def test_free_cores_of_static_pools_have_their_own_sign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not shared, and they are for pods."""
+    node = state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1)))
+    with agent_socket(tmp_path / "s", to_json(node)) as path:
+        main(["map", "--socket", path])
+
+    words = " ".join(capsys.readouterr().out.split())
+    assert "= pool shared (set aside) 2 CPUs 3,7 % pool exclusive (free) 4 CPUs 1-2,5-6" in words
+    assert "not for pods" not in words
 
 
 def test_refused_container_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

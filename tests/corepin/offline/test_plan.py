@@ -185,6 +185,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
     for text in (
         "2 sockets, 2 NUMA nodes",
         "= pool shared (set aside)",
+        "% pool exclusive (free)",
         "default/web/main: exclusive, CPUs 1-2 on NUMA node 0: 2 CPUs, smt-policy isolate (one thread of each core,",
         "default/cmk/main: exclusive, CPUs 3,11 on NUMA node 0: 1 of cmk.intel.com/exclusive-cores, cores of its own",
         "default/vm/compute: exclusive, CPU 4 on NUMA node 1: dedicated CPUs of a virtual machine",

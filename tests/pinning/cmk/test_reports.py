@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from hypothesis import given
+
 from agent.report.cmk_node import TEXTS, cmk_node
 from pinning.cmk.pools import (
     EXCLUSIVE,
     INFRA,
     INIT,
     SHARED,
+    CMKNode,
     Reclaimed,
     Task,
     cmk_pools,
@@ -20,10 +23,13 @@ from pinning.cmk.pools import (
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, assemble
+from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
+from pinning.planning.node_sets import NodeSets
 from tests.agent.states import EXCLUSIVE as EXCLUSIVE_POD
 from tests.agent.states import bound, state_of
 from tests.pods import CORES, container
+from tests.strategies import static_nodes
 
 TWO = bound("a", container("main", {CORES: 2}))
 STATIC = NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))
@@ -90,6 +96,36 @@ def test_describe_has_cmks_shape() -> None:
             "name": "shared",
         },
     }
+
+
+def test_without_a_core_set_aside_infra_names_who_asked_for_shared() -> None:
+    """No CPU of static pools is in two: `shared` has no list then, as in CMK."""
+    config = NodeConfig(pools=StaticPools(exclusive_cores=2))
+    tasks = (task(9, SHARED, "0,3-4,7", "default/b/main"), task(8, INFRA, "0,3-4,7", "default/c/main"))
+    pools = cmk_pools(cmk_node(state_of(TWO, config=config))._replace(tasks=tasks))
+    assert pools[SHARED] == {0: {}, 1: {}}
+    assert pools[INFRA] == {0: {"0,4": [8, 9]}, 1: {"3,7": [8, 9]}}
+
+
+@given(static_nodes())
+def test_no_cpu_of_static_pools_is_in_two(sets: NodeSets) -> None:
+    """Whatever is offline, isolated or listed, also where an exclusive pool or the pool set aside has to be shared."""
+    cut, ledger = sets.pools, Ledger()
+    node = CMKNode(
+        sets.topology,
+        sets.universe,
+        cut.exclusive,
+        cut.non_isolcpus,
+        cut.set_aside,
+        sets.shared(ledger),
+        ledger,
+        is_static=cut.is_static,
+    )
+    pools = cmk_pools(node).values()
+    named = [
+        cpu for sockets in pools for lists in sockets.values() for cpus in lists for cpu in cpus.split(",")
+    ]
+    assert len(named) == len(set(named))
 
 
 def test_cores_stand_in_the_order_of_their_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 
 from pinning.errors import BadContract, PinningError
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -11,6 +12,7 @@ from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
 from pinning.planning.node_sets import NodeSets, Pools, check_machine, node_sets
 from tests.pinning.nodes import smt_machine
+from tests.strategies import static_nodes
 
 
 def cut(topology: Topology, reserved: str, pools: StaticPools | None) -> NodeSets:
@@ -37,7 +39,7 @@ def test_cmk_cuts_a_quad_core_like_this(
     sets = cut(smt_machine(4, isolated=isolated), reserved, StaticPools(*counts))
     assert str(sets.pools.exclusive) == exclusive
     assert str(sets.pools.set_aside) == shared
-    assert str(sets.common - sets.pools.exclusive) == infra
+    assert str(sets.shared(Ledger())) == infra
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,43 @@ def test_the_shared_set(isolated: str, shared: str) -> None:
     topology = smt_machine(4, isolated=isolated)
     sets = NodeSets(topology, topology.online, EMPTY, Pools(EMPTY, EMPTY, CPUSet.parse("1,5")))
     assert str(sets.shared(Ledger())) == shared
+
+
+@pytest.mark.parametrize(
+    ("isolated", "universe", "shared"),
+    [
+        pytest.param("", "0-11", "0,4-6,10-11", id="the reserve, and the cores in no pool"),
+        pytest.param("1-5,7-11", "0-11", "0,6", id="isolated cores in no pool stay empty"),
+        pytest.param("0-11", "0-11", "0,4-6,10-11", id="all isolated: those in no pool serve"),
+        pytest.param("", "1-3,7-9", "3,9", id="nothing else runs: the pool set aside"),
+        pytest.param("", "1-2,7", "1-2,7", id="not even that: the exclusive pool"),
+    ],
+)
+def test_shared_set_of_static_pools(isolated: str, universe: str, shared: str) -> None:
+    """Idle cores of the exclusive pools are in it only where nothing else runs, because it must not be empty."""
+    topology = smt_machine(6, isolated=isolated)
+    config = NodeConfig(reserved=CPUSet([0]), pools=StaticPools(exclusive_cores=2, shared_cores=1))
+    online = CPUSet.parse(universe)
+    sets = node_sets(topology.with_online(online), online, config)
+    assert (str(sets.pools.exclusive), str(sets.pools.set_aside)) == ("1-2,7-8", "3,9")
+    assert str(sets.shared(Ledger())) == shared
+
+
+def test_listed_cores_are_no_shared_ones() -> None:
+    """Cores of the pool outside isolcpus stay free for their claims too."""
+    pools = StaticPools(exclusive_non_isolcpus=CPUSet([2]))
+    assert str(cut(smt_machine(4), "0", pools).shared(Ledger())) == "0-1,3-5,7"
+
+
+@given(static_nodes())
+def test_static_pools_and_shared_set_are_disjoint(sets: NodeSets) -> None:
+    """On each machine, whatever is offline: never empty, and beside the pools wherever a CPU runs that is in none."""
+    shared = sets.shared(Ledger())
+    assert shared
+    assert shared <= sets.universe
+    assert sets.static_exclusive.isdisjoint(sets.pools.set_aside)
+    assert shared <= sets.unpooled or not sets.unpooled
+    assert shared.isdisjoint(sets.static_exclusive) or sets.universe <= sets.static_exclusive
 
 
 def test_the_pool_set_aside_serves_at_last() -> None:

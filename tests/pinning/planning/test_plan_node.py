@@ -219,6 +219,18 @@ def test_claims_come_from_their_pools() -> None:
     assert str(node.sets.shared(node.ledger)) == "0,4-5,7-8,12-13,15"
 
 
+def test_shared_work_stays_off_idle_cores_of_static_pools() -> None:
+    """The shared set does not change when claims come and go, and nothing runs beside half a core that is claimed."""
+    node = world(pools=StaticPools(exclusive_cores=2, shared_cores=1))
+    number = node.start("stranger", "x")
+    node.run_all()
+    assert str(node.containers[number].cpus) == "0,4-8,12-15"
+    node.add("a", [Wish("1", policy="exclusive")])
+    assert not node.run_all().actions
+    assert node.holds("a") == "1"
+    assert str(node.containers[number].cpus) == "0,4-8,12-15"
+
+
 @pytest.mark.parametrize(
     ("wish", "expected"),
     [

@@ -66,6 +66,9 @@ def check_converged(world: World) -> None:
 def check_settled(world: World, planned: Plan) -> None:
     """Check that every rule holds for the ledger, and that the plan is sound."""
     assert problems(planned.ledger, world.sets) == ()
+    assert planned.shared.isdisjoint(world.sets.static_exclusive) or not (
+        world.topology.online - world.sets.static_exclusive
+    )
     for at, action in enumerate(planned.actions):
         assert action.cpus
         assert action.cpus <= world.topology.online

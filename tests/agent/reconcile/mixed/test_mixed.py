@@ -236,9 +236,9 @@ def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> N
     tasks = [*node.tasks.start(owner, ""), *node.tasks.start(sharer, ""), *node.tasks.start(other, "")]
     state = node.run()
 
-    assert [node.cpus(number) for number in (owner, sharer, other)] == ["0-7", "0,2-4,6-7", "0,2,4,6"]
-    assert node.tasks.masks(tasks) == ["1,5", "0,2,4,6", "0,2,4,6"]
-    assert str(container(state, "a").others) == "0,2-4,6-7"
+    assert [node.cpus(number) for number in (owner, sharer, other)] == ["0-1,3-5,7", "0,3-4,7", "0,4"]
+    assert node.tasks.masks(tasks) == ["1,5", "0,4", "0,4"]
+    assert str(container(state, "a").others) == "0,3-4,7"
 
 
 def test_strict_threads_hold_for_who_was_wrapped_before(node: FakeNode) -> None:
@@ -252,7 +252,7 @@ def test_strict_threads_hold_for_who_was_wrapped_before(node: FakeNode) -> None:
     owner, sharer = node.start("a"), node.start("b")
     state = node.run()
 
-    assert [node.cpus(number) for number in (owner, sharer)] == ["1,5", "0,2-4,6-7"]
+    assert [node.cpus(number) for number in (owner, sharer)] == ["1,5", "0,3-4,7"]
     assert str(container(state, "a").others) == ""
 
 
