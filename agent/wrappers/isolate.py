@@ -58,10 +58,16 @@ class Isolator:
             cpus = await self._reached(peer, container)
             if want.is_pinned:
                 self._pin(peer, cpus)
-            return environment(self._view().environment(cpus))
+            return environment(self._environment(container, want, cpus))
         except BaseException:
             self._claims.end(peer.process)
             raise
+
+    def _environment(self, container: PassedContainer, want: Want, cpus: CPUSet) -> dict[str, str]:
+        """Return the variables of a program: with strict threads they name no CPUs that it cannot run on."""
+        view = self._view()
+        within = view.reach(container.owner, shared_use(want)) if self._is_strict else None
+        return view.environment(cpus, within)
 
     async def _cores_came(self, container: PassedContainer, want: Want) -> None:
         """Wait until a container has the cores that it may still get: it starts before a pass has seen it."""

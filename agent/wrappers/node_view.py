@@ -19,6 +19,7 @@ from pinning.contract import (
     SharedPool,
 )
 from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.planning.run_sets import asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -107,14 +108,24 @@ class NodeView:
             known = ", ".join(map(str, sockets))
             raise Denied(f"Requested socket {want.socket} does not exist: this node has {known}")
 
-    def environment(self, cpus: CPUSet) -> dict[str, str]:
-        """Return what CMK tells the command of a wrapper that runs on `cpus`."""
+    def environment(self, cpus: CPUSet, within: CPUSet | None = None) -> dict[str, str]:
+        """Return what CMK tells the command of a wrapper that runs on `cpus`; of pools what is `within`, None: all."""
+        shared, infra = (self.pool(PoolUse(pool)) for pool in (SharedPool.SHARED, SharedPool.INFRA))
+        if within is not None:
+            shared, infra = shared & within, infra & within
         return {
             CMK_CPUS_ASSIGNED: self._listed(cpus),
             CMK_CPUS_ASSIGNED_MASK: cpus.to_hex(),
-            CMK_CPUS_SHARED: self._listed(self.pool(PoolUse(SharedPool.SHARED))),
-            CMK_CPUS_INFRA: self._listed(self.pool(PoolUse(SharedPool.INFRA))),
+            CMK_CPUS_SHARED: self._listed(shared),
+            CMK_CPUS_INFRA: self._listed(infra),
         }
+
+    def reach(self, owner: Owner, use: PoolUse) -> CPUSet:
+        """Return where the tasks of a container may run under strict threads, one of which asked for a pool."""
+        held = self.state.ledger.of(owner)
+        if held and held.is_exclusive:
+            return held.cpus | (self._shared if asked(held) else EMPTY)
+        return (held.cpus if held else self._shared) | self.pool(use)
 
     def _listed(self, cpus: CPUSet) -> str:
         """Return every CPU by itself, core by core with its siblings, sockets one after the other."""

@@ -45,6 +45,7 @@ class Plan(NamedTuple):
     uncounted: Mapping[Owner, str] = (
         NONE_UNCOUNTED  # claims whose cores the scheduler does not count, and why
     )
+    is_strict: bool = False  # `strictThreads`: owners of CPUs run on these alone, whatever `cmk isolate` asks
 
     @property
     def shared(self) -> CPUSet:
@@ -87,6 +88,7 @@ def plan(observed: Observed, ledger: Ledger, config: NodeConfig) -> Plan:
         run_sets.uses,
         run_sets.undivided,
         assigner.uncounted,
+        config.strict_threads,
     )
 
 

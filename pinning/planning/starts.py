@@ -54,6 +54,7 @@ class StartTable:
     # What containers may run on besides what they hold, of those whose pods ask for it.
     others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
     busy: CPUSet = EMPTY  # what others still run on and leave now
+    is_strict: bool = False  # no wrapper brings an owner CPUs beside its own
 
     def start(self, owner: Owner, *, claims: bool, busy: CPUSet = EMPTY) -> Start | str:
         """Return where a container starts, or in words why it may not yet.
@@ -92,14 +93,20 @@ class StartTable:
         return (cpus & self.ledger.exclusive) - (held.footprint if held else EMPTY)
 
     def environment(self, start: Start) -> dict[str, str]:
-        """Return what the environment of a container that holds CPUs says, in CMK's words and forms."""
+        """Return what the environment of a container that holds CPUs says, in CMK's words and forms.
+
+        With strict threads it names no CPUs of pools that the container cannot run on: then a list may be empty.
+        """
         if not start.own:
             return {}
+        shared, infra = self.cmk_shared, self.shared
+        if self.is_strict:
+            shared, infra = shared & start.cpus, infra & start.cpus
         return {
             CMK_CPUS_ASSIGNED: _listed(start.own),
             CMK_CPUS_ASSIGNED_MASK: start.own.to_hex(),
-            CMK_CPUS_SHARED: _listed(self.cmk_shared),
-            CMK_CPUS_INFRA: _listed(self.shared),
+            CMK_CPUS_SHARED: _listed(shared),
+            CMK_CPUS_INFRA: _listed(infra),
         }
 
     def waiting_for(self, undone: Iterable[Action]) -> StartTable:
@@ -121,6 +128,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
         ),
         left_alone=left_alone,
         others=MappingProxyType(_others(plan)),
+        is_strict=plan.is_strict,
     )
     return table.waiting_for(plan.actions)
 

@@ -135,7 +135,9 @@ def test_strict_threads_keep_a_container_on_its_own_cores(tmp_path: Path) -> Non
     async def talk() -> None:
         scene = Scene(tmp_path, cmk_pod(), plain_pod(), config=NodeConfig(strict_threads=True))
         async with scene.agent(), scene.container() as container, scene.container("q") as other:
-            assert (await container.ask(isolate("exclusive"))).word == "ok"
+            own = await container.ask(isolate("exclusive"))
+            assert own.environment["CMK_CPUS_ASSIGNED"] == "1,5"
+            assert {own.environment[f"CMK_CPUS_{pool}"] for pool in ("SHARED", "INFRA")} == {""}
             assert scene.uses == {}
             for pool in ("shared", "infra"):
                 assert (
@@ -143,6 +145,25 @@ def test_strict_threads_keep_a_container_on_its_own_cores(tmp_path: Path) -> Non
                     in (await container.ask(isolate(pool))).text
                 )
             assert (await other.ask(isolate("infra"))).word == "ok"
+
+    asyncio.run(talk())
+
+
+def test_strict_threads_list_the_shared_set_where_the_pod_may_use_it(tmp_path: Path) -> None:
+    """By `shared-cpus` it has that set beside its cores, and no core that is set aside."""
+
+    async def talk() -> None:
+        pools = StaticPools(exclusive_cores=1, shared_cores=1)
+        config = NodeConfig(strict_threads=True, pools=pools)
+        pod = cmk_pod(cores=1, annotations={"shared-cpus.corepin.io/pod": "true"})
+        scene = Scene(tmp_path, pod, plain_pod(), config=config)
+        async with scene.agent(), scene.container() as container, scene.container("q") as other:
+            own = (await container.ask(isolate("exclusive"))).environment
+            assert (own["CMK_CPUS_SHARED"], own["CMK_CPUS_INFRA"]) == ("", "0,4,3,7")
+            infra = (await other.ask(isolate("infra"))).environment
+            assert (infra["CMK_CPUS_SHARED"], infra["CMK_CPUS_INFRA"]) == ("", "0,4,3,7")
+            shared = (await other.ask(isolate("shared"))).environment
+            assert (shared["CMK_CPUS_SHARED"], shared["CMK_CPUS_INFRA"]) == ("2,6", "0,4,3,7")
 
     asyncio.run(talk())
 

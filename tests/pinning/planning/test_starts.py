@@ -223,6 +223,27 @@ def test_environment_names_the_pool_that_is_set_aside() -> None:
     assert (said["CMK_CPUS_SHARED"], said["CMK_CPUS_INFRA"]) == ("3,7", "0,4")
 
 
+@pytest.mark.parametrize(
+    ("shared_cpus", "pools", "shared", "infra"),
+    [
+        pytest.param(None, None, "", "", id="its own CPUs alone"),
+        pytest.param("true", None, "0,2,3,4,6,7", "0,2,3,4,6,7", id="the shared set too"),
+        pytest.param("true", StaticPools(2, 1), "", "0,4", id="not the pool set aside"),
+    ],
+)
+def test_environment_with_strict_threads_names_no_cpus_out_of_reach(
+    shared_cpus: str | None, pools: StaticPools | None, shared: str, infra: str
+) -> None:
+    """Of the pools it lists what the container's cpuset has, and nothing where that is nothing."""
+    node = one_pod(replace(EXCLUSIVE, shared=shared_cpus), cores=4, pools=pools, strict_threads=True)
+    table = settled(node)
+    start = table.start(A, claims=True)
+    assert isinstance(start, Start)
+    said = table.environment(start)
+    assert said["CMK_CPUS_ASSIGNED"] == "1,5"
+    assert (said["CMK_CPUS_SHARED"], said["CMK_CPUS_INFRA"]) == (shared, infra)
+
+
 def test_environment_promises_nothing_to_those_who_hold_nothing() -> None:
     """A container of the shared set is told no CPUs: they change while it runs."""
     assert settled(world(4)).environment(Start(cpus("0-7"))) == {}
