@@ -123,14 +123,18 @@ class Process:
         return self._read(f"task/{task}/syscall").split()
 
     def open_files(self) -> dict[int, str]:
-        """Return what its file descriptors stand for."""
+        """Return what its file descriptors stand for, without those that it closes just now."""
+        found: dict[int, str] = {}
         folder = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             with os.scandir(folder) as entries:
                 numbers = [entry.name for entry in islice(entries, _MOST_FILES)]
-            return {int(number): os.readlink(number, dir_fd=folder) for number in numbers}
+            for number in numbers:
+                with suppress(FileNotFoundError):
+                    found[int(number)] = os.readlink(number, dir_fd=folder)
         finally:
             os.close(folder)
+        return found
 
     def ids(self) -> list[int]:
         """Return its id in each pid namespace that it is in, the outermost first."""

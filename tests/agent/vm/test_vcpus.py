@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.vm.node import Node, Roots
+from agent.vm.process import opened
 from agent.vm.threads import read_threads
 from pinning.vm_threads import VMM, Role, VMThreads
 from tests.agent.vm.fake_host import USER_WORKER, FakeHost
@@ -229,3 +230,25 @@ def test_missing_right_is_a_reason(tmp_path: Path) -> None:
         other.communicate()
 
     assert done.stdout == ("['cat'] the system calls of its threads may not be read (component vm-probe)\n")
+
+
+def test_a_file_that_closes_meanwhile_is_no_end_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that opens and closes files all the time keeps its machine: what it closed is passed over."""
+    spare = os.open(tmp_path / "spare", os.O_CREAT)
+    readlink = os.readlink
+    closed: list[int] = []
+
+    def close_first(name: str, *, dir_fd: int) -> str:
+        if not closed:
+            os.close(spare)
+            closed.append(spare)
+        return readlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "readlink", close_first)
+    with opened(Path("/proc"), os.getpid()) as process:
+        files = process.open_files()
+    assert closed
+    assert spare not in files
+    assert 0 in files

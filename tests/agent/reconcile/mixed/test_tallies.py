@@ -1,0 +1,111 @@
+"""Counts of tasks between sweeps: fresh, in turn, and only where they belong."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.node_state import NodeState
+from agent.process import Agent, Listeners
+from agent.reconcile import tallies
+from agent.reconcile.tallies import with_proofs
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner
+from pinning.task_parts import Tally
+from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import TWO, container
+from tests.agent.reconcile.test_loop import Reports
+
+MIXED = replace(TWO, shared="true")
+
+
+@pytest.fixture
+def mixed(node: FakeNode) -> list[str]:
+    """Return three containers with the shared set beside their cores, two tasks in each, that are counted once."""
+    started = []
+    for uid in ("a", "b", "c"):
+        node.add(uid, MIXED)
+        number = node.start(uid)
+        node.tasks.start(number, "", "")
+        started.append(number)
+    node.run()
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+    return started
+
+
+def move_all(node: FakeNode, mask: str) -> None:
+    """Let each application move its second task."""
+    for task in (2, 4, 6):
+        node.tasks.choose(task, mask)
+
+
+def count(node: FakeNode) -> dict[str, Tally | None]:
+    """Count once; return the tallies that changed, by pod."""
+    changed = node.runner.run(node.agent.reconciler.tallies.count())
+    return {owner.pod_uid: proof.tally for owner, proof in changed.items()}
+
+
+@pytest.mark.usefixtures("mixed")
+def test_a_moved_task_is_published_without_a_pass_and_before_the_next_sweep(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that moved itself to the shared set is in the published proof while no sweep and no pass comes."""
+    monkeypatch.setattr(tallies, "POLL_SECONDS", 0.01)
+
+    async def run() -> None:
+        reports = Reports()
+        agent: Agent = node.new_agent(reports)
+        serving = asyncio.create_task(agent.serve(Listeners()))
+        try:
+            await reports.until(
+                lambda state: {tally_of(state, uid) for uid in "abc"} == {Tally(home=2, others=0, both=0)}
+            )
+            node.tasks.choose(2, "4")
+            await reports.until(lambda state: tally_of(state, "a") == Tally(home=1, others=1, both=0))
+            assert tally_of(reports.states[-1], "b") == Tally(home=2, others=0, both=0)
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+    node.runner.run(run())
+
+
+def tally_of(state: NodeState, uid: str) -> Tally | None:
+    """Return what a state says of a pod's tasks."""
+    try:
+        proof = container(state, uid).proof
+    except (StopIteration, LookupError):
+        return None
+    return proof.tally if proof else None
+
+
+@pytest.mark.usefixtures("mixed")
+def test_nothing_new_is_not_shown(node: FakeNode) -> None:
+    """A round over tasks that stayed where they were shows no proof."""
+    assert count(node) == {}
+
+
+@pytest.mark.usefixtures("mixed")
+def test_each_container_gets_its_turn(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all change all the time, a round shows as many as it may, and the next one goes on after them."""
+    monkeypatch.setattr(tallies, "MOST_SHOWN", 2)
+    shown = []
+    for mask in ("4", "1,4", ""):
+        move_all(node, mask)
+        shown.append(sorted(count(node)))
+    assert shown == [["a", "b"], ["a", "c"], ["b", "c"]]
+
+
+@pytest.mark.usefixtures("mixed")
+def test_a_count_belongs_to_the_cpus_that_are_shown(node: FakeNode) -> None:
+    """A proof of other CPUs than a state shows, or of a container that it does not show, changes nothing in it."""
+    state = node.run()
+    proof = container(state, "a").proof
+    assert proof
+    newer = replace(proof, tally=Tally(home=0, others=0, both=2))
+
+    assert with_proofs(state, {Owner("a", "c0"): newer}) != state
+    assert with_proofs(state, {Owner("a", "c0"): replace(newer, cpus=CPUSet([0]))}) == state
+    assert with_proofs(state, {Owner("gone", "c0"): newer}) == state
