@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError
 from agent.interfaces import PassedContainer
+from agent.reconcile.tallies import with_proofs
 from apiserver.backoff import Backoff
 from pinning.errors import PinningError
 from pinning.planning.observed import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.interfaces import Interfaces, StatePublisher
-    from agent.node_state import NodeState
+    from agent.node_state import NodeState, Proof
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.reconciler import Reconciler
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
+    from pinning.planning.observed import Owner
 
 SWEEP_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 1.0  # of the machine: the kernel tells nobody when a CPU goes offline
@@ -99,6 +101,7 @@ class Loop:
             group.create_task(self._reconciler.runtime_sync.run())
             group.create_task(self._reconciler.vms.run())
             group.create_task(self._reconciler.boots.run())
+            group.create_task(self._reconciler.tallies.run(self._show_proofs))
             group.create_task(self._reconciler.observer.missing_pods.run())
             group.create_task(self._publisher.run())
             if self._interfaces.wrappers:
@@ -144,6 +147,14 @@ class Loop:
     def _show_wrappers(self) -> None:
         if self._passed:
             self._tell(self._passed)
+
+    def _show_proofs(self, proofs: Mapping[Owner, Proof]) -> None:
+        """Publish newer proofs of some containers; without a pass, for nothing is to be done about them."""
+        if self._passed:
+            state = with_proofs(self._passed, proofs)
+            if self._proven is self._passed:
+                self._proven = state
+            self._tell(state)
 
     def _failed(self, event: str, reason: str) -> float:
         """Count a failure, and return how long to wait."""

@@ -23,6 +23,7 @@ from agent.reconcile.quota_policy import times_throttled, unset_quotas
 from agent.reconcile.reserve import ReserveKeeper
 from agent.reconcile.result import node_state_of, pass_result
 from agent.reconcile.runtime_sync import RuntimeSync
+from agent.reconcile.tallies import TallyWatch
 from agent.reconcile.uninstall import give_back
 from agent.reconcile.verify import prove_tasks
 from agent.reconcile.vms import VMKeeper
@@ -98,6 +99,7 @@ class Reconciler:
         self.vms = VMKeeper(interfaces.vms, clock, request_pass)
         self.boots = BootKeeper(interfaces.boots, clock, metrics)
         self.observer = Observer(interfaces, clock, request_pass, self.vms)
+        self.tallies = TallyWatch(self.observer, interfaces.cgroups, clock)
         self._interfaces = interfaces
         self._settings = settings
         self._clock = clock

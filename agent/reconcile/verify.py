@@ -51,12 +51,10 @@ async def prove_tasks(
 def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) -> bool:
     if record.proof is None or record.cgroup is None or not record.is_running:
         return False
+    if record.split_home:
+        return prove_parts(record, cgroups)
     tasks = cgroups.tasks
     try:
-        if cgroups.split and record.split_home:
-            tally = cgroups.split.look(record.cgroup, record.parts)
-            stray = tasks.stray_tasks(record.cgroup, record.wanted)
-            return record.compared(len(stray.outside), 0, tally)
         is_first_placed = record.seen.pid in vm_tasks
         if record.is_new and record.seen.pid and not is_first_placed and record.proof.cpus <= record.wanted:
             _widen(record, record.cgroup, tasks)
@@ -64,6 +62,18 @@ def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) 
     except AgentError:  # it ends just now, or will be read again by the next sweep
         return False
     return record.compared(len(stray.outside), len(set(stray.narrowed) - vm_tasks))
+
+
+def prove_parts(record: ContainerRecord, cgroups: Cgroups) -> bool:
+    """Count the tasks on each part of a container that runs on more than it owns; say whether that is news."""
+    if record.cgroup is None or cgroups.split is None or not record.is_running:
+        return False
+    try:
+        tally = cgroups.split.look(record.cgroup, record.parts)
+        stray = cgroups.tasks.stray_tasks(record.cgroup, record.wanted)
+    except AgentError:
+        return False
+    return record.compared(len(stray.outside), 0, tally)
 
 
 def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from agent.node_state import NodeState
-from agent.process import Agent, Listeners
+from agent.process import Agent
 from agent.reconcile import tallies
 from agent.reconcile.tallies import with_proofs
 from pinning.machine.cpuset import CPUSet
@@ -16,7 +15,7 @@ from pinning.planning.observed import Owner
 from pinning.task_parts import Tally
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import TWO, container
-from tests.agent.reconcile.test_loop import Reports
+from tests.agent.reconcile.serving import Reports, serving
 
 MIXED = replace(TWO, shared="true")
 
@@ -54,22 +53,14 @@ def test_a_moved_task_is_published_without_a_pass_and_before_the_next_sweep(
     """A thread that moved itself to the shared set is in the published proof while no sweep and no pass comes."""
     monkeypatch.setattr(tallies, "POLL_SECONDS", 0.01)
 
-    async def run() -> None:
-        reports = Reports()
-        agent: Agent = node.new_agent(reports)
-        serving = asyncio.create_task(agent.serve(Listeners()))
-        try:
-            await reports.until(
-                lambda state: {tally_of(state, uid) for uid in "abc"} == {Tally(home=2, others=0, both=0)}
-            )
-            node.tasks.choose(2, "4")
-            await reports.until(lambda state: tally_of(state, "a") == Tally(home=1, others=1, both=0))
-            assert tally_of(reports.states[-1], "b") == Tally(home=2, others=0, both=0)
-        finally:
-            serving.cancel()
-            await asyncio.wait([serving])
+    async def scenario(_: Agent, reports: Reports) -> None:
+        at_home = Tally(home=2, others=0, both=0)
+        await reports.until(lambda state: {tally_of(state, uid) for uid in "abc"} == {at_home})
+        node.tasks.choose(2, "4")
+        await reports.until(lambda state: tally_of(state, "a") == Tally(home=1, others=1, both=0))
+        assert tally_of(reports.states[-1], "b") == at_home
 
-    node.runner.run(run())
+    serving(node, scenario)
 
 
 def tally_of(state: NodeState, uid: str) -> Tally | None:
