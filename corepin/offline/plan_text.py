@@ -94,7 +94,7 @@ def _rule(assignment: Assignment) -> str:
     claim = assignment.claim
     numa = NUMA_WORDS[assignment.numa]
     if assignment.policy is CPUPolicy.SHARE:
-        return f"{_counted(claim.count)} that containers without CPUs of their own use too, {numa}"
+        return f"{_counted(claim.count)} that other containers may use too, {numa}"
     if claim.origin is Origin.CMK:
         return f"{claim.count} of {claim.resource}, {SMT_WORDS[assignment.smt]}"
     is_vm = claim.origin is Origin.LAUNCHER

@@ -23,7 +23,7 @@ PENDING: Final = "pending"  # holds CPUs, and the kernel was not yet seen to kee
 
 _POLICIES: Final = {
     CPUPolicy.EXCLUSIVE.value: "CPUs of its own",
-    CPUPolicy.SHARE.value: "CPUs that containers without CPUs of their own use too",
+    CPUPolicy.SHARE.value: "CPUs that other containers may use too",
 }
 _SMT: Final = {policy.value: words for policy, words in SMT_WORDS.items()}
 _NUMA: Final = {policy.value: words for policy, words in NUMA_WORDS.items()}

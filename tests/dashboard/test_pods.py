@@ -44,7 +44,7 @@ def why(said: Document) -> str:
         ),
         (
             container("1") | {"policy": "share", "numaPolicy": ""},
-            "CPUs that containers without CPUs of their own use too, on the fewest NUMA nodes. That gave it CPUs 1.",
+            "CPUs that other containers may use too, on the fewest NUMA nodes. That gave it CPUs 1.",
         ),
         (container("1") | {"policy": "newer", "numaPolicy": "newer"}, "Newer, newer. That gave it CPUs 1."),
         (

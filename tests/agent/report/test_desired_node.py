@@ -16,6 +16,7 @@ from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_te
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
+from pinning.contract import OVERCOMMIT_CONDITION, OVERCOMMIT_TAINT_KEY
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
@@ -174,6 +175,23 @@ def test_requests_of_shared_containers_are_held_against_the_shared_cpus() -> Non
     assert overcommit(pods, state.ledger, 2) == Overcommit(3000, 2000)
     assert Overcommit(3000, 2000).is_over
     assert not Overcommit(2000, 2000).is_over
+
+
+@pytest.mark.parametrize(
+    ("pools", "status", "taints"),
+    [(None, "False", []), (StaticPools(exclusive_cores=2, shared_cores=1), "True", [OVERCOMMIT_TAINT_KEY])],
+    ids=["dynamic", "static"],
+)
+def test_idle_cores_of_static_pools_hold_no_shared_requests(
+    pools: StaticPools | None, status: str, taints: list[str]
+) -> None:
+    """Three CPUs of requests fit a node of eight, and not the reserved two where pools have the other six."""
+    pods = [bound("a", container("x", requests="1500m")), bound("b", container("x", requests="1500m"))]
+    state = state_of(*pods, config=NodeConfig(pools=pools))
+    desired = desired_node(state, pods, NodeOptions(overcommit_taint=True))
+    assert desired
+    assert [it.status for it in desired.conditions if it.type == OVERCOMMIT_CONDITION] == [status]
+    assert [it.key for it in desired.taints] == taints
 
 
 def test_requests_of_a_pod_as_a_whole_count() -> None:

@@ -189,7 +189,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
         "default/web/main: exclusive, CPUs 1-2 on NUMA node 0: 2 CPUs, smt-policy isolate (one thread of each core,",
         "default/cmk/main: exclusive, CPUs 3,11 on NUMA node 0: 1 of cmk.intel.com/exclusive-cores, cores of its own",
         "default/vm/compute: exclusive, CPU 4 on NUMA node 1: dedicated CPUs of a virtual machine",
-        "default/s/main: share, CPU 12 on NUMA node 1: 1 CPU that containers without CPUs of their own use too",
+        "default/s/main: share, CPU 12 on NUMA node 1: 1 CPU that other containers may use too",
         "refused: default/big/main: NotEnoughCPUs: wanted 20",
         "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 more than it runs on",
         "default/web/proxy requests 700m CPU beside the pinned containers, and runs in the shared set",
