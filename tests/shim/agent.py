@@ -81,6 +81,7 @@ class FakeAgent:
             stdin=subprocess.DEVNULL if text is None else None,
             capture_output=True,
             text=True,
+            errors="backslashreplace",  # bytes of the agent's answer, as tests make them
             check=False,
             timeout=SECONDS,
         )
