@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 256  # connections of one container: more cores than it may have
 OPEN: Final = 2048  # connections of the node; beyond, each pod and container has its share of these
-RATE: Final = 100.0  # turns a second of the node; an answer takes the agent half a millisecond to one
+RATE: Final = 70.0  # turns a second of the node; an answer takes the agent half a millisecond to one
 BURST: Final = 512  # turns that begin at once after the node was quiet
 RESERVE: Final = 32  # turns that begin at once after a pod was quiet, shared by the pods that are busy
 BEGUN_AT_ONCE: Final = 4  # waiting turns in one iteration of the loop, so that a burst does not hold it up

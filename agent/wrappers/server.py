@@ -36,7 +36,9 @@ PAUSE_SECONDS: Final = 0.1  # when there is no descriptor left for another conne
 SEND_BUFFER: Final = (
     8192  # bytes of an answer that wait in the kernel for one who does not read; it takes it for twice
 )
-REPORT_TURNS: Final = 10  # of a request for a report of the node, which takes the agent so many times longer
+REPORT_TURNS: Final = (
+    8  # of a request for a report of the node, which takes the agent so many times longer, or less
+)
 UNKNOWN: Final = Origin("", "")  # of processes that ended or cannot be seen
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
 

@@ -224,7 +224,7 @@ def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: p
         asking = await connect(scene)
         asking.send(b"cmk 1 describe\n\n")
         assert await told(asking) == b"ok 2\n0\n"
-        assert turns == [1, 1, 9]
+        assert turns == [1, 1, server.REPORT_TURNS - 1]
 
     played(tmp_path, talk)
 
