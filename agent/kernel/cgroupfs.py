@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone, Refused
+from agent.errors import AgentError, Gone, Refused
 from pinning.machine.cpuset import CPUSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 V1: Final = 1
 V2: Final = 2
@@ -155,6 +159,14 @@ def subfolders(folder: Path) -> list[Path]:
             return []
         raise translated(error, folder) from error
     return [folder / name for name in sorted(names)]
+
+
+def ids_below(folder: Path, file: str) -> Iterator[int]:
+    """Yield what is listed in a file of a cgroup and of those below it; those that are gone list nothing."""
+    with suppress(AgentError):  # gone; or threaded (cgroup v2): then the one above lists its processes
+        yield from map(int, read_text(folder / file).split())
+    for child in subfolders(folder):
+        yield from ids_below(child, file)
 
 
 def _read_or_none(path: Path) -> str | None:

@@ -6,13 +6,14 @@ import os
 import time
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.errors import Gone, Unsettled
 from agent.interfaces import StartState, StrayTasks
 from agent.kernel.affinity import EVERYWHERE, read_affinity
-from agent.kernel.cgroupfs import PROCS, read_text, subfolders
+from agent.kernel.cgroupfs import PROCS, ids_below, read_text, subfolders
 from agent.kernel.mover import ListedThreads, move_threads
 from agent.kernel.procfs import is_alive, started
 from pinning.machine.cpuset import EMPTY
@@ -54,8 +55,13 @@ class KernelTasks:
         return tasks_below(self._hierarchy.folder(cgroup), self._hierarchy.tasks)
 
     def start_state(self, cgroup: str) -> StartState:
-        """Return how far its container has come; raise Gone."""
-        return start_state_of(int(pid) for pid in read_text(self._hierarchy.folder(cgroup) / PROCS).split())
+        """Return how far its container has come; raise Gone.
+
+        crun puts a container's processes into a cgroup below the container's own.
+        """
+        folder = self._hierarchy.folder(cgroup)
+        own = map(int, read_text(folder / PROCS).split())
+        return start_state_of(chain(own, *(ids_below(child, PROCS) for child in subfolders(folder))))
 
 
 def tasks_below(folder: Path, tasks_file: str) -> list[int]:

@@ -52,7 +52,7 @@ class ContainerRecord(Retried):
     is_new: bool = False  # its tasks were not looked at since this agent saw it come
     is_assured: bool = False  # this agent told the runtime where it runs
     wanted: CPUSet = EMPTY  # where the last plan wants it; empty before there is one
-    right: tuple[CPUSet, float] | None = None  # what it was seen right on, and for how long it ran by then
+    right: tuple[CPUSet, float | None] | None = None  # what it was seen right on, after how many seconds
     mems: CPUSet = EMPTY  # the NUMA nodes that its memory is bound to if it starts now; empty: to none
     sent_mems: CPUSet = EMPTY  # what the runtime took for these last
     memory: CPUSet = EMPTY  # the NUMA nodes that the kernel gives it memory from, where that was read
@@ -187,22 +187,26 @@ class ContainerRecord(Retried):
         self.proof = replace(before, outside=outside, narrowed=narrowed, tally=tally)
         return self.proof != before
 
-    def was_right(self, cpus: CPUSet, seconds: float) -> None:
-        """Note on which CPUs it is as it shall be, and for how long it may have run by then: the first time counts."""
+    def was_right(self, cpus: CPUSet, seconds: float | None) -> None:
+        """Note on which CPUs it is as it is to be, and for how long it may have run by then; None: not known.
+
+        The first time counts.
+        """
         if self.right and self.right[0] in (cpus, self.home):
-            seconds = min(seconds, self.right[1])
+            seconds = min((it for it in (seconds, self.right[1]) if it is not None), default=None)
         self.right = (cpus, seconds)
 
     def settled(self) -> float | None:
-        """Say that it runs where it shall; return the seconds that it may have run elsewhere, the first time.
+        """Note that it runs where it is to; return the seconds that it may have run elsewhere, the first time.
 
-        What was right when it was first looked at started so.
+        What was right when it was first looked at started so. None where the seconds are not known.
         """
         if not self.is_awaited or self.proof is None:
             return None
         self.is_awaited = False
         window = self.right[1] if self.right and not self.started_right else 0.0
-        self.proof = replace(self.proof, window_seconds=round(window, 4))
+        if window is not None:
+            self.proof = replace(self.proof, window_seconds=round(window, 4))
         return window
 
     def _prove(self, cpus: CPUSet, when: str, path: Path) -> None:

@@ -45,13 +45,14 @@ def note_right(record: ContainerRecord, cpus: CPUSet, tasks: Tasks, clock: Clock
     elif record.is_awaited:
         with suppress(AgentError):
             start = tasks.start_state(record.cgroup)
-            record.was_right(cpus, start.seconds or 0.0 if record.is_running or start.has_begun else 0.0)
+            record.was_right(cpus, start.seconds if record.is_running or start.has_begun else 0.0)
 
 
-def seconds_in_vm(record: ContainerRecord, clock: Clock) -> float:
-    """Return for how long a container runs of whose processes only the runtime knows; 0: not yet, or not known."""
-    started = record.seen.started
-    return max(0.0, clock.wall().timestamp() - started) if started else 0.0
+def seconds_in_vm(record: ContainerRecord, clock: Clock) -> float | None:
+    """Return for how long a container runs of whose processes only the runtime knows; None: not known."""
+    if started := record.seen.started:
+        return max(0.0, clock.wall().timestamp() - started)
+    return None if record.is_running else 0.0
 
 
 class Exposure:

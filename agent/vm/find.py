@@ -12,15 +12,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Gone
-from agent.kernel.cgroupfs import PROCS, read_text, subfolders
+from agent.kernel.cgroupfs import PROCS, ids_below
 from agent.vm.names import companion_role, has_dragonball, kind_of, parts_of
 from agent.vm.process import opened
 from agent.vm.qemu_args import read_args, read_shape
 from pinning.vm_threads import VMM, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from agent.kernel.cgroupfs import Hierarchy
     from agent.vm.node import Command, Node, Roots
@@ -109,14 +108,7 @@ def ids_in(hierarchy: Hierarchy | None, cgroups: Iterable[str], file: str) -> li
     """Return what is listed in a file of some cgroups and those below, ascending; those that are gone list nothing."""
     if hierarchy is None:
         return []
-    return sorted({number for cgroup in cgroups for number in _ids_below(hierarchy.folder(cgroup), file)})
-
-
-def _ids_below(folder: Path, file: str) -> Iterator[int]:
-    with suppress(AgentError):  # gone; or threaded (cgroup v2): then the one above lists its processes
-        yield from map(int, read_text(f"{folder}/{file}").split())
-    for child in subfolders(folder):
-        yield from _ids_below(child, file)
+    return sorted({number for cgroup in cgroups for number in ids_below(hierarchy.folder(cgroup), file)})
 
 
 def _commands(node: Node, pids: Iterable[int]) -> list[Command]:

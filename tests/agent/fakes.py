@@ -127,7 +127,9 @@ class FakeCgroups:
     quotas: dict[str, int] = field(default_factory=dict)
     writes: list[tuple[str, str]] = field(default_factory=list)
     widened: list[tuple[str, int]] = field(default_factory=list)
-    ages: dict[str, float] = field(default_factory=dict)  # of first processes, by cgroup
+    ages: dict[str, float | None] = field(
+        default_factory=dict
+    )  # of first processes, by cgroup; None: not known
     begun: set[str] = field(default_factory=set)  # cgroups of created containers that run without being told
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None

@@ -8,10 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from agent.kernel.tasks import start_state_of
+from agent.errors import Gone
+from agent.kernel.cgroupfs import V2, Hierarchy
+from agent.kernel.cpusets import KernelCpusets
+from agent.kernel.tasks import KernelTasks, start_state_of
 
 # Takes a name as runc's processes do, says so, and ends when its input does.
 NAMED = """
@@ -52,6 +56,30 @@ def test_age_is_that_of_the_oldest_process() -> None:
             passed = time.monotonic() - since
     assert age is not None
     assert age >= int(passed * 100) / 100 - 0.01
+
+
+def cgroup_of(folder: Path, *processes: int) -> None:
+    """Make a cgroup of some processes, as a folder."""
+    folder.mkdir()
+    (folder / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in processes))
+
+
+def test_processes_below_the_containers_own_cgroup_count(tmp_path: Path) -> None:
+    """A container of crun has its processes in a cgroup of its own, and its program may make many more, which may go."""
+    hierarchy = Hierarchy(V2, tmp_path, tmp_path)
+    tasks = KernelTasks(hierarchy, KernelCpusets(hierarchy))
+    cgroup_of(tmp_path / "scope")
+    assert tasks.start_state("/scope") == (None, False)
+    with process("sleep") as first:
+        cgroup_of(tmp_path / "scope/container", first)
+        for number in range(1000):
+            cgroup_of(tmp_path / f"scope/container/{number}")
+        (tmp_path / "scope/container/7/cgroup.procs").unlink()
+        begun = tasks.start_state("/scope")
+    assert begun.has_begun
+    assert begun.seconds is not None
+    with pytest.raises(Gone):
+        tasks.start_state("/gone")
 
 
 def test_nobody_has_not_begun() -> None:

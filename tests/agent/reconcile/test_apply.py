@@ -14,6 +14,8 @@ from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
 from tests.pinning.world import Wish
 
+WINDOWS = "corepin_agent_unpinned_window_seconds_count"
+
 
 def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
     """What is created has no cgroup to write: the runtime takes the set, and the container starts with it."""
@@ -42,6 +44,21 @@ def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode)
 
     assert container(node.run(), "a").proof.window_seconds == 1.0
     assert node.cpus(number) == "1,5"
+
+
+def test_window_that_is_not_known_is_none(node: FakeNode) -> None:
+    """A container that was moved while it ran, and whose processes' age cannot be read, is not said to have no window."""
+    node.add("a", TWO)
+    node.run()
+    number = node.start("a")
+    node.cgroups.ages[node.cgroup(number)] = None
+    proof = container(node.run(), "a").proof
+
+    assert (str(proof.cpus), proof.window_seconds) == ("1,5", None)
+    node.cgroups.ages[node.cgroup(number)] = 0.0
+    assert container(node.run(), "a").proof.window_seconds is None
+    registry = node.agent.reconciler.metrics.registry
+    assert registry.get_sample_value(WINDOWS, {"path": "cgroup"}) is None
 
 
 def test_created_container_is_not_sent_again_and_again(node: FakeNode) -> None:
