@@ -27,6 +27,7 @@ PODS = Path(__file__).with_name("cmk_pods.yaml")
 PODS_WITHOUT_WEBHOOK = Path(__file__).with_name("cmk_pods_without_webhook.yaml")
 FLAGS = (f"--host-list={NODE}", "--num-exclusive-cores=4", "--num-shared-cores=1", "--excl-non-isolcpus=12")
 FINAL = {"Succeeded", "Failed"}
+HELD = ["sleep", "1000000"]
 
 
 def walk(cluster: Cluster) -> None:
@@ -124,7 +125,7 @@ def hold(cluster: Cluster) -> None:
         pid=pid,
         cpus=cpus,
         allowed=allowed,
-        command=Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1],
+        command=command_line(pid),
         environment={
             name: environment.get(name) for name in sorted(environment) if name.startswith("CMK_CPUS")
         },
@@ -138,7 +139,7 @@ def held() -> dict[str, Any]:
     main_container = {
         "name": "main",
         "image": "cmk:v1.5.2",
-        "command": ["/opt/bin/cmk", "isolate", "--pool=exclusive", "sleep", "--", "1000000"],
+        "command": ["/opt/bin/cmk", "isolate", "--pool=exclusive", HELD[0], "--", *HELD[1:]],
         "resources": {"limits": {"cmk.intel.com/exclusive-cores": "2"}},
     }
     metadata = {"name": "held", "namespace": NAMESPACE}
@@ -164,12 +165,24 @@ def holders(cluster: Cluster) -> dict[str, list[str]]:
 
 
 def wrapped(cluster: Cluster) -> dict[int, list[str]]:
-    """Return which process has which cores of the exclusive pool."""
+    """Return which wrapped command has which cores of the exclusive pool.
+
+    Until it is wrapped, its container stands there by the id of its first process, or by 1.
+    """
     found: dict[int, list[str]] = {}
     for cpus, tasks in holders(cluster).items():
-        for task in filter(str.isdecimal, tasks):
-            found.setdefault(int(task), []).append(cpus)
+        for task in map(int, tasks):
+            if command_line(task) == HELD:
+                found.setdefault(task, []).append(cpus)
     return found
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the words of a process's command line; none when it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def kill(cluster: Cluster) -> None:
