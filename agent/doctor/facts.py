@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.doctor.checks import AgentFacts, Facts
-from agent.doctor.foreign_threads import foreign_threads, processes, runs_corepin
+from agent.doctor.foreign_threads import foreign_threads, runs_corepin
 from agent.doctor.nri import AgentNRI, Socket
 from agent.doctor.nri_socket import look_at
+from agent.doctor.programs import kubelet_runs, programs, writers
 from agent.doctor.vms import VMFacts
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
@@ -29,18 +30,6 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 SYS_PTRACE: Final = 19  # the bit of this capability
-
-WRITERS: Final = {  # by the name of the process, which the kernel cuts at 15 letters
-    "koordlet": "koordlet",
-    "tuned": "tuned",
-    "crane-agent": "Crane's agent",
-    "nri-resource-po": "an NRI resource policy",
-    "dracpu": "dra-driver-cpu",
-    "cpusetter": "CPU-Pooler",
-    "cmk": "Intel CMK",
-    "numad": "numad",
-    "cset": "cset",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +49,12 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
     """Return what is found; `state` is what the agent's socket says, threads are watched for some seconds."""
     missing: dict[str, str] = {}
     proc = places.root / "proc"
-    running = dict(processes(proc))
+    running = tuple(programs(proc))
     hierarchy = _hierarchy(places.cgroups, missing)
     agent = agent_facts(state) if state is not None else None
     return Facts(
         kubelet=read_kubelet_policy(places.kubelet_state),
-        kubelet_runs="kubelet" in running.values(),
+        kubelet_runs=kubelet_runs(running),
         topology=_topology(places.root, missing),
         agent=agent,
         runtime=_runtime(places.runtime, missing),
@@ -75,9 +64,7 @@ def read_facts(places: Places, state: Mapping[str, Any] | None, seconds: float) 
         cgroup_writable=_is_writable(hierarchy, is_root=os.geteuid() == 0),
         pod_roots=places.pod_roots,
         pod_root=_first_there(places.pod_roots, hierarchy),
-        writers=tuple(
-            f"{WRITERS[name]} (pid {pid})" for pid, name in sorted(running.items()) if name in WRITERS
-        ),
+        writers=writers(running),
         foreign_threads=foreign_threads(proc, state, agent.exclusive, seconds)
         if state is not None and agent
         else None,

@@ -50,13 +50,6 @@ def foreign_threads(
     return ForeignThreads(by_cgroup, kernel)
 
 
-def processes(proc: Path) -> Iterator[tuple[int, str]]:
-    """Yield id and name of each process."""
-    for folder in proc.glob("[0-9]*"):
-        with suppress(OSError):
-            yield int(folder.name), (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-
-
 def runs_corepin(proc: Path, verb: str) -> bool:
     """Say whether a process runs one of corepin's verbs."""
     for folder in proc.glob("[0-9]*"):
@@ -80,8 +73,8 @@ class _Thread(NamedTuple):
 def _threads(proc: Path, cpus: CPUSet) -> Iterator[_Thread]:
     """Yield each thread of other processes that ran on one of the CPUs last."""
     numbers = {str(cpu) for cpu in cpus}
-    for pid, _ in processes(proc):
-        for task in _tasks(proc / str(pid)):
+    for process in proc.glob("[0-9]*"):
+        for task in _tasks(process):
             with suppress(OSError, IndexError):  # it ended
                 if thread := _read_thread(task, numbers):
                     yield thread

@@ -13,7 +13,7 @@ TIMES: Final = slice(11, 13)  # in user and in kernel mode
 STARTED: Final = 19
 PROCESSOR: Final = 36
 EXIT_STATUS: Final = 49  # as waitpid returns it; 0 for readers that may not trace the task
-_DEAD: Final = frozenset("ZXx")  # zombies and tasks that are being freed
+DEAD: Final = frozenset("ZXx")  # zombies and tasks that are being freed
 
 
 def started(pid: int) -> int:
@@ -25,7 +25,7 @@ def started(pid: int) -> int:
 def is_alive(task: int) -> bool:
     """Say whether a process or thread is there and more than a zombie, which keeps the CPUs it died with."""
     fields = stat_fields(task)
-    return bool(fields) and fields[STATE] not in _DEAD
+    return bool(fields) and fields[STATE] not in DEAD
 
 
 def stat_fields(task: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from agent.doctor.facts import WRITERS
+from agent.doctor.programs import IN_PODS
 from tests.node.waiting import until, until_equal
 from tests.servers.daemon import plain_environment
 from tests.shim.agent import ENVIRONMENT, SECONDS, FakeAgent, error, ok
@@ -112,7 +112,7 @@ def test_process_1_is_not_taken_for_intel_cmk(agent: FakeAgent) -> None:
     process.communicate()
 
     assert name == "corepin-cmk"
-    assert name not in WRITERS
+    assert name not in IN_PODS
 
 
 def test_process_1_of_a_shared_pool_stays_in_it(agent: FakeAgent) -> None:
