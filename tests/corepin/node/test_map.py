@@ -37,6 +37,16 @@ PUBLISHED = {
     STATUS_TOPOLOGY: topology_text(STATE),
     STATUS_POOLS: pools_text(STATE, (), NodeOptions()),
 }
+VM = {
+    "kind": "qemu",
+    "emulator": "0",
+    "iothreads": [],
+    "vhost": "",
+    "oneToOne": False,
+    "reason": "",
+    "note": "",
+    "refused": [],
+}
 POD = """
 apiVersion: v1
 kind: Pod
@@ -118,6 +128,33 @@ def test_troubles_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "a/b/c: its CPUs could not be set",
     ):
         assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "shown"),
+    [
+        (["0", "0", "0", "0"], "4 vCPUs on CPU 0, emulator on 0"),
+        (["0-1", "0-1"], "2 vCPUs on CPUs 0-1, emulator on 0"),
+        (["3"], "1 vCPU on CPU 3, emulator on 0"),
+    ],
+)
+def test_words_of_a_machine_on_one_cpu_and_of_what_claims_nothing_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], vcpus: list[str], shown: str
+) -> None:
+    """CPUs are counted, not vCPUs; a container without a claim runs on CPUs that its pod's machine owns: none are shared."""
+    state = to_dict(STATE)
+    pod = next(pod for pod in state["pods"] if pod["name"] == "web")
+    owner = pod["containers"][0]
+    pod["containers"].append({**owner, "name": "side", "policy": None})
+    pod["vm"] = {**VM, "vcpus": vcpus}
+    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
+        main(["map", "--socket", path])
+
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"default/web: virtual machine (qemu), {shown}" in words
+    assert f"default/web/main: exclusive on CPUs {owner['cpus']}" in words
+    assert f"default/web/side: its virtual machine's CPUs {owner['cpus']}" in words
+    assert "shared CPU" not in words.partition("default/web/side")[2].partition("default/web:")[0]
 
 
 def test_threads_of_a_container_that_may_run_on_more_are_counted(
