@@ -55,8 +55,8 @@ class KernelSplit:
             cgroup
         ):  # also where tasks outrun the move: the cpuset holds them
             moved = self._write(cgroup, after.cpus, turn)
+        _check(moved)  # before what is left on both parts is remembered as the application's choice
         self.look(cgroup, after)
-        _check(moved)
 
     def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> Moved:
         self._cpusets.write(cgroup, cpus)

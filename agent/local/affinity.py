@@ -83,14 +83,17 @@ class AffinityCgroups:
         return EMPTY
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Put every thread of a cgroup on `cpus`; raise Gone, Unsettled, or ValueError for an empty set."""
+        """Put every thread of a cgroup on `cpus`; raise Gone, Unsettled, or ValueError for an empty set.
+
+        A cgroup that is unsettled keeps what it was given: some of its threads may be there yet.
+        """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
         self.read(cgroup)
-        self._given[cgroup] = cpus
         threads = ListedThreads(lambda: self.tasks(cgroup))
         if not move_threads(threads, lambda _, mask: None if mask == cpus else cpus).is_settled:
             raise Unsettled("its processes start threads faster than these are moved")
+        self._given[cgroup] = cpus
 
     def stray_tasks(self, cgroup: str, cpus: CPUSet) -> StrayTasks:
         """Compare every thread of a cgroup with `cpus`; raise Gone."""

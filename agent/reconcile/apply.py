@@ -152,8 +152,10 @@ class Applier:
             self._put(record, record.cgroup, action)
         except Refused:
             return None
-        except Unsettled as error:  # its cpuset is written, and keeps it off the CPUs of others
+        except Unsettled as error:
+            # What is read back decides: a written cpuset keeps it off the CPUs of others
             unsettled = error
+            record.was_outrun()
         except AgentError as error:
             return self._failed(record, error)
         done = self._read_back(record, action.cpus, Path.CGROUP)

@@ -65,6 +65,7 @@ class ContainerRecord(Retried):
     )
     parts: Parts = NO_PARTS  # where its tasks were put last; without a home: nowhere
     is_split: bool = False  # this agent has put them there
+    is_outrun: bool = False  # it tried, and they were started faster
     applied: CPUSet = EMPTY  # what was last read after a write of ours, or found and left
     proof: Proof | None = None
 
@@ -137,15 +138,19 @@ class ContainerRecord(Retried):
 
     def held(self, own: CPUSet) -> None:
         """Take what an earlier agent let it own and more for its parts, until this one puts its tasks there."""
-        if not (self.is_split or self.is_new) and own <= self.applied != own:
+        if not (self.is_split or self.is_new or self.is_outrun) and own <= self.applied != own:
             self.parts = parts_of(self.applied, own)
 
     def split(self, parts: Parts, seconds: float | None = None) -> None:
         """Note where its tasks were put, and how long that took where it was widened for it."""
         self.parts, self.is_split = parts, bool(parts.home) and self.is_running
-        self.is_new = self.is_new and not self.is_split
+        self.is_new, self.is_outrun = self.is_new and not self.is_split, False
         if self.proof and seconds is not None and self.proof.split_seconds is None:
             self.proof = replace(self.proof, split_seconds=round(seconds, 4))
+
+    def was_outrun(self) -> None:
+        """Note that its tasks were started faster than they were put anywhere: one on all of its CPUs chose nothing."""
+        self.is_outrun = True
 
     def found(self, cpus: CPUSet, when: str) -> None:
         """Take over what was read from the kernel, as nobody of us wrote it since it was made."""

@@ -16,6 +16,7 @@ from pinning.planning.node_config import NodeConfig, Quota, StaticPools
 from pinning.planning.observed import Owner, State
 from pinning.task_parts import Tally
 from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.scenes import PLAIN, TWO, container
 from tests.pinning.world import Wish
 
@@ -280,3 +281,34 @@ def test_a_container_whose_cgroup_nobody_knows_settles_on_its_own_cpus(node: Fak
     found = container(state, "a")
     assert (str(found.cpus), str(found.others), found.is_pinned) == ("1,5", "", True)
     assert node.runtime.calls == sent == [(number, "1,5")]
+
+
+def test_a_container_whose_tasks_outrun_the_pass_is_failing_and_the_others_are_placed(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state names it with the reason while its cpuset keeps it off others' CPUs; once it starts no more, it settles."""
+    node.add("a", MIXED)
+    node.add("b", PLAIN)
+    node.add("c", TWO)
+    number, plain, other = node.start("a"), node.start("b"), node.start("c")
+    node.tasks.start(number, "", "")
+    listed, starts = FakeTasks.of, [True]
+
+    def start_another(tasks: FakeTasks, cgroup: str) -> list[int]:
+        found = listed(tasks, cgroup)
+        if starts and cgroup == node.cgroup(number):
+            tasks.start(number, "")
+        return found
+
+    monkeypatch.setattr(FakeTasks, "of", start_another)
+    node.new_agent()
+    state = node.run()
+    assert state.failures == ("test/pod-a/c0",)
+    assert (node.cpus(plain), node.cpus(other)) == ("0,3-4,7", "2,6")
+    assert CPUSet.parse(node.cpus(number)).isdisjoint(CPUSet.parse("2,6"))
+
+    starts.clear()
+    node.time.now += 120
+    state = node.run(2)
+    assert state.failures == ()
+    assert {node.tasks.masks([task])[0] for task in listed(node.tasks, node.cgroup(number))} == {"1,5"}
