@@ -69,6 +69,7 @@ CMK_RECONCILE_REPORT = ("Cmk-reconcilereport", "cmk-reconcilereports")
 CREATED_BY = "corepin.io/created-by"  # on the agents' namespace where the next command created it
 CREATED_BY_CLUSTER_INIT = "cluster-init"
 AGENT_NODE_LABEL = "corepin.io/agent"  # on nodes that `corepin cmk cluster-init` chose for an agent
+CPU_GROUP_LABEL = "corepin.io/cpu-group"  # on nodes: whose key config.NAME.yaml their agents take
 NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may be born with it; the agent takes it away
 OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
 KUBELET_CONDITION = "CorepinKubeletPolicy"

@@ -1,0 +1,86 @@
+"""Groups of nodes with a configuration of their own: which key of the agents' ConfigMap a node takes.
+
+The label `corepin.io/cpu-group: NAME` of a node chooses the key `config.NAME.yaml`; without it the node takes
+`config.yaml`. A key that is missing is never replaced by the default: its numbers may not fit the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pinning.contract import CPU_GROUP_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+KEY: Final = "config.yaml"  # of nodes in no group
+NO_GROUP: Final = ""
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # as the API server has labels
+
+
+class Waiting(NamedTuple):
+    """Why an agent does not start with any configuration."""
+
+    reason: str  # one word, of a condition
+    message: str
+
+
+def is_group(name: str) -> bool:
+    """Report whether a text can be the name of a group."""
+    return _NAME.fullmatch(name) is not None
+
+
+def key_of(group: str, default: str = KEY) -> str:
+    """Return the key, or the name of the file, that the nodes of a group take."""
+    file = PurePath(default)
+    return f"{file.stem}.{group}{file.suffix}" if group else default
+
+
+def groups_among(keys: Iterable[str], default: str = KEY) -> frozenset[str]:
+    """Return the groups that have a key."""
+    file = PurePath(default)
+    start, end = f"{file.stem}.", file.suffix
+    named = (
+        key[len(start) : len(key) - len(end)] for key in keys if key.startswith(start) and key.endswith(end)
+    )
+    return frozenset(name for name in named if is_group(name))
+
+
+def choose_group(
+    labelled: str | None, remembered: str | None, there: Collection[str], default: str = KEY
+) -> str | Waiting:
+    """Return the group whose key an agent takes at its start, or why it waits.
+
+    `labelled` is what the label says, empty without one; `remembered` is the choice of the last start. None of both
+    is known where the value is None. `there` are the groups that have a key.
+    """
+    group = remembered if labelled is None else labelled
+    if group is None:
+        return _not_known() if there else NO_GROUP
+    if group != NO_GROUP and not is_group(group):
+        return Waiting(
+            "BadGroup", f"label {CPU_GROUP_LABEL}: {group[:70]!r} is no name of a group: change the label"
+        )
+    if group != NO_GROUP and group not in there:
+        return _no_key(group, key_of(group, default), is_labelled=labelled is not None)
+    return group
+
+
+def _not_known() -> Waiting:
+    message = (
+        f"the API server does not say whether this node has a label {CPU_GROUP_LABEL}, no earlier start is"
+        " remembered, and groups of nodes have other CPU numbers: let the agent reach the API server"
+    )
+    return Waiting("GroupNotKnown", message)
+
+
+def _no_key(group: str, key: str, *, is_labelled: bool) -> Waiting:
+    whence = (
+        f"label {CPU_GROUP_LABEL}={group}"
+        if is_labelled
+        else f"the last start took group {group} (the API server does not say the label now)"
+    )
+    message = f"{whence}, but the agents' ConfigMap has no key {key}: add the key, or change the label"
+    return Waiting("NoGroupConfiguration", message)
