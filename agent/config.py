@@ -72,6 +72,7 @@ class AgentConfig:
     api: ApiFlags | None = None  # None: the account that every pod of a cluster has
     namespace: str = AGENT_NAMESPACE  # of the ConfigMap that mirrors the pools
     node_options: NodeOptions = NodeOptions()
+    group: str = ""  # of nodes, whose file `config` was read from; empty: none
     cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,12 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from agent import cmk_command
+from agent.access import api_access, open_api
 from agent.checkpoint import StateDir, Unusable
 from agent.clock import Clock
-from agent.config import USER_AGENT
-from agent.errors import AgentError, Refused, Unavailable
+from agent.errors import Refused, Unavailable
+from agent.group_start import GroupMemory
+from agent.group_wait import reset_with, started_with
 from agent.interfaces import Interfaces
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from agent.checkpoint import Saved
     from agent.config import AgentConfig
     from agent.cri.runtime import CRI
+    from agent.group_start import ConfigFiles
     from agent.interfaces import (
         Cgroups,
         ContainerWatch,
@@ -47,27 +49,32 @@ if TYPE_CHECKING:
     )
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
-    from apiserver.access import Access
     from apiserver.client import Api
 
 logger = logging.getLogger(__name__)
 
 
-async def run(config: AgentConfig) -> None:
-    """Be the agent of this node until SIGTERM."""
+async def run(config: AgentConfig, files: ConfigFiles | None = None) -> None:
+    """Be the agent of this node until SIGTERM; of `files` the node's label chooses the configuration."""
     disable_created_metrics()  # type: ignore[no-untyped-call] # a third of the exposition, and nobody asks for it
     if config.cmk_install_dir:
         _install_command(config.cmk_install_dir)
-    agent = await build(config)
+    await run_until_signal(_work(config, files))
+
+
+async def _work(config: AgentConfig, files: ConfigFiles | None) -> None:
+    agent = await build(await started_with(config, files))
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections need not walk it again and again
-    await run_until_signal(agent, Listeners(config.listen, config.socket))
+    await agent.serve(Listeners(config.listen, config.socket))
 
 
-async def reset(config: AgentConfig) -> None:
+async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:
     """Give every container all CPUs back, and remove everything the agent ever published."""
-    agent = await build(config)
+    agent = await build(await reset_with(config, files))
     await agent.reset()
+    if files:
+        GroupMemory(config.state_dir, config.node).forget()
     if config.cmk_install_dir:
         cmk_command.remove(config.cmk_install_dir)
 
@@ -87,7 +94,7 @@ def _install_command(folder: Path) -> None:
 async def build(config: AgentConfig) -> Agent:
     """Return the agent of this node; raise AgentError or PinningError for what an operator has to correct."""
     state_dir = StateDir(config.state_dir)
-    api = None if config.pods_dir else _api(config)
+    api = None if config.pods_dir else open_api(config)
     pods = _pods(config, api)
     runtime, cgroups, container_watch = await _runtime(config, pods)
     machine, saved = _machine(config, cgroups.cpusets, state_dir)
@@ -138,16 +145,19 @@ def load(state_dir: StateDir, machine: Machine) -> Saved | None:
 
 async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     """Return what the operator chose, and what the kubelet says where it is to be asked."""
+    settings = Settings(config.node, config.config, config.kubelet_state, group=config.group)
     if config.kubelet_url is None:
-        return Settings(config.node, config.config, config.kubelet_state)
+        return settings
     from agent.kubelet.configz import adopt, ask_kubelet
 
     topology = machine.topology()
-    kubelet = await ask_kubelet(replace(_access(config), url=config.kubelet_url), topology)
+    kubelet = await ask_kubelet(replace(api_access(config), url=config.kubelet_url), topology)
     if kubelet is None:
-        return Settings(config.node, config.config, config.kubelet_state)
+        return settings
     chosen = adopt(config.config, kubelet, topology, machine.universe())
-    return Settings(config.node, chosen, config.kubelet_state, kubelet.policy, kubelet.memory_policy)
+    return replace(
+        settings, config=chosen, kubelet_policy=kubelet.policy, memory_policy=kubelet.memory_policy
+    )
 
 
 async def _runtime(config: AgentConfig, pods: PodSource) -> tuple[Runtime, Cgroups, ContainerWatch | None]:
@@ -238,24 +248,6 @@ async def _cri(config: AgentConfig) -> CRI:
     with suppress(Unavailable):  # it may come later: the loop asks again
         await runtime.identify()
     return runtime
-
-
-def _api(config: AgentConfig) -> Api:
-    from apiserver.client import Api
-
-    return Api(_access(config), USER_AGENT)
-
-
-def _access(config: AgentConfig) -> Access:
-    from apiserver.access import Access
-    from apiserver.errors import APIError
-
-    if config.api is None:
-        try:
-            return Access.in_cluster(os.environ)
-        except APIError as error:
-            raise AgentError(f"{error}: name an API server with --api-server, or --pods-dir") from error
-    return Access(config.api.url, config.api.ca_file, config.api.token_file)
 
 
 def _pods(config: AgentConfig, api: Api | None) -> PodSource:

@@ -230,6 +230,7 @@ class NodeState:
     reclaimed: tuple[
         Reclaimed, ...
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
+    group: str = ""  # of nodes, whose configuration the agent started with; empty: none
     reclaims_dropped: int = 0  # how many of these there were before, beyond what is kept
 
     @property

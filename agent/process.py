@@ -20,7 +20,7 @@ from agent.report.publisher import Publisher
 from agent.serve.endpoints import Endpoints, listen_http, listen_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
     from agent.checkpoint import Saved, StateDir
@@ -95,13 +95,13 @@ class Agent:
             await asyncio.wait([background])
 
 
-async def run_until_signal(agent: Agent, listeners: Listeners) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def run_until_signal(work: Coroutine[object, object, None]) -> None:
+    """Do the work of an agent until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    serving = asyncio.create_task(agent.serve(listeners))
+    serving = asyncio.create_task(work)
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not stopped.is_set():

@@ -84,6 +84,7 @@ HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its presence counts, not its value
 
 # Where the programs of one node find each other, the kubelet and the kernel, unless their flags say otherwise.
+AGENT_CONFIG = "/etc/corepin/node/config.yaml"
 AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"

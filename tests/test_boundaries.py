@@ -113,6 +113,12 @@ ROOMS = {
         *("agent.checkpoint", "agent.clock", "agent.interfaces", "agent.metrics", "agent.node_state"),
         *("agent.reconcile", "agent.report.publisher", "agent.serve"),
     ),
+    "agent.access": ("agent.config", "agent.errors", "apiserver"),
+    "agent.group_start": ("apiserver", "pinning"),
+    "agent.group_wait": (
+        *("agent.access", "agent.config", "agent.group_start", "agent.report", "agent.serve"),
+        *("apiserver", "pinning"),
+    ),
     "agent.main": ("agent", "apiserver", "pinning"),
     "webhook.metrics": (),
     "webhook.config": ("apiserver", "kubeyaml", "webhook.metrics", "pinning"),
@@ -138,7 +144,16 @@ ROOMS = {
     "corepin.run": (
         *("corepin.documents", "corepin.errors", "corepin.flags", "corepin.node_file"),
         *("corepin.host_flags", "corepin.rule_files", "corepin.terminal"),
-        *("agent.config", "agent.errors", "agent.main", "apiserver.errors", "certs", "logs", "pinning"),
+        *(
+            "agent.config",
+            "agent.errors",
+            "agent.group_start",
+            "agent.main",
+            "apiserver.errors",
+            "certs",
+            "logs",
+            "pinning",
+        ),
         *("agent.kubelet.policy", "agent.nri.guard", "agent.nri.guard_process"),
         *(
             "corepin.node.kube_access",
@@ -243,8 +258,12 @@ def test_main_alone_knows_every_implementation() -> None:
         },  # names of cgroups; the demo's own cgroups; how files of cgroups and processes are read; masks
         "agent.local": {"agent.main"},
         "agent.pod_watch": {"agent.main"},
-        "agent.report": {"agent.main", "agent.process"},  # the publisher, which knows no reporter
-        "agent.serve": {"agent.process"},
+        "agent.report": {
+            "agent.main",
+            "agent.process",  # the publisher, which knows no reporter
+            "agent.group_wait",  # one condition, while there is no configuration to report with
+        },
+        "agent.serve": {"agent.process", "agent.group_wait"},
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from agent.doctor.check import finding, ok, unknown
+from agent.doctor.groups import NOT_ASKED, GroupFacts, group_checks
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket, held_back_checks, nri_checks
 from agent.doctor.numa import NOT_WANTED as NO_TOPOLOGY
 from agent.doctor.numa import NUMAFacts, numa_checks
@@ -74,6 +75,7 @@ class Facts:
     foreign_threads: ForeignThreads | None = None
     vms: VMFacts = NO_VMS
     numa: NUMAFacts = NO_TOPOLOGY
+    group: GroupFacts = NOT_ASKED
     missing: Mapping[str, str] | None = None  # why, by field
 
     def why(self, name: str) -> str:
@@ -112,6 +114,7 @@ def examine(facts: Facts) -> tuple[Check, ...]:
             numa_checks(facts.numa, observes=facts.agent is not None and facts.agent.observes),
             _writers(facts),
             _agent(facts),
+            group_checks(facts.group),
             vm_checks(facts.vms, can_pin=facts.can_pin),
             _troubles(facts),
             _foreign_threads(facts),

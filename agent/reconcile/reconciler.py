@@ -67,6 +67,7 @@ class Settings:
     kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
     kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # what it said at start, if its file says nothing
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # the same of its Memory Manager
+    group: str = ""  # of nodes, whose configuration this is; empty: none
 
     def kubelet_now(self) -> KubeletPolicy:
         """Return the policy that the kubelet works under now."""
@@ -165,7 +166,9 @@ class Reconciler:
         await self._pin_vms(plan, observed, config, undone)
         result = pass_result(observed, plan, self.observer, self._foreign_writes, self.vms.states())
         names = self._settings.node, self._interfaces.runtime.name
-        return node_state_of(result, *names, kubelet, self._watched.start_way, observes=config.observe)
+        starts, group = self._watched.start_way, self._settings.group
+        state = node_state_of(result, *names, kubelet, starts, observes=config.observe)
+        return replace(state, group=group)
 
     def _knows_enough(self, observed: Observed) -> bool:
         """Say whether to act: with a ledger soon, for pods may have been edited while there was no agent."""

@@ -17,6 +17,7 @@ from pinning.contract import (
     CMK_NODE_LABEL,
     CMK_TAINT_KEY,
     CMK_TAINT_VALUE,
+    CPU_GROUP_LABEL,
     CPUMANAGER_LABELS,
     DEGRADED_CONDITION,
     GATE_CPU_MANAGER,
@@ -28,6 +29,7 @@ from pinning.contract import (
     STATUS_POOLS,
     STATUS_TOPOLOGY,
 )
+from pinning.planning.cpu_groups import key_of
 from pinning.planning.requests import Overcommit, overcommit, sidecars
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 LONGEST_MESSAGE: Final = 1024  # of a condition
+LONGEST_LABEL: Final = 63
 VERSION: Final = 1  # of the pools annotation
 NO_SCHEDULE: Final = "NoSchedule"
 KUBELET_REMEDY: Final = "set cpuManagerPolicy to none in the kubelet's configuration"
@@ -62,17 +65,22 @@ class DesiredNode:
 
 
 def desired_node(
-    state: NodeState, pods: Collection[Pod], options: NodeOptions, published: Mapping[str, int] | None = None
+    state: NodeState,
+    pods: Collection[Pod],
+    options: NodeOptions,
+    published: Mapping[str, int] | None = None,
+    labelled: str | None = None,
 ) -> DesiredNode | None:
     """Return what the node shall say; None while pods or ledger are not complete.
 
     While the runtime does not list its containers, only the reason is written.
 
-    `published` are the numbers of extended resources that were written last.
+    `published` are the numbers of extended resources that were written last, `labelled` is the group that the node's
+    label names now; None: it is not known.
     """
     resources = node_resources(state, pods, published)
     if resources is None:
-        return DesiredNode(conditions=(_degraded(state),)) if state.runtime_reason else None
+        return DesiredNode(conditions=(_degraded(state, labelled),)) if state.runtime_reason else None
     load = overcommit(pods, state.ledger, len(state.shared))
     taints = _taints(options, load)
     return DesiredNode(
@@ -82,7 +90,7 @@ def desired_node(
         no_taints=() if OVERCOMMIT_TAINT in taints else (OVERCOMMIT_TAINT,),
         no_taint_keys=frozenset({NOT_READY_TAINT_KEY}),
         resources=resources,
-        conditions=(_kubelet(state), _overcommit(load), _plugins(state), _degraded(state)),
+        conditions=(_kubelet(state), _overcommit(load), _plugins(state), _degraded(state, labelled)),
     )
 
 
@@ -194,7 +202,7 @@ def _plugins(state: NodeState) -> Condition:
     return Condition(PLUGIN_CONDITION, "True", "AnotherPluginSetsCPUs", message)
 
 
-def _degraded(state: NodeState) -> Condition:
+def _degraded(state: NodeState, labelled: str | None) -> Condition:
     if state.runtime_reason:
         message = (
             f"the runtime does not list its containers, so the agent keeps what runs: {state.runtime_reason}"
@@ -206,6 +214,8 @@ def _degraded(state: NodeState) -> Condition:
             f" for the agent: {state.listing_fault}"
         )
         return Condition(DEGRADED_CONDITION, "True", "NRINotListed", message[:LONGEST_MESSAGE])
+    if labelled is not None and labelled != state.group:
+        return Condition(DEGRADED_CONDITION, "True", "GroupChanged", _group_changed(state.group, labelled))
     if state.kills:
         ends = ", ".join(
             f"{kill.pod}/{kill.container} at {kill.when or 'an unknown time'}" for kill in state.kills
@@ -214,6 +224,15 @@ def _degraded(state: NodeState) -> Condition:
         return Condition(DEGRADED_CONDITION, "True", "OutOfMemory", message[:LONGEST_MESSAGE])
     message = "the runtime lists its containers, and no container of corepin was killed for its memory limit"
     return Condition(DEGRADED_CONDITION, "False", "NotDegraded", message)
+
+
+def _group_changed(group: str, labelled: str) -> str:
+    now = f"is now {labelled[:LONGEST_LABEL]}" if labelled else "is gone"
+    taken = key_of(labelled[:LONGEST_LABEL])
+    return (
+        f"label {CPU_GROUP_LABEL} {now}, but the agent runs with {key_of(group)} since its start: delete its pod on"
+        f" this node, so that the next one takes {taken}; containers keep their CPUs meanwhile"
+    )
 
 
 def _json(content: Mapping[str, Any]) -> str:

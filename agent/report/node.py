@@ -24,6 +24,7 @@ from apiserver.client import STRATEGIC_PATCH
 from apiserver.errors import APIError, Conflict, Unavailable
 from apiserver.list_watch import ListWatch
 from apiserver.pages import decode_any
+from pinning.contract import CPU_GROUP_LABEL
 
 if TYPE_CHECKING:
     from agent.interfaces import PodSource
@@ -129,12 +130,18 @@ class NodeReport:
     def _desired(self) -> DesiredNode | None:
         if self._state is None:
             return None
-        desired = desired_node(self._state, self._pods.pods().values(), self._options, self._published)
+        pods, labelled = self._pods.pods().values(), self._labelled()
+        desired = desired_node(self._state, pods, self._options, self._published, labelled)
         if desired and self._state.is_synchronised:
             self._published = {
                 name: number for name, number in desired.resources.items() if number is not None
             }
         return desired
+
+    def _labelled(self) -> str | None:
+        """Return the group that the label of the node names, empty without one; None while no node was read."""
+        node = self._newest_known()
+        return None if node is None else (node.metadata.labels or {}).get(CPU_GROUP_LABEL, "")
 
     async def _bring_to(self, desired: DesiredNode) -> bool:
         """Patch what differs; return whether anything did. A node that changed meanwhile is read again."""
@@ -163,9 +170,12 @@ class NodeReport:
 
     async def _newest(self) -> Node:
         """Return the node as the watch has it, or the answer to our own request when that is newer."""
+        node = self._newest_known()
+        if node is None:
+            node = self._answered = await decode_any(_node, await self._api.get(self._path))
+        return node
+
+    def _newest_known(self) -> Node | None:
         watched = next(iter(self._nodes.items.values()), None)
         known = [node for node in (watched, self._answered) if node]
-        if not known:
-            self._answered = await decode_any(_node, await self._api.get(self._path))
-            return self._answered
-        return max(known, key=lambda node: int(node.metadata.resource_version))
+        return max(known, key=lambda node: int(node.metadata.resource_version), default=None)

@@ -31,6 +31,7 @@ HEAD_LIMIT: Final = 8192  # bytes of a request; probes and Prometheus send a few
 SENT_AT_ONCE: Final = (
     2**16
 )  # bytes: what a client does not read takes twice as much memory, not the whole body
+STARTING: Final = "starting: pods and containers are not listed yet"
 TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -54,8 +55,14 @@ class Response:
 class Endpoints:
     """Answers about the agent, which is ready once it knows all pods and containers of the node."""
 
-    def __init__(self, newest: Callable[[], NodeState | None], registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        newest: Callable[[], NodeState | None],
+        registry: CollectorRegistry,
+        starting: Callable[[], str] = lambda: STARTING,
+    ) -> None:
         self._newest = newest
+        self._starting = starting  # what is waited for before there is a state
         self._metrics = MetricsPage(registry)
 
     async def respond(self, path: str) -> Response:
@@ -74,7 +81,7 @@ class Endpoints:
         """Say why the agent is not ready, None when it is."""
         state = self._newest()
         if state is None:
-            return "starting: pods and containers are not listed yet"
+            return self._starting()
         if not state.containers_complete:
             return f"the runtime does not answer: {state.runtime_reason}".removesuffix(": ")
         if not state.pods_complete:

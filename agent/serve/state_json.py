@@ -31,6 +31,7 @@ def to_dict(state: NodeState) -> dict[str, Any]:
         "node": state.node,
         "runtime": state.runtime,
         "kubelet": str(state.kubelet),
+        "group": state.group,
         "observes": state.observes,
         "podsComplete": state.pods_complete,
         "containersComplete": state.containers_complete,

@@ -16,7 +16,7 @@ from corepin.host_flags import add_host_flags, keeps_topology, nri_socket, runti
 from corepin.node.agent_socket import add_socket_flag, read_state
 from corepin.node.kube_api import add_context_flag
 from corepin.terminal import columns, json_text, plain
-from pinning.contract import NUMA_CPUS, PRODUCT
+from pinning.contract import AGENT_CONFIG, CPU_GROUP_LABEL, NUMA_CPUS, PRODUCT
 
 if TYPE_CHECKING:
     import argparse
@@ -44,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
     add_host_flags(parser)
     add_context_flag(parser)
+    add_flag(parser, "--config", "FILE", "the agent's node configuration", AGENT_CONFIG)
     add_flag(parser, "--seconds", "N", "how long to watch who runs on exclusive CPUs", "1")
     add_output_flag(parser, "JSON")
     return parser
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _facts(args: argparse.Namespace) -> Facts:
     from agent.doctor.facts import Places, read_facts
+    from agent.doctor.groups import GroupFacts
     from agent.kernel.cgroup_names import pod_roots
 
     places = Places(
@@ -80,8 +82,19 @@ def _facts(args: argparse.Namespace) -> Facts:
             f"the agent is of another version of corepin ({error!r}): use the same version"
         ) from error
     node = args.node or (state or {}).get("node")
+    facts = replace(facts, group=GroupFacts(None, (state or {}).get("group"), _groups(Path(args.config))))
     facts = _with_cluster(facts, node, args.context, {"agent": why} if why else {})
     return replace(facts, numa=_numa(node, args.context)) if keeps_topology(args) else facts
+
+
+def _groups(config: Path) -> frozenset[str] | None:
+    """Return the groups of nodes that have a configuration; None where none is mounted, outside of the agent's pod."""
+    from pinning.planning.cpu_groups import groups_among
+
+    try:
+        return groups_among((file.name for file in config.parent.iterdir()), config.name)
+    except OSError:
+        return None
 
 
 def _state(socket: str) -> tuple[dict[str, Any] | None, str]:
@@ -105,7 +118,8 @@ def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: 
         shown = read_node(node, context)
         cpu = millicores(shown.allocatable.get("cpu", "0"))
         vms = facts.vms._replace(labels=shown.labels)
-        return replace(facts, kubelet_millicores=cpu, vms=vms, missing=missing)
+        group = facts.group._replace(labelled=shown.labels.get(CPU_GROUP_LABEL, ""))
+        return replace(facts, kubelet_millicores=cpu, vms=vms, group=group, missing=missing)
     except (CommandFailed, BadQuantity) as failure:
         return replace(facts, missing={**missing, "kubelet_millicores": str(failure)})
 

@@ -16,6 +16,7 @@ from corepin.flags import (
 )
 from corepin.host_flags import add_host_flags, keeps_topology, runtime_endpoint
 from pinning.contract import (
+    AGENT_CONFIG,
     AGENT_NAMESPACE,
     AGENT_SOCKET,
     GATE_CPU_MANAGER,
@@ -23,14 +24,16 @@ from pinning.contract import (
     SIDECAR_CPU,
     SIDECAR_MEMORY,
 )
+from pinning.planning.cpu_groups import NO_GROUP
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Coroutine
 
     from agent.config import AgentConfig, ApiFlags, NodeOptions
+    from agent.group_start import ConfigFiles
 
-CONFIG = Path("/etc/corepin/node/config.yaml")
+CONFIG = Path(AGENT_CONFIG)
 STATE_DIR = "/var/lib/corepin"
 TAINTS = frozenset({"cmk", "overcommit"})
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent acts on the first
@@ -105,10 +108,11 @@ def run(args: argparse.Namespace) -> int:
     from agent import main
     from logs import formatter
 
-    config = _config(args)
+    config, files = _config(args), _files(args)
     formatter.configure()
     _log_flags(args)
-    _finish(main.reset(config) if args.reset else main.run(config))
+    work = main.reset if args.reset else main.run
+    _finish(work(config, None if config.pods_dir else files))
     return 0
 
 
@@ -131,11 +135,9 @@ def _finish(work: Coroutine[object, object, None]) -> None:
 
 def _config(args: argparse.Namespace) -> AgentConfig:
     from agent.config import AgentConfig, parse_cmk_reports, parse_configz, parse_nri
-    from corepin.node_file import read_node_file
     from pinning.errors import BadContract
     from pinning.planning.node_config import DEFAULT
 
-    file = Path(args.config) if args.config else CONFIG
     try:
         return AgentConfig(
             node=args.node or socket.gethostname().lower(),
@@ -149,7 +151,9 @@ def _config(args: argparse.Namespace) -> AgentConfig:
             kubelet_cgroup_root=args.kubelet_cgroup_root,
             nri=parse_nri(args.nri),
             cmk_install_dir=_path(args.cmk_install_dir),
-            config=read_node_file(str(file)) if args.config or file.exists() else DEFAULT,
+            config=_files(args).load(NO_GROUP)
+            if args.pods_dir
+            else DEFAULT,  # else the node's label chooses it
             kubelet_state=Path(args.kubelet_state),
             kubelet_url=parse_configz(args.kubelet_configz),
             listen=optional_address("--metrics-listen", args.metrics_listen, ":8081"),
@@ -161,6 +165,18 @@ def _config(args: argparse.Namespace) -> AgentConfig:
         )
     except BadContract as problem:
         raise CommandFailed(str(problem)) from problem
+
+
+def _files(args: argparse.Namespace) -> ConfigFiles:
+    """Return the configuration files; raise CommandFailed where a flag names one that is not there."""
+    from agent.group_start import ConfigFiles
+    from corepin.node_file import read_node_file
+
+    file = Path(args.config) if args.config else CONFIG
+    files = ConfigFiles(file, lambda path: read_node_file(str(path)), is_named=bool(args.config))
+    if files.is_named and not files.groups():
+        files.load(NO_GROUP)
+    return files
 
 
 def _api(args: argparse.Namespace) -> ApiFlags | None:

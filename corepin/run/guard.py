@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.errors import CommandFailed
 from corepin.flags import add_flag, add_list_flag, add_optional_flag, listed, optional_address
-from corepin.run.agent import CONFIG
+from corepin.run.agent import CONFIG, STATE_DIR
 from pinning.contract import KUBELET_STATE, NRI_SOCKET
+from pinning.planning.cpu_groups import NO_GROUP, key_of
 
 if TYPE_CHECKING:
     import argparse
@@ -41,6 +42,8 @@ def add_parser(
     text = f"other namespaces whose pods always start; may be repeated; default: {EXEMPT}"
     add_list_flag(parser, "--exempt", "NAMESPACE,...", text)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", str(CONFIG))
+    text = "the agent's directory, which says of which group of nodes this node is"
+    add_flag(parser, "--state-dir", "DIR", text, STATE_DIR)
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
     add_flag(parser, "--health-listen", "HOST:PORT", "health, plain HTTP; off: not served", LISTEN)
     return parser
@@ -53,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from logs import formatter
 
     listen = optional_address("--health-listen", args.health_listen, LISTEN)
-    config, kubelet_state = Path(args.config), Path(args.kubelet_state)
-    guard = Guard(exempt(args), lambda: observes(config, kubelet_state))
+    config, kubelet_state, state_dir = Path(args.config), Path(args.kubelet_state), Path(args.state_dir)
+    guard = Guard(exempt(args), lambda: observes(config, kubelet_state, state_dir))
     formatter.configure()
     facts = {name: value for name, value in vars(args).items() if name not in {"run", "verb"}}
     logger.info("starting", extra={"facts": facts})
@@ -73,18 +76,21 @@ def exempt(args: argparse.Namespace) -> frozenset[str]:
     return frozenset({*named, args.namespace} - {None})
 
 
-def observes(config: Path, kubelet_state: Path) -> bool:
+def observes(config: Path, kubelet_state: Path, state_dir: Path) -> bool:
     """Say whether the agent gives no CPUs on this node, as it decides that itself.
 
+    Of a node in a group the file of the group counts, which the last start of the agent has left in its directory.
     With a configuration that cannot be read the agent does not run, and nothing says that it shall only observe.
     """
+    from agent.group_start import GroupMemory
     from agent.kubelet.policy import KubeletPolicy, read_kubelet_policy
     from corepin.node_file import read_node_file
 
     if read_kubelet_policy(kubelet_state) is KubeletPolicy.STATIC:
         return True
     try:
-        return config.exists() and read_node_file(str(config)).observe
-    except (CommandFailed, OSError) as error:
+        file = config.with_name(key_of(GroupMemory(state_dir).recall() or NO_GROUP, config.name))
+        return file.exists() and read_node_file(str(file)).observe
+    except (CommandFailed, OSError, ValueError) as error:  # ValueError: a group that names no file
         logger.warning("node configuration not read", extra={"facts": {"reason": str(error)}})
         return False

@@ -10,7 +10,7 @@ import yaml
 
 from agent.report import desired_node, events
 from pinning import contract
-from pinning.planning import refusal
+from pinning.planning import cpu_groups, refusal
 from tests.docs import said
 
 PAGE = Path("docs/troubleshooting.md").read_text(encoding="utf-8")
@@ -165,7 +165,7 @@ def test_alerts_are_told_and_exist() -> None:
 def test_conditions_and_taints_are_told_and_exist() -> None:
     """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
     described = section("Conditions and taints of nodes")
-    code = said.texts(desired_node.__file__)
+    code = said.texts(desired_node.__file__) | said.texts(cpu_groups.__file__)
     conditions = {
         contract.KUBELET_CONDITION,
         contract.OVERCOMMIT_CONDITION,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.group_start import GroupMemory
 from corepin import cli
 from corepin.run.guard import exempt, observes
 
@@ -49,7 +50,18 @@ def test_it_observes_when_the_agent_does(
         state.write_text(json.dumps({"policyName": kubelet}))
     if config is not None:
         file.write_text(config)
-    assert observes(file, state) is expected
+    assert observes(file, state, tmp_path) is expected
+
+
+def test_it_observes_where_the_group_of_the_node_does(tmp_path: Path) -> None:
+    """The agent left the group in its directory; other groups' files do not count, nor does a missing one."""
+    file, memory = tmp_path / "config.yaml", GroupMemory(tmp_path, "n1")
+    file.write_text("observe: true")
+    (tmp_path / "config.big.yaml").write_text("observe: false")
+    (tmp_path / "config.seen.yaml").write_text("observe: true")
+    for group, expected in (("", True), ("big", False), ("seen", True), ("gone", False), ("/", False)):
+        memory.keep(group)
+        assert observes(file, tmp_path / "none", tmp_path) is expected
 
 
 def test_a_wrong_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:

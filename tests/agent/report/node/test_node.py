@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,5 +131,40 @@ def test_reset_before_anything_was_told_reads_the_node_and_leaves() -> None:
         await report_of(api).reset()
         assert server.node["metadata"]["labels"] == {}
         assert api.requests == 2
+
+    run(act)
+
+
+def test_a_label_that_changes_is_shown_until_it_is_back() -> None:
+    """The agent goes on with the configuration of its start; the condition names the label, both keys and the remedy."""
+    group = "corepin.io/cpu-group"
+
+    def condition(server: Server) -> Any:
+        return next(it for it in server.node["status"]["conditions"] if it["type"] == "CorepinDegraded")
+
+    async def act(server: Server, api: Api) -> None:
+        server.change(metadata={"labels": {group: "big"}})
+        report = report_of(api)
+        await report.publish(replace(state_of(), group="big"))
+        assert condition(server)["status"] == "False"
+        for label, words in (
+            (
+                "small",
+                "is now small, but the agent runs with config.big.yaml since its start: delete its pod",
+            ),
+            (None, "is gone, but the agent runs with config.big.yaml"),
+        ):
+            server.written.clear()
+            server.change(metadata={"labels": {group: label}})
+            server.tell()
+            await server.written.wait()
+            assert condition(server)["reason"] == "GroupChanged"
+            assert words in condition(server)["message"]
+        server.written.clear()
+        server.change(metadata={"labels": {group: "big"}})
+        server.tell()
+        await server.written.wait()
+        assert condition(server)["reason"] == "NotDegraded"
+        await report.reset()
 
     run(act)

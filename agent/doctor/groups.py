@@ -1,0 +1,53 @@
+"""Whether a node's agent runs with the configuration that the node's label names. Pure: the facts are given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.doctor.check import finding, ok, unknown
+from pinning.contract import CPU_GROUP_LABEL
+from pinning.planning.cpu_groups import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.doctor.check import Check
+
+
+class GroupFacts(NamedTuple):
+    """What is known of the group of a node; None where it is not."""
+
+    labelled: str | None = None  # what the label says; empty: there is none
+    running: str | None = None  # with whose configuration the agent runs; empty: that of nodes in no group
+    there: frozenset[str] | None = None  # the groups that have a key; None: no configuration is mounted here
+
+
+NOT_ASKED = GroupFacts()
+
+
+def group_checks(facts: GroupFacts) -> Iterator[Check]:
+    """Yield what is to be said of a group; nothing where there is neither a label nor an agent with a group."""
+    subject = "configuration"
+    labelled, running = facts.labelled, facts.running
+    if labelled is None:
+        if running:
+            message = f"the agent runs with {key_of(running)}; the label {CPU_GROUP_LABEL} is not known"
+            yield unknown(
+                subject, message, "let KUBECONFIG reach the cluster, and name this node with --node"
+            )
+        return
+    if labelled and facts.there is not None and labelled not in facts.there:
+        message = (
+            f"label {CPU_GROUP_LABEL}={labelled}, but the agents' ConfigMap has no key {key_of(labelled)}"
+        )
+        yield finding(
+            subject, f"{message}: an agent that starts waits for it", "add the key, or change the label"
+        )
+    elif running is not None and labelled != running:
+        now = f"is {labelled}" if labelled else "is gone"
+        message = f"label {CPU_GROUP_LABEL} {now}, but the agent runs with {key_of(running)}"
+        yield finding(
+            subject, message, f"delete the agent's pod on this node: the next one takes {key_of(labelled)}"
+        )
+    elif labelled:
+        yield ok(subject, f"{key_of(labelled)}, as the label {CPU_GROUP_LABEL} says")

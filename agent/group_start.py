@@ -1,0 +1,154 @@
+"""The configuration with which the agent of this node starts: by the label of its Node, among files of one folder.
+
+While the key of the label is missing the agent waits, leaves every container as it is, and says for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from apiserver.errors import APIError
+from apiserver.pages import decode_any
+from pinning.contract import CPU_GROUP_LABEL
+from pinning.errors import BadJSON
+from pinning.json_text import parse_json
+from pinning.planning.cpu_groups import Waiting, choose_group, groups_among, key_of
+from pinning.planning.node_config import DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from apiserver.client import Api
+    from pinning.planning.node_config import NodeConfig
+
+MEMORY: Final = "cpu-group"  # in the state directory
+ASK_SECONDS: Final = 5.0  # a start waits no longer for the API server
+LOOK_SECONDS: Final = 5.0  # between two looks at the files
+LOOKS: Final = 12  # so many until the API server is asked again
+
+logger = logging.getLogger(__name__)
+
+
+class _Metadata(msgspec.Struct):
+    labels: dict[str, str] | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata
+
+
+_node = msgspec.json.Decoder(_Node)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFiles:
+    """The file of nodes in no group, and how one is read; those of groups lie beside it."""
+
+    default: Path
+    read: Callable[[Path], NodeConfig]
+    is_named: bool = False  # by the operator, so that a missing one is an error
+
+    def groups(self) -> frozenset[str]:
+        """Return the groups that have a file now; the content of none is looked at."""
+        try:
+            return groups_among((path.name for path in self.default.parent.iterdir()), self.default.name)
+        except OSError:
+            return frozenset()
+
+    def load(self, group: str) -> NodeConfig:
+        """Return what the file of a group says; without a file nodes in no group have the defaults."""
+        file = self.default.with_name(key_of(group, self.default.name))
+        return self.read(file) if group or self.is_named or file.exists() else DEFAULT
+
+
+class GroupMemory:
+    """Which group the last start took, for one at which the API server is away, and for the guard."""
+
+    def __init__(self, state_dir: Path, node: str | None = None) -> None:
+        self._path = state_dir / MEMORY
+        self._node = node
+
+    def recall(self) -> str | None:
+        """Return it; None where no start left one, or that of a node of another name."""
+        try:
+            found = parse_json(self._path.read_bytes())
+        except (OSError, BadJSON):
+            return None
+        if not isinstance(found, dict) or self._node not in (None, found.get("node")):
+            return None
+        group = found.get("group")
+        return group if isinstance(group, str) else None
+
+    def keep(self, group: str) -> None:
+        """Remember a group."""
+        if self.recall() == group:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps({"node": self._node, "group": group}), encoding="utf-8")
+        beside.replace(self._path)
+
+    def forget(self) -> None:
+        """Remember nothing (uninstall)."""
+        self._path.unlink(missing_ok=True)
+
+
+class GroupStart:
+    """Chooses the group of this node, and waits where that is not possible."""
+
+    def __init__(
+        self, files: ConfigFiles, memory: GroupMemory, ask: Callable[[], Awaitable[str | None]]
+    ) -> None:
+        self._files = files
+        self._memory = memory
+        self._ask = ask
+        self._labelled: str | None = None
+        self.waiting: Waiting | None = None
+
+    async def choose(self, *, is_fresh: bool = True) -> str | Waiting:
+        """Return the group, and remember it; `is_fresh`: ask for the label again."""
+        if is_fresh:
+            self._labelled = await self._ask()
+        labelled, default = self._labelled, self._files.default.name
+        chosen = choose_group(labelled, self._memory.recall(), self._files.groups(), default)
+        if isinstance(chosen, str) and labelled is not None:
+            self._memory.keep(chosen)
+        return chosen
+
+    async def wait(
+        self,
+        tell: Callable[[Waiting], Awaitable[None]],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> str:
+        """Return the group as soon as it has a file; `tell` why not before, once the API server was asked."""
+        looks = 0
+        while isinstance(chosen := await self.choose(is_fresh=looks % LOOKS == 0), Waiting):
+            if chosen != self.waiting:
+                facts = {"reason": chosen.message}
+                logger.error("waiting for the configuration of this node", extra={"facts": facts})
+            self.waiting = chosen
+            if looks % LOOKS == 0:
+                await tell(chosen)
+            await sleep(LOOK_SECONDS)
+            looks += 1
+        self.waiting = None
+        return chosen
+
+
+async def ask_label(api: Api, path: str) -> str | None:
+    """Return the label of the Node at `path`, empty without one; None where the API server does not say."""
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            node = await decode_any(_node, await api.get(path))
+    except (APIError, TimeoutError) as error:
+        facts = {"reason": str(error) or f"no answer in {ASK_SECONDS:.0f} s"}
+        logger.warning("the group of this node is not known", extra={"facts": facts})
+        return None
+    return (node.metadata.labels or {}).get(CPU_GROUP_LABEL, "")

@@ -1,0 +1,80 @@
+"""Start with the configuration of the node's group; while it is missing, say so in readiness and on the Node."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from agent.access import open_api
+from agent.group_start import GroupMemory, GroupStart, ask_label
+from agent.report.node import NODES
+from agent.report.waiting import write_waiting
+from agent.serve.endpoints import STARTING, Endpoints, listen_http
+from pinning.planning.cpu_groups import Waiting
+from pinning.planning.node_config import DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from agent.config import AgentConfig
+    from agent.group_start import ConfigFiles
+    from apiserver.client import Api
+
+logger = logging.getLogger(__name__)
+
+
+async def started_with(config: AgentConfig, files: ConfigFiles | None) -> AgentConfig:
+    """Return the configuration of this node's group, as soon as there is one."""
+    if files is None:
+        return config
+    async with _opened(config, files) as (api, start):
+        group = await start.choose()
+        if isinstance(group, Waiting):
+            group = await _wait(config, api, start)
+    return _with(config, files, group)
+
+
+async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentConfig:
+    """Return the configuration of this node's group, or the defaults: to give CPUs back nothing is waited for."""
+    if files is None:
+        return config
+    async with _opened(config, files) as (_, start):
+        group = await start.choose()
+    if isinstance(group, Waiting):
+        logger.warning("reset without a configuration", extra={"facts": {"reason": group.message}})
+        return replace(config, config=DEFAULT)
+    return _with(config, files, group)
+
+
+@asynccontextmanager
+async def _opened(config: AgentConfig, files: ConfigFiles) -> AsyncIterator[tuple[Api, GroupStart]]:
+    """Yield a client that is closed at the end, and who chooses the group with it."""
+    api = open_api(config)
+    memory = GroupMemory(config.state_dir, config.node)
+    try:
+        yield api, GroupStart(files, memory, partial(ask_label, api, f"{NODES}/{config.node}"))
+    finally:
+        await api.close()
+
+
+def _with(config: AgentConfig, files: ConfigFiles, group: str) -> AgentConfig:
+    logger.info("configuration chosen", extra={"facts": {"group": group or "none"}})
+    return replace(config, config=files.load(group), group=group)
+
+
+async def _wait(config: AgentConfig, api: Api, start: GroupStart) -> str:
+    """Wait for the file of the group; the process is alive and not ready, and says for what it waits."""
+
+    def reason() -> str:
+        return f"waiting: {start.waiting.message}" if start.waiting else STARTING
+
+    endpoints = Endpoints(lambda: None, CollectorRegistry(), reason)
+    async with AsyncExitStack() as stack:
+        if config.listen:
+            await stack.enter_async_context(await listen_http(endpoints, *config.listen))
+        return await start.wait(partial(write_waiting, api, config.node))
