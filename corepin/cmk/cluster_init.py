@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from corepin.cmk.flags import (
     add_obsolete,
@@ -16,21 +17,32 @@ from corepin.cmk.flags import (
     reserved_cpus,
     warn_obsolete,
 )
+from corepin.cmk.installed import chosen_over
 from corepin.cmk.namespaces import DESPITE, marked, namespace, without_namespace
-from corepin.cmk.overlay import Choices, overlay
+from corepin.cmk.numbers import Numbers, Wanted, plan_numbers
+from corepin.cmk.overlay import CMK, Choices, agents_config, overlay
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL
+from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL, CPU_GROUP_LABEL
+from pinning.planning.cpu_groups import KEY, is_group
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
+    from corepin.cmk.install import Order
     from corepin.cmk.overlay import Object
 
+Value = TypeVar("Value")
 EPILOG = """\
 Prints what `kubectl apply --server-side -f -` takes, and on standard error how to label the nodes; --apply does both.
 The agents run on nodes with the label corepin.io/agent=true. Give the label to nodes that come later, or repeat the
-command. Flags of CMK that have no effect here are taken, and say so.
+command.
+
+--apply and --diff keep what is installed unless a flag says otherwise. Numbers with --all-hosts are those of all nodes
+in no group, config.yaml; numbers with --host-list are those of these nodes, where others are installed: the command
+labels them with corepin.io/cpu-group=GROUP and writes config.GROUP.yaml. It refuses numbers that a node could not hold
+whose agent has reported its CPUs. Agents take them when they start. Flags of CMK that have no effect here are taken, and say so.
 
 --apply refuses a namespace that holds pods, workloads, Services, volume claims or accounts of others, and a second
 installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. Another one than
@@ -39,6 +51,7 @@ bindings that give rights to an account with the name of --saname.
 
 examples:
   corepin cmk cluster-init --host-list=node-1,node-2 --cmk-img=registry.example/corepin:0.1.0 --apply
+  corepin cmk cluster-init --host-list=node-3 --num-exclusive-cores=14 --diff
   corepin cmk cluster-init --all-hosts --num-exclusive-cores=6 --num-shared-cores=2 > cmk.yaml
 """
 DESCRIPTION = "Install corepin as Intel CMK ran: taint, static pools, injection, reports."
@@ -64,10 +77,15 @@ def add_parser(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_host_flags(parser)
-    parser.add_argument("--apply", action="store_true", help="apply it to the cluster instead of printing it")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--apply", action="store_true", help="apply it to the cluster instead of printing it")
+    text = "show what --apply would change of numbers, nodes and images; exit code 1 if anything"
+    what.add_argument("--diff", action="store_true", help=text)
     force = "with --apply: take over fields that other managers set, as kubectl's flag does"
     parser.add_argument("--force-conflicts", action="store_true", help=force)
     add_pool_flags(parser)
+    text = "the group of these nodes, which the numbers are for (default: of the numbers, where it needs one)"
+    parser.add_argument("--cpu-group", metavar="NAME", default="", help=text)
     _add_install_flags(parser)
     add_obsolete(parser, "--cmk-cmd-list", "--cafile", "--conf-dir")
     add_obsolete(parser, "--insecure", value=False)
@@ -76,25 +94,24 @@ def add_parser(verbs: Any) -> None:
 
 def _add_install_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what is installed, and where."""
-    parser.add_argument(
-        "--no-taint", action="store_true", help="do not taint the nodes with cmk=true:NoSchedule"
-    )
-    parser.add_argument("--cmk-img", metavar="IMAGE", default="", help="the image of corepin, where yours is")
+    taint = parser.add_mutually_exclusive_group()
+    text = "do not taint the nodes with cmk=true:NoSchedule"
+    taint.add_argument("--no-taint", dest="taint", action="store_const", const=False, help=text)
+    text = "taint them again, where they are installed without"
+    taint.add_argument("--taint", dest="taint", action="store_const", const=True, help=text)
+    parser.add_argument("--cmk-img", metavar="IMAGE", help="the image of corepin, where yours is")
     parser.add_argument(
         "--cmk-img-pol",
         metavar="POLICY",
-        default=POLICIES[0],
         help=f"{', '.join(POLICIES)} (default: {POLICIES[0]})",
     )
-    parser.add_argument(
-        "--pull-secret", metavar="NAME", default="", help="the Secret with which the image is pulled"
-    )
+    parser.add_argument("--pull-secret", metavar="NAME", help="the Secret with which the image is pulled")
     directory = (
         "the hosts' directory of the command `cmk`, which containers see as /opt/bin (default: /opt/bin)"
     )
-    parser.add_argument("--install-dir", metavar="DIR", default="/opt/bin", help=directory)
+    parser.add_argument("--install-dir", metavar="DIR", help=directory)
     account = "the account that CMK's injection gives to pods (default: cmk-serviceaccount)"
-    parser.add_argument("--saname", metavar="NAME", default="cmk-serviceaccount", help=account)
+    parser.add_argument("--saname", metavar="NAME", help=account)
     parser.add_argument(
         "--namespace",
         metavar="NAME",
@@ -111,21 +128,37 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the overlay, or apply it and label the nodes."""
-    hosts = read_hosts(args.host_list)
-    choices = read_choices(args)
-    documents = overlay(choices)
-    warn_obsolete(args, OBSOLETE)
-    if args.apply:
-        from corepin.cmk.install import install
+    """Print the overlay, show what it would change, or apply it and label the nodes."""
+    from corepin.cmk.install import Order, install, show
 
-        install(documents, hosts, choices.namespace, force=args.force_conflicts)
-        _warn_of_rights(choices.account)
+    hosts, place = read_hosts(args.host_list), namespace(args.namespace)
+    choices, wanted = read_choices(args), read_wanted(args)
+    warn_obsolete(args, OBSOLETE)
+    order = Order(hosts, choices, wanted, place)
+    if args.diff:
+        return int(show(order))
+    if args.apply:
+        account = install(order, force=args.force_conflicts)
+        _warn_of_rights(account)
         return 0
-    _print(documents, choices.namespace)
-    which = " ".join(hosts) if hosts else "-l kubernetes.io/os=linux"
-    note(f"the agents wait for a label: kubectl label node {which} {AGENT_NODE_LABEL}=true")
+    _print(order)
     return 0
+
+
+def _print(order: Order) -> None:
+    """Print the objects as for a cluster without any, and how to label the nodes."""
+    documents = overlay(chosen_over(order.choices, CMK), order.namespace)
+    config = agents_config(documents)
+    wanted = order.wanted
+    config["data"] = dict(plan_numbers(wanted, None, config["data"][KEY], {}).keys)
+    _print_objects(documents, order.namespace)
+    if order.hosts and wanted.numbers.is_given and not wanted.group:
+        note(
+            "warning: these are the numbers of all nodes in no group: --apply and --cpu-group leave others theirs"
+        )
+    which = " ".join(order.hosts) if order.hosts else "-l kubernetes.io/os=linux"
+    group = f" {CPU_GROUP_LABEL}={wanted.group}" if wanted.group else ""
+    note(f"the agents wait for a label: kubectl label node {which} {AGENT_NODE_LABEL}=true{group}")
 
 
 def _warn_of_rights(account: str) -> None:
@@ -138,7 +171,7 @@ def _warn_of_rights(account: str) -> None:
             note(warning)
 
 
-def _print(documents: list[Object], place: str) -> None:
+def _print_objects(documents: list[Object], place: str) -> None:
     """Print the objects; a namespace that was chosen is not among them, so that deleting them leaves it."""
     from kubeyaml.writer import write_yaml
 
@@ -163,28 +196,38 @@ def read_hosts(given: str | None) -> tuple[str, ...]:
 
 
 def read_choices(args: argparse.Namespace) -> Choices:
-    """Return what the flags say; raise CommandFailed with flag, value and remedy."""
-    choices = Choices(
-        exclusive_cores=cores("--num-exclusive-cores", args.num_exclusive_cores),
-        shared_cores=cores("--num-shared-cores", args.num_shared_cores),
-        exclusive_mode=mode("--exclusive-mode", args.exclusive_mode),
-        shared_mode=mode("--shared-mode", args.shared_mode),
-        non_isolcpus=listed_cores("--excl-non-isolcpus", args.excl_non_isolcpus),
-        reserved=reserved_cpus(args.reserved_cpus) or "",
-        image=_image(args.cmk_img),
-        pull_policy=_pull_policy(args.cmk_img_pol),
-        pull_secret=name("--pull-secret", args.pull_secret) if args.pull_secret else "",
-        install_dir=_directory(args.install_dir),
-        account=name("--saname", args.saname),
-        namespace=namespace(args.namespace),
-        has_taint=not args.no_taint,
+    """Return what the flags say of the installation; raise CommandFailed with flag, value and remedy."""
+    return Choices(
+        image=_read(_image, args.cmk_img),
+        pull_policy=_read(_pull_policy, args.cmk_img_pol),
+        pull_secret=name("--pull-secret", args.pull_secret) if args.pull_secret else args.pull_secret,
+        install_dir=_read(_directory, args.install_dir),
+        account=_read(partial(name, "--saname"), args.saname),
+        has_taint=args.taint,
     )
-    if not choices.exclusive_cores and not choices.non_isolcpus:
-        problem = "--num-exclusive-cores: 0 leaves no core that could be exclusive"
-        raise CommandFailed(f"{problem}: write 1 or more, or list cores with --excl-non-isolcpus")
-    if choices.non_isolcpus:
+
+
+def read_wanted(args: argparse.Namespace) -> Wanted:
+    """Return what the flags say of cores and groups; raise CommandFailed with flag, value and remedy."""
+    numbers = Numbers(
+        exclusive_cores=_read(partial(cores, "--num-exclusive-cores"), args.num_exclusive_cores),
+        shared_cores=_read(partial(cores, "--num-shared-cores"), args.num_shared_cores),
+        exclusive_mode=_read(partial(mode, "--exclusive-mode"), args.exclusive_mode),
+        shared_mode=_read(partial(mode, "--shared-mode"), args.shared_mode),
+        non_isolcpus=_read(partial(listed_cores, "--excl-non-isolcpus"), args.excl_non_isolcpus),
+        reserved=reserved_cpus(args.reserved_cpus),
+    )
+    if args.cpu_group and not is_group(args.cpu_group):
+        problem = f"--cpu-group: {args.cpu_group[:60]!r} is no name of a group"
+        raise CommandFailed(f"{problem}: write up to 63 letters, digits, -, _ and dots, for example big")
+    if numbers.non_isolcpus:
         note("--excl-non-isolcpus: CMK read core numbers, corepin CPU numbers; each CPU stands for its core")
-    return choices
+    return Wanted(numbers, args.cpu_group, is_for_all=args.host_list is None)
+
+
+def _read(read: Callable[[str], Value], text: str | None) -> Value | None:
+    """Return what a flag says, None where it is not given."""
+    return None if text is None else read(text)
 
 
 def _image(text: str) -> str:

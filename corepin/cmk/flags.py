@@ -96,11 +96,10 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-exclusive-cores",
         metavar="N",
-        default="4",
         help="physical cores of the exclusive pool (default: 4)",
     )
     parser.add_argument(
-        "--num-shared-cores", metavar="N", default="1", help="physical cores of the shared pool (default: 1)"
+        "--num-shared-cores", metavar="N", help="physical cores of the shared pool (default: 1)"
     )
     parser.add_argument(
         "--reserved-cpus",
@@ -112,12 +111,10 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{pool}-mode",
             metavar="packed|spread",
-            default="packed",
             help=f"take the {pool} cores from one socket after the other, or in turns (default: packed)",
         )
     parser.add_argument(
         "--excl-non-isolcpus",
         metavar="LIST",
-        default="-1",
         help="CPUs outside of isolcpus whose cores are exclusive too, e.g. 0,3-5; -1: none (default)",
     )

@@ -131,16 +131,20 @@ def _warnings(sets: NodeSets) -> Iterator[str]:
             )
 
 
+def _given(text: str | None, default: str) -> str:
+    return default if text is None else text
+
+
 def read_pools(args: argparse.Namespace) -> NodeConfig:
     """Return the configuration that the flags stand for."""
     from pinning.planning.node_config import read_node_config
 
     given = {
-        "exclusive_cores": cores("--num-exclusive-cores", args.num_exclusive_cores),
-        "shared_cores": cores("--num-shared-cores", args.num_shared_cores),
-        "exclusive_mode": mode("--exclusive-mode", args.exclusive_mode),
-        "shared_mode": mode("--shared-mode", args.shared_mode),
+        "exclusive_cores": cores("--num-exclusive-cores", _given(args.num_exclusive_cores, "4")),
+        "shared_cores": cores("--num-shared-cores", _given(args.num_shared_cores, "1")),
+        "exclusive_mode": mode("--exclusive-mode", _given(args.exclusive_mode, "packed")),
+        "shared_mode": mode("--shared-mode", _given(args.shared_mode, "packed")),
     }
-    listed = listed_cores("--excl-non-isolcpus", args.excl_non_isolcpus)
+    listed = listed_cores("--excl-non-isolcpus", _given(args.excl_non_isolcpus, "-1"))
     pools = {**given, "exclusive_non_isolcpus": listed} if listed else given
     return read_node_config({"pools": pools, "reserved": reserved_cpus(args.reserved_cpus)})

@@ -1,44 +1,158 @@
-"""Apply objects to a cluster, and put the agents' label on nodes: server-side, so that it may be repeated."""
+"""Apply objects to a cluster, and label nodes: server-side, so that it may be repeated; what it changes is shown before."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from corepin.cmk.difference import choice_lines, key_lines, node_lines
+from corepin.cmk.fits import check_nodes
+from corepin.cmk.flags import note
+from corepin.cmk.installed import Installed, chosen_over, read_installed
 from corepin.cmk.namespaces import check, create, marked
+from corepin.cmk.numbers import plan_numbers
+from corepin.cmk.overlay import CMK, Choices, agents_config, overlay
 from corepin.cmk.requests import APPLY_PATCH, MERGE_PATCH, Answered, kube_client, send
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL
+from pinning.contract import AGENT_NAMESPACE, AGENT_NODE_LABEL, CPU_GROUP_LABEL
+from pinning.planning.cpu_groups import KEY, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from corepin.cmk.numbers import Planned, Wanted
     from corepin.cmk.overlay import Object
 
+NAMED: Final = 5  # of many nodes
 MANAGER: Final = "kubectl"  # as `kubectl apply --server-side` is called, so that both may take turns
 NODES: Final = "/api/v1/nodes"
 CONFLICT: Final = 409
+MODIFIED: Final = "object has been modified"
 
 
-def install(documents: Sequence[Object], hosts: Sequence[str], namespace: str, *, force: bool) -> None:
-    """Apply everything, then label the nodes; no hosts mean every node that takes pods.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What `cluster-init` is asked for; no hosts mean every node that takes pods."""
 
-    Check the agents' namespace first, and label it only if it is created here or bears the label.
+    hosts: tuple[str, ...]
+    choices: Choices
+    wanted: Wanted
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be applied, and what that changes."""
+
+    documents: list[Object]
+    labels: Mapping[str, Mapping[str, str | None]]  # to be put on nodes
+    lines: tuple[str, ...]  # what changes
+    choices: Choices
+    has_new_numbers: bool  # of nodes on which agents may run
+
+
+def show(order: Order) -> bool:
+    """Show what would change, and change nothing; return whether anything would."""
+    with kube_client() as api:
+        check(api, order.namespace)
+        work = _prepare(api, order)
+    write_out("".join(f"{line}\n" for line in work.lines) or "nothing would change\n")
+    return bool(work.lines)
+
+
+def install(order: Order, *, force: bool) -> str:
+    """Apply everything, then label the nodes; return the account that injected pods get.
+
+    Check the agents' namespace and the nodes' CPUs first, show what changes, and label the namespace only if it is
+    created here or bears the label.
     """
     with kube_client() as api:
-        chosen = chosen_nodes(send(api, "GET", NODES)["items"], hosts)
-        found = check(api, namespace)
+        found = check(api, order.namespace)
+        work = _prepare(api, order)
+        write_out("".join(f"{line}\n" for line in work.lines))
         if not found.exists:
-            create(api, namespace)
-        if not found.exists or found.is_created_by_us or namespace == AGENT_NAMESPACE:
-            documents = marked(documents, namespace)
+            create(api, order.namespace)
+        documents = work.documents
+        if not found.exists or found.is_created_by_us or order.namespace == AGENT_NAMESPACE:
+            documents = marked(documents, order.namespace)
         for it in documents:
             _apply(api, it, force=force)
             write_out(f"{it['kind']} {it['metadata']['name']}: applied\n")
-        for node in chosen:
-            label(api, node, "true")
-            write_out(f"node {node}: {AGENT_NODE_LABEL}=true\n")
+        for node, labels in work.labels.items():
+            label(api, node, labels)
+            write_out(f"node {node}: {', '.join(_word(*it) for it in labels.items())}\n")
+    if work.has_new_numbers:
+        restart = f"kubectl -n {order.namespace} rollout restart daemonset/corepin-agent"
+        note(f"agents that run take other numbers when they start: {restart}")
+    return work.choices.account or ""
+
+
+def _prepare(api: Any, order: Order) -> Work:
+    """Return what is to be done; raise CommandFailed for what a node could not hold."""
+    nodes = {node["metadata"]["name"]: node for node in send(api, "GET", NODES)["items"]}
+    labels = {name: node["metadata"].get("labels") or {} for name, node in nodes.items()}
+    chosen = chosen_nodes(nodes.values(), order.hosts)
+    installed = read_installed(api, order.namespace)
+    choices = chosen_over(order.choices, chosen_over(installed.choices if installed else Choices(), CMK))
+    documents = overlay(choices, order.namespace)
+    config = agents_config(documents)
+    keys = installed.keys if installed else None
+    before = {name: labels[name].get(CPU_GROUP_LABEL, "") for name in chosen}
+    planned = plan_numbers(order.wanted, keys, config["data"][KEY], before)
+    config["data"] = dict(planned.keys)
+    if installed:  # so that what another client writes meanwhile is not lost
+        config["metadata"]["resourceVersion"] = installed.version
+    _check_fit(planned, _others(planned, installed, labels), nodes)
+    wanted = {name: _labels(group, before[name]) for name, group in planned.groups.items()}
+    lines = (
+        *key_lines(keys or {}, planned.keys),
+        *(choice_lines(installed.choices, choices) if installed else ()),
+        *node_lines(labels, wanted),
+    )
+    is_new = installed is not None and (planned.keys != keys or planned.groups != before)
+    return Work(documents, wanted, lines, choices, is_new)
+
+
+def _others(
+    planned: Planned, installed: Installed | None, labels: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the groups of nodes that were not chosen, have an agent, and whose numbers change."""
+    was = installed.keys if installed else {}
+    with_agent = {
+        name: its.get(CPU_GROUP_LABEL, "")
+        for name, its in labels.items()
+        if its.get(AGENT_NODE_LABEL) == "true" and name not in planned.groups
+    }
+    return {
+        name: group
+        for name, group in with_agent.items()
+        if planned.keys.get(key_of(group)) != was.get(key_of(group))
+    }
+
+
+def _check_fit(planned: Planned, others: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
+    """Raise CommandFailed where a node could not hold its numbers; warn where that is not known."""
+    fits = check_nodes(planned.keys, {**others, **planned.groups}, nodes)
+    if fits.refused:
+        more = f"; and {len(fits.refused) - NAMED} nodes more" if len(fits.refused) > NAMED else ""
+        problem = f"{'; '.join(fits.refused[:NAMED])}{more}"
+        raise CommandFailed(f"{problem}: nothing was changed; name nodes of one size with --host-list")
+    if fits.unknown:
+        more = ", ..." if len(fits.unknown) > NAMED else ""
+        named = f"{', '.join(fits.unknown[:NAMED])}{more}"
+        note(f"warning: no agent has reported the CPUs of {named}: whether the numbers fit is not known")
+
+
+def _labels(group: str, before: str) -> dict[str, str | None]:
+    """Return the labels to put on a node; that of a group that stays is not named."""
+    agent: dict[str, str | None] = {AGENT_NODE_LABEL: "true"}
+    return agent if group == before else {**agent, CPU_GROUP_LABEL: group or None}
+
+
+def _word(name: str, value: str | None) -> str:
+    return f"without {name}" if value is None else f"{name}={value}"
 
 
 def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = False) -> tuple[str, ...]:
@@ -59,9 +173,9 @@ def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = Fa
     return chosen
 
 
-def label(api: Any, node: str, value: str | None) -> None:
-    """Put the agents' label on a node that is there, or take it away."""
-    send(api, "PATCH", f"{NODES}/{node}", {"metadata": {"labels": {AGENT_NODE_LABEL: value}}}, MERGE_PATCH)
+def label(api: Any, node: str, labels: Mapping[str, str | None]) -> None:
+    """Put labels on a node that is there; None takes one away."""
+    send(api, "PATCH", f"{NODES}/{node}", {"metadata": {"labels": labels}}, MERGE_PATCH)
 
 
 def path_of(it: Object) -> str:
@@ -89,4 +203,6 @@ def _apply(api: Any, it: Object, *, force: bool) -> None:
     except Answered as error:
         if error.status != CONFLICT:
             raise
+        if MODIFIED in str(error):
+            raise CommandFailed(f"{error}: repeat this command") from error
         raise CommandFailed(f"{error}: to take these fields over, add --force-conflicts") from error

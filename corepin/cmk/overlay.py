@@ -24,38 +24,39 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the flags of `cluster-init` say; the defaults are CMK's."""
+    """What the flags of `cluster-init` say of the whole installation; None where they say nothing."""
 
-    exclusive_cores: int = 4
-    shared_cores: int = 1
-    exclusive_mode: str = "packed"
-    shared_mode: str = "packed"
-    non_isolcpus: str = ""  # a CPU list
-    reserved: str = ""  # a CPU list; empty: what the kubelet reserves, or the agent's default
-    image: str = ""  # empty: as the overlay has it
-    pull_policy: str = "IfNotPresent"
-    pull_secret: str = ""
-    install_dir: str = "/opt/bin"
-    account: str = "cmk-serviceaccount"
-    namespace: str = AGENT_NAMESPACE  # of the agents
-    has_taint: bool = True
+    image: str | None = None  # empty: as the overlay has it
+    pull_policy: str | None = None
+    pull_secret: str | None = None
+    install_dir: str | None = None
+    account: str | None = None
+    has_taint: bool | None = None
 
 
-def overlay(choices: Choices) -> list[Object]:
-    """Return the objects to apply, in their order; the agents run on nodes with the label AGENT_NODE_LABEL."""
+CMK: Final = Choices("", "IfNotPresent", "", "/opt/bin", "cmk-serviceaccount", has_taint=True)
+
+
+def overlay(choices: Choices, namespace: str = AGENT_NAMESPACE) -> list[Object]:
+    """Return the objects to apply, in their order; the agents run on nodes with the label AGENT_NODE_LABEL.
+
+    `choices` are complete; the configuration of the agents is as shipped.
+    """
     text = FILE.read_text(encoding="utf-8")
-    named = text.replace(SYSTEM_MARK, SYSTEM_NAMESPACE).replace(AGENT_MARK, choices.namespace)
+    named = text.replace(SYSTEM_MARK, SYSTEM_NAMESPACE).replace(AGENT_MARK, namespace)
     documents = [content for _, content in read_yaml(named) if content]
     for it in documents:
         if it["kind"] in WORKLOADS:
             _set_images(it["spec"]["template"]["spec"], choices)
     _set_agent(_find(documents, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"], choices)
-    agent, webhook = (
-        _find(documents, "ConfigMap", f"corepin-{part}")["data"] for part in ("agent", "webhook")
-    )
-    agent["config.yaml"] = _node_config(agent["config.yaml"], choices)
+    webhook = _find(documents, "ConfigMap", "corepin-webhook")["data"]
     webhook["mutations.yaml"] = _mutations(webhook["mutations.yaml"], choices)
     return documents
+
+
+def agents_config(documents: list[Object]) -> Object:
+    """Return the ConfigMap of the agents, to be read and filled."""
+    return _find(documents, "ConfigMap", "corepin-agent")
 
 
 def _find(documents: list[Object], kind: str, name: str) -> Object:
@@ -82,15 +83,6 @@ def _set_agent(pod: Object, choices: Choices) -> None:
 
 def _install_volumes(pod: Object) -> Iterator[Object]:
     yield from (volume for volume in pod["volumes"] if volume["name"] == INSTALL_VOLUME)
-
-
-def _node_config(text: str, choices: Choices) -> str:
-    ((_, config),) = read_yaml(text)
-    pools: Object = {"exclusive_cores": choices.exclusive_cores, "shared_cores": choices.shared_cores}
-    pools |= {"exclusive_non_isolcpus": choices.non_isolcpus} if choices.non_isolcpus else {}
-    pools |= {"exclusive_mode": choices.exclusive_mode, "shared_mode": choices.shared_mode}
-    reserved = {"reserved": choices.reserved} if choices.reserved else {}
-    return write_yaml([{**config, **reserved, "pools": pools}])
 
 
 def _mutations(text: str, choices: Choices) -> str:

@@ -28,6 +28,7 @@ from pinning.contract import (
     CMK_GROUP_VERSION,
     CMK_NODE_REPORT,
     CMK_RECONCILE_REPORT,
+    CPU_GROUP_LABEL,
     CREATED_BY,
     CREATED_BY_CLUSTER_INIT,
 )
@@ -165,7 +166,7 @@ def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
     """Send the agents away, have each node cleaned, and remove what is left of them in the API."""
     folder = f"/api/v1/namespaces/{namespace}/pods"
     for pod in pods:
-        label(api, pod["spec"]["nodeName"], None)
+        label(api, pod["spec"]["nodeName"], {AGENT_NODE_LABEL: None})
         _delete(api, f"{folder}/{pod['metadata']['name']}?gracePeriodSeconds=0")
         send(api, "POST", folder, pod)
     for pod in pods:
@@ -173,6 +174,7 @@ def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
         _wait(api, f"{folder}/{pod['metadata']['name']}", node)
         for path in _left(namespace, node):
             _delete(api, path)
+        label(api, node, {CPU_GROUP_LABEL: None})  # only now: the pod that cleaned read it
         write_out(f"node {node}: uninstalled\n")
 
 

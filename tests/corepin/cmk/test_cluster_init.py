@@ -128,6 +128,16 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
     assert "CMK read core numbers, corepin CPU numbers" in told
 
 
+def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its numbers stand beside those of all nodes; without a group the numbers are of all, which is told."""
+    documents, told = printed(capsys, HOSTS, "--num-exclusive-cores=6", "--cpu-group=big")
+    assert config(documents, "agent")["pools"]["exclusive_cores"] == 4
+    assert config(documents, "agent", "config.big.yaml")["pools"]["exclusive_cores"] == 6
+    assert told.endswith("kubectl label node node-1 node-2 corepin.io/agent=true corepin.io/cpu-group=big\n")
+    _, told = printed(capsys, HOSTS, "--num-exclusive-cores=6")
+    assert "warning: these are the numbers of all nodes in no group: --apply and --cpu-group leave" in told
+
+
 def test_reserved_cpus_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the flag the agents reserve what the kubelet does, or their default."""
     documents, _ = printed(capsys, "--all-hosts", "--reserved-cpus=0,8")
@@ -180,6 +190,10 @@ def test_cmks_other_flags_are_taken_and_told(capsys: pytest.CaptureFixture[str])
         ("--host-list=,", "--host-list: ',' names no node: write for example node-1,node-2"),
         ("--host-list=Node 1", "--host-list: 'Node 1' is no name of Kubernetes"),
         ("--num-exclusive-cores=0", "0 leaves no core that could be exclusive: write 1 or more"),
+        (
+            "--cpu-group=../a",
+            "--cpu-group: '../a' is no name of a group: write up to 63 letters, digits, -, _",
+        ),
         ("--num-shared-cores=-1", "--num-shared-cores: '-1' is no number of cores: write for example 4"),
         ("--exclusive-mode=fast", "--exclusive-mode: 'fast' is unknown: write packed"),
         ("--cmk-img=cmk:v1.5.2", "'cmk:v1.5.2' is an image of Intel CMK: name yours of corepin"),

@@ -14,7 +14,10 @@ from agent.report.cmk_node import cmk_node
 from agent.report.desired_node import topology_text
 from corepin.cli import main
 from corepin.cmk.account_rights import account_warnings
+from corepin.cmk.numbers import Numbers, Wanted
+from corepin.cmk.overlay import Choices
 from corepin.cmk.requests import kube_client
+from corepin.errors import CommandFailed
 from pinning.cmk.pools import cmk_pools, cmk_yaml
 from pinning.cmk.reports import describe, node_report
 from tests.agent.states import bound, state_of
@@ -78,8 +81,8 @@ def versions(api: ApiServer) -> dict[str, str]:
 
 
 def init(*flags: str) -> int:
-    """Apply the overlay."""
-    return main(["cmk", "cluster-init", "--apply", IMAGE, *flags])
+    """Apply the overlay, with numbers that the four cores of n1 hold."""
+    return main(["cmk", "cluster-init", "--apply", IMAGE, "--num-exclusive-cores=2", *flags])
 
 
 def test_apply_may_be_repeated(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,14 +117,116 @@ def test_fields_of_others_are_taken_over_when_that_is_asked_for(
 ) -> None:
     """As with kubectl: a change by hand is a conflict, and the flag decides it."""
     assert init("--host-list=n1") == 0
-    change = '{"data": {"config.yaml": "smtPolicy: require"}}'
-    here.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", change)
+    change = '{"spec": {"minReadySeconds": 3, "template": {"spec": {"terminationGracePeriodSeconds": 3}}}}'
+    here.kubectl("-n", AGENTS, "patch", "daemonset", "corepin-agent", "--type=merge", "-p", change)
     assert init("--host-list=n1") == 2
     told = capsys.readouterr().err
     assert "conflict with" in told
     assert told.endswith("to take these fields over, add --force-conflicts\n")
     assert init("--host-list=n1", "--force-conflicts") == 0
-    assert "pools" in read(here, "-n", AGENTS, "configmap", "corepin-agent")["data"]["config.yaml"]
+    pod = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 10
+
+
+def keys(api: ApiServer) -> dict[str, str]:
+    """Return the keys of the agents' ConfigMap."""
+    found: dict[str, str] = read(api, "-n", AGENTS, "configmap", "corepin-agent")["data"]
+    return found
+
+
+def group(api: ApiServer, node: str) -> str | None:
+    """Return the group of a node."""
+    found: str | None = read(api, "node", node)["metadata"]["labels"].get("corepin.io/cpu-group")
+    return found
+
+
+def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second command leaves the first node its numbers, image and taint, and shows before what it changes."""
+    assert init("--host-list=n1", "--no-taint") == 0
+    before = keys(here)
+    by_hand = f"# mine\n{before['config.yaml']}"
+    change = json.dumps({"data": {"config.yaml": by_hand, "config.broken.yaml": "reserved: ["}})
+    here.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", change)
+    other = ("cmk", "cluster-init", "--host-list=n2", "--num-exclusive-cores=14")
+    capsys.readouterr()
+    assert main([*other, "--diff"]) == 1
+    shown = capsys.readouterr()
+    name = "exclusive-14-shared-1"
+    assert f"ConfigMap corepin-agent: config.{name}.yaml is new\n" in shown.out
+    assert f"node n2: corepin.io/cpu-group={name}\n" in shown.out
+    assert "warning: no agent has reported the CPUs of n2: whether the numbers fit is not known" in shown.err
+    assert keys(here)["config.yaml"] == by_hand
+    assert group(here, "n2") is None
+
+    assert main([*other, "--apply"]) == 0
+    assert capsys.readouterr().out.startswith(f"ConfigMap corepin-agent: config.{name}.yaml is new\n")
+    assert (group(here, "n1"), group(here, "n2")) == (None, name)
+    now = keys(here)
+    assert (now["config.yaml"], now["config.broken.yaml"]) == (by_hand, "reserved: [")
+    assert "exclusive_cores: 14" in now[f"config.{name}.yaml"]
+    (container,) = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert container["image"] == "registry.example/corepin:1"
+    assert [it.get("value") for it in container["env"] if it["name"] == "COREPIN_TAINT"] == [None]
+    versions_now = versions(here)
+    assert main([*other, "--apply"]) == 0
+    assert versions(here) == versions_now
+    capsys.readouterr()
+    assert main([*other, "--diff"]) == 0
+    assert capsys.readouterr().out == "nothing would change\n"
+
+    here.kubectl(
+        "-n",
+        AGENTS,
+        "patch",
+        "configmap",
+        "corepin-agent",
+        "--type=merge",
+        "-p",
+        '{"data": {"config.broken.yaml": null}}',
+    )
+    assert (
+        main(["cmk", "cluster-init", "--host-list=n2", "--num-exclusive-cores=2", "--taint", "--apply"]) == 0
+    )
+    assert group(here, "n2") is None
+    assert "config.broken.yaml" not in keys(here)
+
+
+def test_numbers_that_a_known_node_cannot_hold_are_refused(
+    here: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent of n1 has reported four cores: nothing is applied, for that node alone or for all of its group."""
+    assert init("--host-list=n1", "--cpu-group=small", "--num-exclusive-cores=1", "--num-shared-cores=0") == 0
+    before = versions(here)
+    for flags in (
+        ("--host-list=n1", "--num-exclusive-cores=40"),
+        ("--host-list=n2", "--cpu-group=small", "--num-exclusive-cores=40"),
+    ):
+        capsys.readouterr()
+        assert init(*flags) == 2
+        assert "node n1 could not hold config." in capsys.readouterr().err
+    assert versions(here) == before
+
+
+def test_another_client_that_writes_at_the_same_time_loses_nothing(here: ApiServer) -> None:
+    """The ConfigMap is applied for the version that was read: a group that came in between stays."""
+    from corepin.cmk import install
+
+    assert init("--host-list=n1") == 0
+    with kube_client() as client:
+        order = install.Order(("n1",), Choices(), Wanted(Numbers(exclusive_cores=2), "mine"), AGENTS)
+        work = install._prepare(client, order)
+        between = '{"data": {"config.theirs.yaml": "smtPolicy: require"}}'
+        here.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", between)
+        (document,) = (
+            it
+            for it in work.documents
+            if it["metadata"]["name"] == "corepin-agent" and it["kind"] == "ConfigMap"
+        )
+        with pytest.raises(CommandFailed, match=r"object has been modified.*: repeat this command"):
+            install._apply(client, document, force=True)
+    assert "config.theirs.yaml" in keys(here)
 
 
 def test_bindings_of_the_account_are_warned_of(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,92 @@
+"""Whether the machines that agents have reported could hold their configuration. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from corepin.cmk.numbers import CONFIG_MAP, read_key
+from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY, ReserveSource
+from pinning.errors import PinningError
+from pinning.json_text import parse_json
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.topology import Topology
+from pinning.planning.cpu_groups import key_of
+from pinning.planning.node_config import read_node_config
+from pinning.planning.node_sets import check_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pinning.planning.node_config import NodeConfig
+
+
+class Machine(NamedTuple):
+    """What an agent has reported of its node."""
+
+    topology: Topology
+    universe: CPUSet
+    kubelets: CPUSet | None = None  # the reserve, where the kubelet named it
+
+
+class Fits(NamedTuple):
+    """What is known of each node."""
+
+    refused: tuple[str, ...] = ()  # why a node could not hold its configuration
+    unknown: tuple[str, ...] = ()  # nodes of whose CPUs nothing is known
+
+
+def check_nodes(keys: Mapping[str, str], groups: Mapping[str, str], nodes: Mapping[str, Any]) -> Fits:
+    """Return which of the nodes in these groups could not hold what the keys say."""
+    refused, unknown = [], []
+    for name, group in sorted(groups.items()):
+        if (machine := machine_of(nodes[name])) is None:
+            unknown.append(name)
+        elif problem := _problem(keys, key_of(group), machine):
+            refused.append(f"node {name} could not hold {key_of(group)}: {problem}")
+    return Fits(tuple(refused), tuple(unknown))
+
+
+def machine_of(node: Any) -> Machine | None:
+    """Return the machine of a node as its agent wrote it; None where that is not there, or cannot be read."""
+    written = node["metadata"].get("annotations") or {}
+    if STATUS_TOPOLOGY not in written:
+        return None
+    try:
+        topology = Topology.from_dict(parse_json(written[STATUS_TOPOLOGY]))
+        pools = parse_json(written.get(STATUS_POOLS) or "{}")
+        universe = CPUSet.parse(pools["universe"]) if "universe" in pools else topology.online
+        is_kubelets = pools.get("reservedBy") == ReserveSource.KUBELET
+        return Machine(topology, universe, CPUSet.parse(pools["reserved"]) if is_kubelets else None)
+    except (PinningError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _problem(keys: Mapping[str, str], key: str, machine: Machine) -> str:
+    """Return why a machine could not hold a key, empty where it could."""
+    if key not in keys:
+        return f"{CONFIG_MAP} has no such key: give numbers, or another --cpu-group"
+    try:
+        config = read_node_config(read_key(keys, key))
+        if (
+            machine.kubelets
+            and config.reserved is None
+            and _fits(machine, _reserving(config, machine.kubelets))
+        ):
+            return ""
+        check_machine(machine.topology, machine.universe, config)
+    except PinningError as problem:
+        return str(problem)
+    return ""
+
+
+def _reserving(config: NodeConfig, cpus: CPUSet) -> NodeConfig:
+    return replace(config, reserved=cpus, reserve_source=ReserveSource.KUBELET)
+
+
+def _fits(machine: Machine, config: NodeConfig) -> bool:
+    try:
+        check_machine(machine.topology, machine.universe, config)
+    except PinningError:
+        return False
+    return True

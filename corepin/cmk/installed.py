@@ -1,0 +1,79 @@
+"""What `cluster-init` finds installed, so that what no flag names stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from corepin.cmk.overlay import INSTALL_VOLUME, SYSTEM_NAMESPACE, Choices
+from corepin.cmk.requests import Answered, send
+from kubeyaml.reader import BadYAML, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NOT_FOUND: Final = 404
+TAINT: Final = "COREPIN_TAINT"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An installation as the API server has it."""
+
+    choices: Choices  # None where it shows nothing
+    keys: Mapping[str, str]  # of the agents' ConfigMap
+    version: str  # of the ConfigMap
+
+
+def read_installed(api: Any, namespace: str) -> Installed | None:
+    """Return what is installed, None where there is no ConfigMap of agents yet."""
+    config = _find(api, f"/api/v1/namespaces/{namespace}/configmaps/corepin-agent")
+    if config is None:
+        return None
+    agents = _find(api, f"/apis/apps/v1/namespaces/{namespace}/daemonsets/corepin-agent")
+    webhook = _find(api, f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/corepin-webhook")
+    choices = replace(_of_agents(agents), account=_account(webhook))
+    return Installed(choices, config.get("data") or {}, config["metadata"]["resourceVersion"])
+
+
+def chosen_over(flags: Choices, installed: Choices) -> Choices:
+    """Return what the flags say, and what is installed where they say nothing."""
+    said = {it.name: getattr(flags, it.name) for it in fields(Choices)}
+    return replace(installed, **{name: value for name, value in said.items() if value is not None})
+
+
+def _find(api: Any, path: str) -> Any:
+    try:
+        return send(api, "GET", path)
+    except Answered as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None
+
+
+def _of_agents(daemon_set: Any) -> Choices:
+    """Return what the agents' DaemonSet shows; one that was changed by hand may show less."""
+    if daemon_set is None:
+        return Choices()
+    pod = daemon_set["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    paths = [it["hostPath"]["path"] for it in pod.get("volumes") or () if it["name"] == INSTALL_VOLUME]
+    taints = [it.get("value", "") for it in container.get("env") or () if it["name"] == TAINT]
+    secrets = [it["name"] for it in pod.get("imagePullSecrets") or ()]
+    return Choices(
+        image=container["image"],
+        pull_policy=container.get("imagePullPolicy"),
+        pull_secret=next(iter(secrets), None),
+        install_dir=next(iter(paths), None),
+        has_taint="cmk" in taints[0].split(",") if taints else None,
+    )
+
+
+def _account(webhook: Any) -> str | None:
+    """Return the account that the webhook's mutations name."""
+    try:
+        ((_, content),) = read_yaml(webhook["data"]["mutations.yaml"])
+        account = content["mutations"]["perPod"]["spec"]["serviceAccountName"]
+    except (KeyError, TypeError, ValueError, BadYAML):
+        return None
+    return account if isinstance(account, str) else None

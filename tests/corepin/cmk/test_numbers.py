@@ -1,0 +1,207 @@
+"""Which key and group nodes get from the flags, beside what is installed; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.report.desired_node import topology_text
+from corepin.cmk.difference import choice_lines, key_lines, node_lines
+from corepin.cmk.fits import check_nodes, machine_of
+from corepin.cmk.numbers import LARGEST, Numbers, Wanted, plan_numbers
+from corepin.cmk.overlay import CMK, Choices
+from corepin.errors import CommandFailed
+from pinning.planning.cpu_groups import groups_among, key_of
+from tests.agent.states import MACHINE, state_of
+
+SHIPPED = "smtPolicy: prefer\npools: {exclusive_cores: 4, shared_cores: 1, exclusive_mode: packed, shared_mode: packed}\n"
+MINE = "# by hand\n" + SHIPPED
+SIX = Wanted(Numbers(exclusive_cores=6))
+
+
+def pools(keys: Any, group: str = "") -> Any:
+    """Return the numbers of exclusive and shared cores of a group."""
+    found = yaml.safe_load(keys[key_of(group)])["pools"]
+    return found["exclusive_cores"], found["shared_cores"]
+
+
+def test_the_first_numbers_are_those_of_all_nodes() -> None:
+    """No group is needed while all nodes have the same numbers."""
+    planned = plan_numbers(SIX, None, SHIPPED, {"a": ""})
+    assert (list(planned.keys), pools(planned.keys), planned.groups) == (["config.yaml"], (6, 1), {"a": ""})
+
+
+def test_without_numbers_what_is_installed_stays() -> None:
+    """Every key word for word, comments too, and the group of each node."""
+    keys = {"config.yaml": MINE, "config.big.yaml": "reserved: ["}
+    planned = plan_numbers(Wanted(), keys, SHIPPED, {"a": "", "b": "big"})
+    assert (planned.keys, planned.groups) == (keys, {"a": "", "b": "big"})
+    assert list(key_lines(keys, planned.keys)) == []
+
+
+def test_other_numbers_for_some_nodes_are_a_group() -> None:
+    """The nodes that are not named keep theirs; the rest of the configuration is that of the node before."""
+    planned = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
+    name = "exclusive-6-shared-1"
+    assert planned.groups == {"a": name}
+    assert planned.keys["config.yaml"] == MINE
+    assert pools(planned.keys, name) == (6, 1)
+    assert yaml.safe_load(planned.keys[key_of(name)])["smtPolicy"] == "prefer"
+
+
+def test_the_same_command_again_changes_nothing() -> None:
+    """Also for another node; and the numbers of all nodes bring a node back to their key."""
+    first = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
+    again = plan_numbers(SIX, first.keys, SHIPPED, {**first.groups, "b": ""})
+    assert again.keys == first.keys
+    assert again.groups == {"a": "exclusive-6-shared-1", "b": "exclusive-6-shared-1"}
+    back = plan_numbers(Wanted(Numbers(exclusive_cores=4)), first.keys, SHIPPED, first.groups)
+    assert (back.groups, back.keys) == ({"a": ""}, first.keys)
+
+
+def test_one_number_keeps_the_others_of_each_node() -> None:
+    """Nodes of two groups stay apart when only one number is given for both."""
+    keys = {"config.yaml": SHIPPED, "config.s.yaml": SHIPPED.replace("shared_cores: 1", "shared_cores: 3")}
+    planned = plan_numbers(SIX, keys, SHIPPED, {"a": "", "b": "s", "c": "gone"})
+    assert planned.groups == {
+        "a": "exclusive-6-shared-1",
+        "b": "exclusive-6-shared-3",
+        "c": "exclusive-6-shared-1",
+    }
+
+
+@pytest.mark.parametrize("taken", ["smtPolicy: require", "reserved: [", "a: 1\n---\nb: 2", "- a"])
+def test_a_key_of_another_meaning_is_not_overwritten(taken: str) -> None:
+    """Somebody changed the group by hand, or its text cannot be read: the new one has another name."""
+    keys = {"config.yaml": SHIPPED, "config.exclusive-6-shared-1.yaml": taken}
+    planned = plan_numbers(SIX, keys, SHIPPED, {"a": ""})
+    (group,) = planned.groups.values()
+    assert group.startswith("exclusive-6-shared-1-")
+    assert planned.keys["config.exclusive-6-shared-1.yaml"] == taken
+    assert plan_numbers(SIX, planned.keys, SHIPPED, {"b": ""}).groups == {"b": group}
+
+
+def test_a_named_group_is_made_and_changed() -> None:
+    """Its nodes follow; another flag keeps what it has."""
+    made = plan_numbers(Wanted(SIX.numbers, "big"), {"config.yaml": SHIPPED}, SHIPPED, {"a": ""})
+    assert (made.groups, pools(made.keys, "big")) == ({"a": "big"}, (6, 1))
+    wanted = Wanted(Numbers(shared_cores=0, reserved="0,8", non_isolcpus="3"), "big", is_for_all=True)
+    changed = plan_numbers(wanted, made.keys, SHIPPED, {"a": "big"})
+    assert pools(changed.keys, "big") == (6, 0)
+    assert yaml.safe_load(changed.keys["config.big.yaml"])["reserved"] == "0,8"
+    assert changed.keys["config.yaml"] == SHIPPED
+    without = plan_numbers(Wanted(Numbers(non_isolcpus=""), "big"), changed.keys, SHIPPED, {"a": "big"})
+    assert "exclusive_non_isolcpus" not in without.keys["config.big.yaml"]
+
+
+def test_numbers_for_all_hosts_leave_groups_theirs() -> None:
+    """They are those of nodes in no group; a configuration without pools gets CMK's other numbers."""
+    keys = {"config.yaml": "pools: dynamic", "config.big.yaml": SHIPPED}
+    planned = plan_numbers(Wanted(SIX.numbers, is_for_all=True), keys, SHIPPED, {"a": "", "b": "big"})
+    assert (pools(planned.keys), planned.groups) == ((6, 1), {"a": "", "b": "big"})
+    assert planned.keys["config.big.yaml"] == SHIPPED
+
+
+def test_what_cannot_be_read_or_meant_is_refused() -> None:
+    """With the key or the flag; an unreadable key of a group that is not asked for hurts nobody."""
+    broken = {"config.yaml": SHIPPED, "config.big.yaml": "reserved: ["}
+    with pytest.raises(CommandFailed, match=r"ConfigMap corepin-agent: config\.big\.yaml: line 1"):
+        plan_numbers(Wanted(SIX.numbers, "big"), broken, SHIPPED, {"a": ""})
+    assert plan_numbers(SIX, broken, SHIPPED, {"a": ""}).keys["config.big.yaml"] == "reserved: ["
+    with pytest.raises(CommandFailed, match="--num-exclusive-cores: 0 leaves no core"):
+        plan_numbers(Wanted(Numbers(exclusive_cores=0)), None, SHIPPED, {})
+
+
+def test_a_thousand_groups_fit_and_a_mebibyte_does_not() -> None:
+    """The API server refuses more; the command says before what to remove."""
+    wanted = Wanted(Numbers(exclusive_cores=99, reserved="0-1"), "g0")
+    one = plan_numbers(wanted, {"config.yaml": SHIPPED}, SHIPPED, {"a": ""}).keys["config.g0.yaml"]
+    keys = {"config.yaml": SHIPPED, **{f"config.g{number}.yaml": one for number in range(1000)}}
+    assert len(groups_among(keys)) == 1000
+    assert sum(map(len, keys.values())) < LARGEST / 4
+    full = {**keys, "config.full.yaml": "#" * LARGEST}
+    with pytest.raises(
+        CommandFailed, match="with 1002 groups are more than 1048576: remove the keys of groups"
+    ):
+        plan_numbers(Wanted(Numbers(exclusive_cores=2000)), full, SHIPPED, {"a": ""})
+
+
+def node(**annotations: str) -> Any:
+    """Return a node with what its agent wrote."""
+    return {
+        "metadata": {"annotations": {f"status.corepin.io/{key}": text for key, text in annotations.items()}}
+    }
+
+
+def test_a_known_node_is_held_against_its_numbers() -> None:
+    """Four cores do not hold six; a reserve that the kubelet named counts, and what was never reported is not known."""
+    topology = topology_text(state_of())
+    cores = len(MACHINE.cores)
+    keys = {
+        "config.yaml": SHIPPED,
+        "config.fit.yaml": f"pools: {{exclusive_cores: {cores - 1}}}",
+        "config.bad.yaml": "observe: perhaps",
+    }
+    nodes = {"known": node(topology=topology), "new": node(), "damaged": node(topology='{"cores": 3}')}
+    fits = check_nodes(keys, dict.fromkeys(nodes, ""), nodes)
+    assert fits.unknown == ("damaged", "new")
+    (problem,) = fits.refused
+    assert problem.startswith("node known could not hold config.yaml: ")
+    assert check_nodes(keys, {"known": "fit"}, nodes) == ((), ())
+    (problem,) = check_nodes(keys, {"known": "bad"}, nodes).refused
+    assert "observe: 'perhaps' is not allowed" in problem
+    (problem,) = check_nodes(keys, {"known": "gone"}, nodes).refused
+    assert "has no such key: give numbers" in problem
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param({"topology": "["}, id="no JSON"),
+        pytest.param({"topology": "[" * 100_000}, id="deep"),
+        pytest.param({"pools": "[]"}, id="pools of another kind"),
+        pytest.param({"pools": '{"universe": "5-3"}'}, id="no CPU list"),
+        pytest.param({"pools": '{"universe": "0", "reservedBy": "kubelet"}'}, id="no reserve"),
+    ],
+)
+def test_what_an_agent_cannot_have_written_is_not_known(texts: dict[str, str]) -> None:
+    """It refuses nothing and proves nothing."""
+    assert machine_of(node(**{"topology": topology_text(state_of()), **texts})) is None
+
+
+def test_the_kubelets_reserve_counts_where_it_fits() -> None:
+    """As the agent takes it; beyond it the default serves."""
+    text = topology_text(state_of())
+    pools = '{"universe": "%s", "reserved": "%s", "reservedBy": "kubelet"}'
+    for reserved in (MACHINE.cores[0].cpus, MACHINE.cpus):
+        shown = node(topology=text, pools=pools % (MACHINE.cpus, reserved))
+        machine = machine_of(shown)
+        assert machine is not None
+        assert machine.kubelets == reserved
+        keys = {"config.yaml": "pools: {exclusive_cores: 1}"}
+        assert check_nodes(keys, {"a": ""}, {"a": shown}) == ((), ())
+
+
+def test_the_difference_is_read_line_by_line() -> None:
+    """Keys, what holds for all nodes, and labels; a terminal obeys nothing of it."""
+    before, after = (
+        {"config.yaml": "a: 1\nb: 2\n"},
+        {"config.yaml": "a: 1\nb: \x1b[2J\n", "config.b.yaml": "c: 3\n"},
+    )
+    assert list(key_lines(before, after)) == [
+        *("ConfigMap corepin-agent: config.b.yaml is new", "  +c: 3"),
+        *("ConfigMap corepin-agent: config.yaml is changed", "   a: 1", "  -b: 2", "  +b: \\x1b[2J"),
+    ]
+    assert list(choice_lines(Choices(image="a", has_taint=False), CMK)) == [
+        "all nodes: image: a -> none",
+        "all nodes: taint cmk=true:NoSchedule: not set -> set",
+    ]
+    agent, group = "corepin.io/agent", "corepin.io/cpu-group"
+    nodes = {"a": {agent: "true", group: "big"}, "b": {}}
+    wanted: dict[str, dict[str, str | None]] = {"a": {agent: "true", group: None}, "b": {agent: "true"}}
+    assert list(node_lines(nodes, wanted)) == [
+        f"node a: without {group} (was big)",
+        f"node b: {agent}=true",
+    ]
