@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 MANIFESTS = Path("manifests")
 CHART = MANIFESTS / "helm"
+# No overlay has groups of nodes, so that their keys are in no rendered object.
+AGENT_CONFIG = "  config.yaml: {{ .Values.agent.config | toJson }}\n"
+AGENT_GROUPS = """\
+{{- range $name, $config := .Values.agent.groups }}
+  {{ printf "config.%s.yaml" $name | toJson }}: {{ $config | toJson }}
+{{- end }}
+"""
 # Until all is text, expressions stand in the objects between marks that no manifest has: ⟪.Values.x⟫. Kustomize itself
 # carries these two everywhere.
 NAMES = "data: {system: ⟪.Values.namespaces.system⟫, agent: ⟪.Values.namespaces.agent⟫}\n"
@@ -227,7 +234,8 @@ def _template(it: Object) -> str:
     text = re.sub(r"(?m)^ *(?:- )?⟪(if .*?|end)(?: \w+)?⟫(?:: null)?$", r"{{- \1 }}", text)
     text = re.sub(r"(?m)^(.*)⟪with (.*)⟫$", r"{{- with \2 }}\n\1{{ . | toJson }}\n{{- end }}", text)
     text = re.sub(r"(?m)(?<=[:-] )⟪(.*)⟫$", r"{{ \1 | toJson }}", text)
-    return re.sub(r"⟪(.*?)⟫", r"{{ \1 }}", text)
+    text = re.sub(r"⟪(.*?)⟫", r"{{ \1 }}", text)
+    return text.replace(AGENT_CONFIG, AGENT_CONFIG + AGENT_GROUPS)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -85,6 +85,12 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
         agent["nodeSelector"].items() <= {**node["metadata"]["labels"], "kubernetes.io/os": "linux"}.items()
     )
     assert spec["nodeSelector"].items() <= node["metadata"]["labels"].items()
+    other = read(api, "node", "node-2")["metadata"]["labels"]
+    assert agent["nodeSelector"].items() <= {**other, "kubernetes.io/os": "linux"}.items()
+    assert "corepin.io/cpu-group" not in node["metadata"]["labels"]
+    keys = read(api, "-n", "corepin-agent", "configmap", "corepin-agent")["data"]
+    assert "exclusive_cores: 4" in keys["config.yaml"]
+    assert "exclusive_cores: 14" in keys[f"config.{other['corepin.io/cpu-group']}.yaml"]
     assert node["spec"].get("unschedulable") is None
     assert read(api, "-n", "telco", "serviceaccount", "cmk-serviceaccount")
     assert read(api, "-n", "default", "cmk-nodereports")["items"] == []

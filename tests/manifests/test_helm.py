@@ -219,6 +219,19 @@ def test_choices_of_the_guide_render(tmp_path: Path) -> None:
     assert ("PrometheusRule", SYSTEM, "corepin") in there
 
 
+def test_groups_of_nodes_are_keys_of_the_agents_config_map() -> None:
+    """Whatever a name and a text hold; a name that no label could have is refused, and without groups there are none."""
+    there = by_identity(
+        rendered(
+            "--set-string", "agent.groups.big=reserved: 0-3 # {{ }}", "--set-string", "agent.groups.a_B\\.c=x"
+        )
+    )
+    data = there[("ConfigMap", AGENT, "corepin-agent")]["data"]
+    assert data.keys() == {"config.yaml", "config.big.yaml", "config.a_B.c.yaml"}
+    assert data["config.big.yaml"] == "reserved: 0-3 # {{ }}"
+    assert helm("template", "corepin", str(CHART), "--set-string", "agent.groups.-a=x").returncode != 0
+
+
 def test_places_for_pods() -> None:
     """Node selectors and tolerations are those of the part that they are set for."""
     tolerations = ("--set-json", 'agent.tolerations=[{"key":"a"}]')
