@@ -1,0 +1,172 @@
+"""Two groups of nodes on a real API server, with the agents' own account: the key, the wait, another label, no right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agent.config import AgentConfig, ApiFlags
+from agent.group_start import ConfigFiles
+from agent.group_wait import reset_with, started_with
+from agent.report.node import NodeReport
+from corepin.node_file import read_node_file
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import DEFAULT
+from tests.agent.states import source, state_of
+from tests.manifests.installed import HERE_NODE, NODES, STRATEGIC, THERE_NODE, Caller, Installed
+from tests.manifests.rendered import AGENT
+from tests.servers.catalog import NEWEST
+from tests.servers.daemon import free_port
+
+pytestmark = [pytest.mark.server, pytest.mark.parametrize("installed", [NEWEST], indirect=True)]
+
+GROUP = "corepin.io/cpu-group"
+CONFIG = f"/api/v1/namespaces/{AGENT}/configmaps/corepin-agent"
+SECONDS = 60.0
+
+
+class Cluster:
+    """The nodes and the ConfigMap, and agents that start with what the kubelet mounts of it."""
+
+    def __init__(self, installed: Installed, folder: Path) -> None:
+        self.installed = installed
+        self._folder = folder
+
+    def label(self, node: str, group: str | None) -> None:
+        """Put a node into a group, or into none."""
+        answer = self.installed.admin.patch(f"{NODES}/{node}", {"metadata": {"labels": {GROUP: group}}})
+        assert answer.is_success, answer.text
+
+    def write(self, **groups: str | None) -> None:
+        """Write keys of groups into the ConfigMap, and mount it."""
+        data = {f"config.{name}.yaml": text for name, text in groups.items()}
+        answer = self.installed.admin.patch(CONFIG, {"data": data})
+        assert answer.is_success, answer.text
+        self._folder.joinpath("node").mkdir(exist_ok=True)
+        for key, text in answer.json()["data"].items():
+            (self._folder / "node" / key).write_text(text)
+
+    def files(self) -> ConfigFiles:
+        """Return what is mounted."""
+        return ConfigFiles(self._folder / "node/config.yaml", lambda path: read_node_file(str(path)))
+
+    def agent(self, node: str, caller: Caller, *, url: str = "", port: int = 0) -> AgentConfig:
+        """Return an agent of a node, with its own token."""
+        token = self._folder / f"{node}.token"
+        token.write_text(caller.token)
+        api = ApiFlags(url or self.installed.api.url, self.installed.api.ca_file, token)
+        listen = ("127.0.0.1", port) if port else None
+        return AgentConfig(node=node, state_dir=self._folder / node, api=api, listen=listen)
+
+    def condition(self, node: str) -> Any:
+        """Return what the node says of its agent."""
+        shown = self.installed.admin.send("GET", f"{NODES}/{node}").json()
+        found = [it for it in shown["status"]["conditions"] if it["type"] == "CorepinDegraded"]
+        return found[0] if found else {"reason": "", "message": ""}
+
+
+@pytest.fixture
+def cluster(installed: Installed, tmp_path: Path) -> Iterator[Cluster]:
+    """Return the cluster, which is as before afterwards."""
+    cluster = Cluster(installed, tmp_path)
+    cluster.write(small="reserved: 0", broken="reserved: [")
+    yield cluster
+    gone = {f"config.{name}.yaml": None for name in ("small", "broken", "big")}
+    assert installed.admin.patch(CONFIG, {"data": gone}).is_success
+    for node in (HERE_NODE, THERE_NODE):
+        cluster.label(node, None)
+        condition = {"status": {"conditions": [{"type": "CorepinDegraded", "$patch": "delete"}]}}
+        assert installed.admin.patch(f"{NODES}/{node}/status", condition, STRATEGIC).is_success
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until the API server or an agent shows something; each look is a request."""
+    async with asyncio.timeout(SECONDS):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(0.05)
+
+
+def answered(port: int, path: str) -> tuple[int, str]:
+    """Return what an agent answers; nothing while it does not listen."""
+    try:
+        response = httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+    except httpx.TransportError:
+        return 0, ""
+    return response.status_code, response.text
+
+
+def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> None:
+    """One node goes on while the other waits: alive, not ready, with the key in readiness and condition.
+
+    The key that comes ends the wait, without a restart; a key that cannot be read hurts neither.
+    """
+    installed, port = cluster.installed, free_port()
+    cluster.label(HERE_NODE, "small")
+    cluster.label(THERE_NODE, "big")
+
+    async def act() -> None:
+        here = await started_with(cluster.agent(HERE_NODE, installed.agent), cluster.files())
+        assert (here.group, here.config.reserved) == ("small", CPUSet([0]))
+        there = cluster.agent(THERE_NODE, installed.other_agent, port=port)
+        assert (await reset_with(there, cluster.files())).config == DEFAULT
+        starting = asyncio.create_task(started_with(there, cluster.files()))
+        await eventually(lambda: cluster.condition(THERE_NODE)["reason"] == "NoGroupConfiguration")
+        assert "has no key config.big.yaml" in cluster.condition(THERE_NODE)["message"]
+        assert await asyncio.to_thread(answered, port, "/healthz") == (200, "ok\n")
+        status, why = await asyncio.to_thread(answered, port, "/readyz")
+        assert status == 503
+        assert why.startswith(
+            f"waiting: label {GROUP}=big, but the agents' ConfigMap has no key config.big.yaml"
+        )
+        assert not starting.done()
+        await asyncio.to_thread(cluster.write, big="reserved: 0-1")
+        found = await asyncio.wait_for(starting, SECONDS)
+        assert (found.group, found.config.reserved) == ("big", CPUSet([0, 1]))
+        assert await asyncio.to_thread(answered, port, "/healthz") == (0, "")
+
+    asyncio.run(act())
+
+
+def test_without_the_api_server_the_last_group_counts(cluster: Cluster) -> None:
+    """Whatever the label says by then; it is taken as soon as the server answers a start again."""
+    agent = cluster.agent(HERE_NODE, cluster.installed.agent)
+    away = cluster.agent(HERE_NODE, cluster.installed.agent, url="https://127.0.0.1:1")
+    for label in ("small", None):
+        cluster.label(HERE_NODE, label)
+        for config in (agent, away):
+            assert asyncio.run(started_with(config, cluster.files())).group == (label or "")
+
+
+def test_a_label_that_changes_is_shown(cluster: Cluster) -> None:
+    """The agent's watch of its own Node sees it, and the condition ends with the label."""
+    cluster.label(HERE_NODE, "small")
+
+    async def act() -> None:
+        api = cluster.installed.agent_api()
+        report = NodeReport(api, HERE_NODE, source(), interval_seconds=0.05)
+        await report.publish(state_of(node=HERE_NODE))
+        await eventually(lambda: cluster.condition(HERE_NODE)["reason"] == "GroupChanged")
+        assert "is now small, but the agent runs with config.yaml" in cluster.condition(HERE_NODE)["message"]
+        await asyncio.to_thread(cluster.label, HERE_NODE, None)
+        await eventually(lambda: cluster.condition(HERE_NODE)["reason"] == "NotDegraded")
+        await report.reset()
+        await api.close()
+
+    asyncio.run(act())
+
+
+def test_the_agents_account_gets_no_right_by_groups(cluster: Cluster) -> None:
+    """It neither labels a node, its own one included, nor reads or writes the ConfigMap."""
+    installed = cluster.installed
+    for node in (HERE_NODE, THERE_NODE):
+        answer = installed.agent.patch(f"{NODES}/{node}", {"metadata": {"labels": {GROUP: "small"}}})
+        assert answer.status_code == httpx.codes.FORBIDDEN
+    assert installed.agent.send("GET", CONFIG).status_code == httpx.codes.FORBIDDEN
+    answer = installed.agent.patch(CONFIG, {"data": {"config.small.yaml": json.dumps({"observe": True})}})
+    assert answer.status_code == httpx.codes.FORBIDDEN
