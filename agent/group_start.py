@@ -32,6 +32,7 @@ MEMORY: Final = "cpu-group"  # in the state directory
 ASK_SECONDS: Final = 5.0  # a start waits no longer for the API server
 LOOK_SECONDS: Final = 5.0  # between two looks at the files
 LOOKS: Final = 12  # so many until the API server is asked again
+SILENT_LOOKS: Final = 3  # where it did not say the label
 
 logger = logging.getLogger(__name__)
 
@@ -128,16 +129,17 @@ class GroupStart:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> str:
         """Return the group as soon as it has a file; `tell` why not before, once the API server was asked."""
-        looks = 0
-        while isinstance(chosen := await self.choose(is_fresh=looks % LOOKS == 0), Waiting):
+        looks, is_due = 0, True
+        while isinstance(chosen := await self.choose(is_fresh=is_due), Waiting):
             if chosen != self.waiting:
                 facts = {"reason": chosen.message}
                 logger.error("waiting for the configuration of this node", extra={"facts": facts})
             self.waiting = chosen
-            if looks % LOOKS == 0:
+            if is_due:
                 await tell(chosen)
             await sleep(LOOK_SECONDS)
             looks += 1
+            is_due = looks % (SILENT_LOOKS if self._labelled is None else LOOKS) == 0
         self.waiting = None
         return chosen
 

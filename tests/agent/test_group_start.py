@@ -120,6 +120,27 @@ def test_a_corrected_label_ends_the_wait_too(files: ConfigFiles) -> None:
     assert (sum(sleeps), left) == (60.0, [])
 
 
+def test_a_silent_api_server_is_asked_sooner(files: ConfigFiles) -> None:
+    """At the first start of a node nothing is remembered; where there are no groups nothing is waited for."""
+    start, memory, left = starting(files, None, "")
+    sleeps: list[float] = []
+
+    async def tell(waiting: Waiting) -> None:
+        assert waiting.reason == "GroupNotKnown"
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    assert asyncio.run(start.wait(tell, sleep)) == ""
+    assert (sum(sleeps), left, memory.recall()) == (15.0, [], "")
+    memory.forget()
+    for group in files.groups():
+        (files.default.parent / f"config.{group}.yaml").unlink()
+    start, memory, _ = starting(files, None)
+    assert asyncio.run(start.choose()) == ""
+    assert memory.recall() is None
+
+
 def test_the_label_is_read_off_the_node() -> None:
     """No label is no group; a server that does not answer, refuses or knows no such node says nothing."""
     nested = b'{"metadata":{"labels":{"corepin.io/cpu-group":"big"},"managedFields":[%s]}}'

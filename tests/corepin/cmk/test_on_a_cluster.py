@@ -140,55 +140,54 @@ def group(api: ApiServer, node: str) -> str | None:
     return found
 
 
-def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second command leaves the first node its numbers, image and taint, and shows before what it changes."""
-    assert init("--host-list=n1", "--no-taint") == 0
-    before = keys(here)
-    by_hand = f"# mine\n{before['config.yaml']}"
-    change = json.dumps({"data": {"config.yaml": by_hand, "config.broken.yaml": "reserved: ["}})
-    here.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", change)
-    other = ("cmk", "cluster-init", "--host-list=n2", "--num-exclusive-cores=14")
-    capsys.readouterr()
-    assert main([*other, "--diff"]) == 1
-    shown = capsys.readouterr()
-    name = "exclusive-14-shared-1"
-    assert f"ConfigMap corepin-agent: config.{name}.yaml is new\n" in shown.out
-    assert f"node n2: corepin.io/cpu-group={name}\n" in shown.out
-    assert "warning: no agent has reported the CPUs of n2: whether the numbers fit is not known" in shown.err
-    assert keys(here)["config.yaml"] == by_hand
-    assert group(here, "n2") is None
+NAME = "exclusive-14-shared-1"
+FOURTEEN = ("cmk", "cluster-init", "--host-list=n2", "--num-exclusive-cores=14")
 
-    assert main([*other, "--apply"]) == 0
-    assert capsys.readouterr().out.startswith(f"ConfigMap corepin-agent: config.{name}.yaml is new\n")
-    assert (group(here, "n1"), group(here, "n2")) == (None, name)
-    now = keys(here)
-    assert (now["config.yaml"], now["config.broken.yaml"]) == (by_hand, "reserved: [")
-    assert "exclusive_cores: 14" in now[f"config.{name}.yaml"]
-    (container,) = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"][
-        "containers"
-    ]
-    assert container["image"] == "registry.example/corepin:1"
-    assert [it.get("value") for it in container["env"] if it["name"] == "COREPIN_TAINT"] == [None]
-    versions_now = versions(here)
-    assert main([*other, "--apply"]) == 0
-    assert versions(here) == versions_now
+
+def edit(api: ApiServer, **data: str | None) -> None:
+    """Change keys of the agents' ConfigMap by hand."""
+    change = json.dumps({"data": {key.replace("_", "."): text for key, text in data.items()}})
+    api.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", change)
+
+
+def test_the_difference_is_shown_and_nothing_changed(
+    here: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code says whether there is one, and a node of which nothing is known is warned of."""
+    assert init("--host-list=n1") == 0
+    before = versions(here)
     capsys.readouterr()
-    assert main([*other, "--diff"]) == 0
+    assert main([*FOURTEEN, "--diff"]) == 1
+    shown = capsys.readouterr()
+    assert f"ConfigMap corepin-agent: config.{NAME}.yaml is new\n" in shown.out
+    assert f"node n2: corepin.io/cpu-group={NAME}\n" in shown.out
+    assert "warning: no agent has reported the CPUs of n2: whether the numbers fit is not known" in shown.err
+    assert versions(here) == before
+    assert main(["cmk", "cluster-init", "--host-list=n1", "--diff"]) == 0
     assert capsys.readouterr().out == "nothing would change\n"
 
-    here.kubectl(
-        "-n",
-        AGENTS,
-        "patch",
-        "configmap",
-        "corepin-agent",
-        "--type=merge",
-        "-p",
-        '{"data": {"config.broken.yaml": null}}',
-    )
-    assert (
-        main(["cmk", "cluster-init", "--host-list=n2", "--num-exclusive-cores=2", "--taint", "--apply"]) == 0
-    )
+
+def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second command leaves the first node its numbers, image and taint, and other groups' keys as they are."""
+    assert init("--host-list=n1", "--no-taint") == 0
+    by_hand = f"# mine\n{keys(here)['config.yaml']}"
+    edit(here, config_yaml=by_hand, config_broken_yaml="reserved: [")
+    capsys.readouterr()
+    assert main([*FOURTEEN, "--apply"]) == 0
+    assert capsys.readouterr().out.startswith(f"ConfigMap corepin-agent: config.{NAME}.yaml is new\n")
+    assert (group(here, "n1"), group(here, "n2")) == (None, NAME)
+    now = keys(here)
+    assert (now["config.yaml"], now["config.broken.yaml"]) == (by_hand, "reserved: [")
+    assert "exclusive_cores: 14" in now[f"config.{NAME}.yaml"]
+    pod = read(here, "-n", AGENTS, "daemonset", "corepin-agent")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == "registry.example/corepin:1"
+    assert [it.get("value") for it in container["env"] if it["name"] == "COREPIN_TAINT"] == [None]
+    before = versions(here)
+    assert main([*FOURTEEN, "--apply"]) == 0
+    assert versions(here) == before
+    edit(here, config_broken_yaml=None)
+    assert init("--host-list=n2", "--taint") == 0  # the numbers of all nodes again
     assert group(here, "n2") is None
     assert "config.broken.yaml" not in keys(here)
 
@@ -217,8 +216,7 @@ def test_another_client_that_writes_at_the_same_time_loses_nothing(here: ApiServ
     with kube_client() as client:
         order = install.Order(("n1",), Choices(), Wanted(Numbers(exclusive_cores=2), "mine"), AGENTS)
         work = install._prepare(client, order)
-        between = '{"data": {"config.theirs.yaml": "smtPolicy: require"}}'
-        here.kubectl("-n", AGENTS, "patch", "configmap", "corepin-agent", "--type=merge", "-p", between)
+        edit(here, config_theirs_yaml="smtPolicy: require")
         (document,) = (
             it
             for it in work.documents
@@ -318,7 +316,8 @@ def finish(api: ApiServer, pod: str) -> Any:
 
 def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --apply nothing changes; with it the agent's own pod resets the node, and what it wrote is gone."""
-    assert init("--host-list=n1,n2") == 0
+    assert init("--host-list=n1,n2", "--cpu-group=mine") == 0
+    assert group(here, "n1") == "mine"
     for plural, kind in (
         ("cmk-nodereports", "Cmk-nodereport"),
         ("cmk-reconcilereports", "Cmk-reconcilereport"),
@@ -337,6 +336,7 @@ def test_uninstall_cleans_the_chosen_nodes(here: ApiServer, capsys: pytest.Captu
     assert container["args"] == ["agent", "--reset"]
     assert "livenessProbe" not in container
     assert "n1" not in labelled(here)
+    assert (group(here, "n1"), group(here, "n2")) == (None, "mine")
     assert read(here, "-n", AGENTS, "pods")["items"] == []
     for kind in ("cmk-nr", "cmk-rr", "configmaps"):
         names = [it["metadata"]["name"] for it in read(here, "-n", AGENTS, kind)["items"]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,38 @@ def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> No
         assert await asyncio.to_thread(answered, port, "/healthz") == (0, "")
 
     asyncio.run(act())
+
+
+def test_the_program_waits_alive_and_ends_when_it_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    """As process 1 of its container it would take no SIGTERM without asking for it; nothing was allocated."""
+    port, config = free_port(), cluster.agent(HERE_NODE, cluster.installed.agent)
+    assert config.api is not None
+    cluster.label(HERE_NODE, "big")
+    flags = {
+        "--node": HERE_NODE,
+        "--state-dir": str(tmp_path / "state"),
+        "--config": str(cluster.files().default),
+        "--api-server": config.api.url,
+        "--api-ca": str(config.api.ca_file),
+        "--api-token": str(config.api.token_file),
+        "--metrics-listen": f"127.0.0.1:{port}",
+        "--socket": "off",
+    }
+    command = [
+        str(Path(sys.executable).with_name("corepin")),
+        "agent",
+        *(word for flag in flags.items() for word in flag),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            asyncio.run(eventually(lambda: "config.big.yaml" in answered(port, "/readyz")[1]))
+            process.terminate()
+            _, log = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log
+    assert "waiting for the configuration of this node" in log
+    assert not (tmp_path / "state").exists()
 
 
 def test_without_the_api_server_the_last_group_counts(cluster: Cluster) -> None:
