@@ -11,11 +11,14 @@ import pytest
 from agent.errors import Unavailable
 from agent.node_state import NodeState
 from agent.process import Agent
-from agent.reconcile.reconciler import PODS_SECONDS
+from agent.reconcile.reconciler import PODS_SECONDS, Settings
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import FOUR
 from tests.agent.reconcile.serving import PATIENCE_SECONDS, Reports, serving
+from tests.agent.vm.fake_vms import machine
 from tests.pinning.world import Wish
 
 TWO = Wish("2", policy="exclusive")
@@ -68,6 +71,31 @@ def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
                 await asyncio.sleep(0)
 
     serving(node, scenario)
+
+
+def test_a_cpuset_that_is_set_back_is_followed_at_once_while_observing(node: FakeNode) -> None:
+    """Where the kubelet allocates, a launcher's vCPUs follow each of its writes, without a timer and without a write."""
+    node.settings = Settings("node-1", NodeConfig(observe=True))
+    node.add("v", FOUR, vm=True)
+    number = node.start("v", "compute")
+    node.vms.machines[number] = machine(4, node.topology.online)
+
+    async def scenario(agent: Agent, reports: Reports) -> None:
+        await reports.until(lambda state: state.is_synchronised)
+        for text in ("2-3,6-7", "0-3", "2-3,6-7"):
+            node.cpusets[node.cgroup(number)] = CPUSet.parse(text)
+            node.vms.machines[number].vcpus = [CPUSet.parse(text)] * 4
+            node.cgroups.written(node.cgroup(number))
+            await reports.until(lambda state, text=text: machine_cpus(state) == text)  # type: ignore[misc]
+            assert sorted(map(str, node.vms.machines[number].vcpus)) == list(map(str, CPUSet.parse(text)))
+        assert node.cgroups.writes == []
+
+    serving(node, scenario)
+
+
+def machine_cpus(state: NodeState) -> str:
+    """Return what a state says that the machine's container holds."""
+    return "".join(str(pod.vm.cpus) for pod in state.pods if pod.vm and pod.vm.is_one_to_one)
 
 
 def test_what_runs_is_followed(node: FakeNode) -> None:
