@@ -79,7 +79,7 @@ def add_parser(verbs: Any) -> None:
     add_host_flags(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--apply", action="store_true", help="apply it to the cluster instead of printing it")
-    text = "show what --apply would change of numbers, nodes and images; exit code 1 if anything"
+    text = "show what --apply would change, and change nothing; exit code 1 if anything"
     what.add_argument("--diff", action="store_true", help=text)
     force = "with --apply: take over fields that other managers set, as kubectl's flag does"
     parser.add_argument("--force-conflicts", action="store_true", help=force)

@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.cmk.difference import choice_lines, key_lines, node_lines
+from corepin.cmk.dry_run import object_lines
 from corepin.cmk.fits import check_nodes
 from corepin.cmk.flags import note
 from corepin.cmk.installed import Installed, chosen_over, read_installed
-from corepin.cmk.namespaces import check, create, marked
+from corepin.cmk.namespaces import Found, check, create, marked
 from corepin.cmk.numbers import plan_numbers
 from corepin.cmk.overlay import CMK, Choices, agents_config, overlay
 from corepin.cmk.requests import APPLY_PATCH, MERGE_PATCH, Answered, kube_client, send
@@ -56,10 +57,12 @@ class Work:
 def show(order: Order) -> bool:
     """Show what would change, and change nothing; return whether anything would."""
     with kube_client() as api:
-        check(api, order.namespace)
+        found = check(api, order.namespace)
         work = _prepare(api, order)
-    write_out("".join(f"{line}\n" for line in work.lines) or "nothing would change\n")
-    return bool(work.lines)
+        documents = _marked(work.documents, found, order.namespace)
+        lines = (*work.lines, *object_lines(api, documents, path_of, f"fieldManager={MANAGER}&force=true"))
+    write_out("".join(f"{line}\n" for line in lines) or "nothing would change\n")
+    return bool(lines)
 
 
 def install(order: Order, *, force: bool) -> str:
@@ -74,10 +77,7 @@ def install(order: Order, *, force: bool) -> str:
         write_out("".join(f"{line}\n" for line in work.lines))
         if not found.exists:
             create(api, order.namespace)
-        documents = work.documents
-        if not found.exists or found.is_created_by_us or order.namespace == AGENT_NAMESPACE:
-            documents = marked(documents, order.namespace)
-        for it in documents:
+        for it in _marked(work.documents, found, order.namespace):
             _apply(api, it, force=force)
             write_out(f"{it['kind']} {it['metadata']['name']}: applied\n")
         for node, labels in work.labels.items():
@@ -87,6 +87,12 @@ def install(order: Order, *, force: bool) -> str:
         restart = f"kubectl -n {order.namespace} rollout restart daemonset/corepin-agent"
         note(f"agents that run take other numbers when they start: {restart}")
     return work.choices.account or ""
+
+
+def _marked(documents: list[Object], found: Found, namespace: str) -> list[Object]:
+    """Return the objects with our label on a namespace that did not exist, or that is ours."""
+    is_ours = not found.exists or found.is_created_by_us or namespace == AGENT_NAMESPACE
+    return marked(documents, namespace) if is_ours else documents
 
 
 def _prepare(api: Any, order: Order) -> Work:

@@ -165,6 +165,15 @@ def test_the_difference_is_shown_and_nothing_changed(
     assert versions(here) == before
     assert main(["cmk", "cluster-init", "--host-list=n1", "--diff"]) == 0
     assert capsys.readouterr().out == "nothing would change\n"
+    selector = ("-n", AGENTS, "patch", "daemonset", "corepin-agent", "--type=merge", "-p")
+    here.kubectl(*selector, '{"spec": {"template": {"spec": {"priorityClassName": "mine"}}}}')
+    here.kubectl("-n", AGENTS, "delete", "networkpolicy", "corepin-agent")
+    assert main(["cmk", "cluster-init", "--host-list=n1", "--diff"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "DaemonSet corepin-agent: changes spec.template.spec.priorityClassName",
+        "NetworkPolicy corepin-agent: is new",
+    ]
+    assert init("--host-list=n1", "--force-conflicts") == 0
 
 
 def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
