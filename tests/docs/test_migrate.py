@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from tests.docs.blocks import blocks, chapter
 from tests.manifests.guide import Shell, shell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from tests.servers.apiserver import ApiServer
 
+USERS = ("telco", "team", "crane-system")
+SECONDS = 120.0
 PAGE = Path("docs/migrate.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.server
@@ -25,12 +33,16 @@ def here(api: ApiServer, tmp_path: Path) -> Shell:
     return shell(api, tmp_path)
 
 
-def walk(here: Shell, title: str) -> None:
-    """Do what a chapter says: every command."""
+def walk(here: Shell, title: str, between: Mapping[str, Callable[[], None]] = MappingProxyType({})) -> None:
+    """Do what a chapter says: every command; `between` looks after the block that has these words."""
     commands = blocks(chapter(PAGE, title), "sh")
     assert len(commands) >= 4
+    left = dict(between)
     for command in commands:
         here.run(command)
+        for words in [words for words in left if words in command]:
+            left.pop(words)()
+    assert left == {}
 
 
 def read(api: ApiServer, *what: str) -> Any:
@@ -62,14 +74,39 @@ def rights(api: ApiServer) -> set[str]:
     return {what for what in asked if may(what)}
 
 
+def of_users(api: ApiServer) -> dict[str, str]:
+    """Return the objects of users by their uids: what stands in their namespaces under no name of CMK."""
+    kinds = "pods,deployments,daemonsets,replicasets,services,configmaps,secrets,serviceaccounts"
+    found = [it for space in USERS for it in read(api, "-n", space, kinds)["items"]]
+    named = {it["metadata"]["uid"]: f"{it['kind']} {it['metadata']['name']}" for it in found}
+    return {uid: name for uid, name in named.items() if " cmk-" not in name}
+
+
+def half_way(api: ApiServer) -> None:
+    """Check the mixed state: one node is over, on the other one CMK runs as before, with its rights."""
+    assert len(rights(api)) == 10
+    daemon_sets = api.kubectl("-n", "default", "get", "daemonsets", "-o=name").stdout.split()
+    assert daemon_sets == ["daemonset.apps/cmk-reconcile-nodereport-ds-node-2"]
+    over, before = (read(api, "node", f"node-{number}")["metadata"]["labels"] for number in (1, 2))
+    assert "corepin.io/agent" in over
+    assert "corepin.io/agent" not in before
+    assert before["cmk.intel.com/cmk-node"] == "true"
+    webhooks = api.kubectl("get", "mutatingwebhookconfigurations", "-o=name").stdout
+    assert {"cmk-webhook-config", "zz-corepin"} <= {name.rpartition("/")[2] for name in webhooks.split()}
+
+
 def test_from_cmk(api: ApiServer, here: Shell) -> None:
     """Nothing of CMK is left, the workload's command line is what it was, and both it and the agent run on the node.
 
-    CMK's account, to which seven roles and eight bindings gave rights, has none.
+    CMK's account, to which seven roles and eight bindings gave rights, has none; before the second node is over it
+    has all of them. No object of users was deleted.
     """
     assert len(rights(api)) == 10
-    walk(here, "From Intel CMK")
+    users = of_users(api)
+    assert {"Deployment forwarder", "Pod forwarder-0", "Pod web-0"} <= set(users.values())
+    walk(here, "From Intel CMK", {"uncordon node-1": lambda: half_way(api)})
     assert rights(api) == set()
+    assert users.items() <= of_users(api).items()
 
     left = api.kubectl(
         "get", "all,configmaps,secrets,mutatingwebhookconfigurations", "-n", "default", "-o=name"
@@ -94,6 +131,40 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
     assert node["spec"].get("unschedulable") is None
     assert read(api, "-n", "telco", "serviceaccount", "cmk-serviceaccount")
     assert read(api, "-n", "default", "cmk-nodereports")["items"] == []
+
+
+def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
+    """By the command for each group of nodes, and by kubectl for what is printed, but the keys of two groups."""
+    command = "corepin cmk cluster-init --cmk-img=registry.example/corepin:0.1.0 --num-shared-cores=1"
+    for node, cores in (("node-1", 4), ("node-2", 14)):
+        flags = f"--host-list={node} --num-exclusive-cores={cores}"
+        assert here.run(f"{command} {flags} --diff") == "nothing would change\n"
+    printed = yaml.safe_load_all(here.run(f"{command} --all-hosts --num-exclusive-cores=4"))
+    numbers = ("ConfigMap", "corepin-agent")
+    again = [it for it in printed if it and (it["kind"], it["metadata"]["name"]) != numbers]
+    diff = ("diff", "--server-side", "--field-manager=kubectl", "-f", "-")
+    assert api.kubectl(*diff, input=yaml.safe_dump_all(again)).stdout == ""
+
+
+def test_back_to_cmk(api: ApiServer, here: Shell) -> None:
+    """A node of one group leaves: its labels go, the agent of the other node and the webhook stay."""
+    with ThreadPoolExecutor(1) as pool:
+        kubelet = pool.submit(finish, api, "corepin-reset-node-2")
+        here.run("corepin cmk uninstall --host-list=node-2 --apply")
+        kubelet.result()
+    labels = [read(api, "node", f"node-{number}")["metadata"]["labels"] for number in (1, 2)]
+    assert "corepin.io/agent" in labels[0]
+    assert not {"corepin.io/agent", "corepin.io/cpu-group"} & labels[1].keys()
+    assert "zz-corepin" in api.kubectl("get", "mutatingwebhookconfigurations", "-o=name").stdout
+
+
+def finish(api: ApiServer, pod: str) -> None:
+    """Let a pod succeed, as its kubelet would."""
+    deadline = time.monotonic() + SECONDS
+    patch = ("patch", "pod", pod, "--subresource=status", "-p", '{"status": {"phase": "Succeeded"}}')
+    while api.kubectl("-n", "corepin-agent", *patch, check=False).returncode:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_from_the_static_policy(api: ApiServer, here: Shell) -> None:
