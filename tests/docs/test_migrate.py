@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.docs.blocks import blocks, chapter
+from tests.docs.reviewed import INJECTED, created, reviewed
 from tests.manifests.guide import Shell, shell
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 USERS = ("telco", "team", "crane-system")
 SECONDS = 120.0
+CORES = "cmk.intel.com/exclusive-cores"
 PAGE = Path("docs/migrate.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.server
@@ -144,6 +146,35 @@ def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
     again = [it for it in printed if it and (it["kind"], it["metadata"]["name"]) != numbers]
     diff = ("diff", "--server-side", "--field-manager=kubectl", "-f", "-")
     assert api.kubectl(*diff, input=yaml.safe_dump_all(again)).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("annotations", "resources"),
+    [
+        pytest.param({}, {"limits": {CORES: 1}}, id="limit"),
+        pytest.param({}, {"requests": {CORES: 1}}, id="request alone"),
+        pytest.param({"cmk.intel.com/mutate": "true"}, {}, id="annotation"),
+    ],
+)
+def test_every_pod_of_users_is_injected(
+    api: ApiServer, tmp_path: Path, annotations: dict[str, str], resources: dict[str, Any]
+) -> None:
+    """In each of the ways in which CMK's users ask, by the webhook as it was installed, without an API token."""
+    metadata = {"name": "injected", "namespace": "telco", "annotations": annotations}
+    container = {"name": "main", "image": "registry.example/forwarder", "resources": resources}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+    with reviewed(api, tmp_path):
+        shown = created(api, pod)
+    assert shown["metadata"]["annotations"][INJECTED] == "true"
+    spec = shown["spec"]
+    assert spec["serviceAccountName"] == "cmk-serviceaccount"
+    assert spec["automountServiceAccountToken"] is False
+    volumes = {it["name"]: it.get("hostPath", {}).get("path") for it in spec["volumes"]}
+    assert volumes == {"cmk-host-proc": "/proc", "cmk-install-dir": "/opt/bin", "cmk-config-dir": "/etc/cmk"}
+    (main,) = spec["containers"]
+    mounts = {it["mountPath"] for it in main["volumeMounts"]}
+    assert mounts == {"/host/proc", "/opt/bin", "/etc/cmk"}
+    assert main["resources"].get("limits", {}).get(CORES) == ("1" if resources else None)
 
 
 def test_back_to_cmk(api: ApiServer, here: Shell) -> None:
