@@ -53,7 +53,7 @@ async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentCon
 
 @asynccontextmanager
 async def _opened(config: AgentConfig, files: ConfigFiles) -> AsyncIterator[tuple[Api, GroupStart]]:
-    """Yield a client that is closed at the end, and who chooses the group with it."""
+    """Yield a client that is closed at the end, and the choice that uses it."""
     api = open_api(config)
     memory = GroupMemory(config.state_dir, config.node)
     try:

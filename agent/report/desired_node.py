@@ -231,7 +231,7 @@ def _group_changed(group: str, labelled: str) -> str:
     taken = key_of(labelled[:LONGEST_LABEL])
     return (
         f"label {CPU_GROUP_LABEL} {now}, but the agent runs with {key_of(group)} since its start: delete its pod on"
-        f" this node, so that the next one takes {taken}; containers keep their CPUs meanwhile"
+        f" this node, so that the next one takes {taken}; containers keep their CPUs"
     )
 
 

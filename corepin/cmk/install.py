@@ -108,7 +108,7 @@ def _prepare(api: Any, order: Order) -> Work:
     before = {name: labels[name].get(CPU_GROUP_LABEL, "") for name in chosen}
     planned = plan_numbers(order.wanted, keys, config["data"][KEY], before)
     config["data"] = dict(planned.keys)
-    if installed:  # so that what another client writes meanwhile is not lost
+    if installed:  # so that a key that another client writes at the same time is not lost
         config["metadata"]["resourceVersion"] = installed.version
     _check_fit(planned, _others(planned, installed, labels), nodes)
     wanted = {name: _labels(group, before[name]) for name, group in planned.groups.items()}

@@ -71,7 +71,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What shall be installed."""
+    """What is to be installed."""
 
     keys: Mapping[str, str]  # all of the ConfigMap
     groups: Mapping[str, str] = field(default_factory=dict)  # of each chosen node; empty: none
@@ -82,7 +82,7 @@ class Wanted:
     """What a command asks for."""
 
     numbers: Numbers = Numbers()
-    group: str = ""  # that the chosen nodes shall be in; empty: what fits
+    group: str = ""  # to put the chosen nodes into; empty: what fits
     is_for_all: bool = False
 
 

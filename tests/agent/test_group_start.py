@@ -46,7 +46,7 @@ def starting(files: ConfigFiles, *labels: str | None) -> tuple[GroupStart, Group
 
 
 def test_each_node_reads_its_own_file(files: ConfigFiles) -> None:
-    """A file of another group that cannot be read hurts nobody else; the agents of its own group say what is wrong."""
+    """A file that cannot be read stops the agents of its own group with the reason, and no others."""
     assert files.groups() == {"big", "broken"}
     assert (files.load("").reserved, files.load("big").reserved) == (CPUSet([0]), CPUSet([0, 1, 2, 3]))
     with pytest.raises(CommandFailed, match=r"config\.broken\.yaml:1"):
@@ -88,11 +88,11 @@ def test_a_missing_key_is_waited_for(files: ConfigFiles) -> None:
     5000 nodes with a wrong label ask 83 times a second together, not 1000 times.
     """
     start, memory, left = starting(files, "late", "late", "big")
-    told: list[Waiting] = []
+    written: list[Waiting] = []
     sleeps: list[float] = []
 
     async def tell(waiting: Waiting) -> None:
-        told.append(waiting)
+        written.append(waiting)
 
     async def sleep(seconds: float) -> None:
         sleeps.append(seconds)
@@ -102,7 +102,7 @@ def test_a_missing_key_is_waited_for(files: ConfigFiles) -> None:
 
     assert asyncio.run(start.wait(tell, sleep)) == "late"
     assert (len(sleeps), left, start.waiting, memory.recall()) == (LOOKS + 3, ["big"], None, "late")
-    assert [waiting.reason for waiting in told] == ["NoGroupConfiguration"] * 2
+    assert [waiting.reason for waiting in written] == ["NoGroupConfiguration"] * 2
 
 
 def test_a_corrected_label_ends_the_wait_too(files: ConfigFiles) -> None:
@@ -164,7 +164,7 @@ def test_the_label_is_read_off_the_node() -> None:
 
 
 def test_the_node_says_for_what_its_agent_waits() -> None:
-    """Once, however often it is told; nothing else of the node is touched, and a server that fails ends nothing."""
+    """It is written once for the same reason; nothing else of the node is touched, and a server that fails ends nothing."""
 
     async def act(server: Server, api: Api) -> None:
         await write_waiting(api, "node-1", NO_KEY)

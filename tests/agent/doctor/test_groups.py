@@ -56,5 +56,5 @@ def test_the_group_is_compared(facts: GroupFacts, verdict: str, words: str) -> N
     ],
 )
 def test_without_groups_nothing_is_said(facts: GroupFacts) -> None:
-    """A node in no group, and what nobody knows."""
+    """A node in no group, and a node of which nothing is known."""
     assert list(group_checks(facts)) == []

@@ -129,7 +129,7 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its numbers stand beside those of all nodes; without a group the numbers are of all, which is told."""
+    """Its numbers stand beside those of all nodes; without a group the numbers are of all, with a warning."""
     documents, told = printed(capsys, HOSTS, "--num-exclusive-cores=6", "--cpu-group=big")
     assert config(documents, "agent")["pools"]["exclusive_cores"] == 4
     assert config(documents, "agent", "config.big.yaml")["pools"]["exclusive_cores"] == 6

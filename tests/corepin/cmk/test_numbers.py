@@ -74,7 +74,7 @@ def test_one_number_keeps_the_others_of_each_node() -> None:
 
 @pytest.mark.parametrize("taken", ["smtPolicy: require", "reserved: [", "a: 1\n---\nb: 2", "- a"])
 def test_a_key_of_another_meaning_is_not_overwritten(taken: str) -> None:
-    """Somebody changed the group by hand, or its text cannot be read: the new one has another name."""
+    """A group that was changed by hand, or cannot be read, stays: the new one has another name."""
     keys = {"config.yaml": SHIPPED, "config.exclusive-6-shared-1.yaml": taken}
     planned = plan_numbers(SIX, keys, SHIPPED, {"a": ""})
     (group,) = planned.groups.values()
@@ -105,7 +105,7 @@ def test_numbers_for_all_hosts_leave_groups_theirs() -> None:
 
 
 def test_what_cannot_be_read_or_meant_is_refused() -> None:
-    """With the key or the flag; an unreadable key of a group that is not asked for hurts nobody."""
+    """With the key or the flag; an unreadable key of a group that is not asked for stays as it is."""
     broken = {"config.yaml": SHIPPED, "config.big.yaml": "reserved: ["}
     with pytest.raises(CommandFailed, match=r"ConfigMap corepin-agent: config\.big\.yaml: line 1"):
         plan_numbers(Wanted(SIX.numbers, "big"), broken, SHIPPED, {"a": ""})
