@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from corepin.cmk.requests import APPLY_PATCH, Answered, send
+from corepin.cmk.requests import APPLY_PATCH, find, send
 from corepin.terminal import plain
 
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from corepin.cmk.overlay import Object
 
-NOT_FOUND: Final = 404
 NAMED: Final = 4  # of many fields
 # What the API server writes by itself.
 WRITTEN: Final = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"})
@@ -25,7 +24,7 @@ def object_lines(
     """Yield a line for each object that is new or would change, with the first of its fields."""
     for it in documents:
         path, name = path_of(it), f"{it['kind']} {it['metadata']['name']}"
-        before = _found(api, path)
+        before = find(api, path)
         if before is None:
             yield f"{name}: is new"
             continue
@@ -54,12 +53,3 @@ def _own(it: Any) -> Any:
     notes = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != COUNTED}
     metadata = {**metadata, "annotations": notes}
     return {**{key: value for key, value in it.items() if key != "status"}, "metadata": metadata}
-
-
-def _found(api: Any, path: str) -> Any:
-    try:
-        return send(api, "GET", path)
-    except Answered as error:
-        if error.status != NOT_FOUND:
-            raise
-        return None

@@ -6,13 +6,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from corepin.cmk.overlay import INSTALL_VOLUME, SYSTEM_NAMESPACE, Choices
-from corepin.cmk.requests import Answered, send
+from corepin.cmk.requests import find
 from kubeyaml.reader import BadYAML, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NOT_FOUND: Final = 404
 TAINT: Final = "COREPIN_TAINT"
 
 
@@ -27,11 +26,11 @@ class Installed:
 
 def read_installed(api: Any, namespace: str) -> Installed | None:
     """Return what is installed, None where there is no ConfigMap of agents yet."""
-    config = _find(api, f"/api/v1/namespaces/{namespace}/configmaps/corepin-agent")
+    config = find(api, f"/api/v1/namespaces/{namespace}/configmaps/corepin-agent")
     if config is None:
         return None
-    agents = _find(api, f"/apis/apps/v1/namespaces/{namespace}/daemonsets/corepin-agent")
-    webhook = _find(api, f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/corepin-webhook")
+    agents = find(api, f"/apis/apps/v1/namespaces/{namespace}/daemonsets/corepin-agent")
+    webhook = find(api, f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/corepin-webhook")
     choices = replace(_of_agents(agents), account=_account(webhook))
     return Installed(choices, config.get("data") or {}, config["metadata"]["resourceVersion"])
 
@@ -40,15 +39,6 @@ def chosen_over(flags: Choices, installed: Choices) -> Choices:
     """Return what the flags say, and what is installed where they say nothing."""
     said = {it.name: getattr(flags, it.name) for it in fields(Choices)}
     return replace(installed, **{name: value for name, value in said.items() if value is not None})
-
-
-def _find(api: Any, path: str) -> Any:
-    try:
-        return send(api, "GET", path)
-    except Answered as error:
-        if error.status != NOT_FOUND:
-            raise
-        return None
 
 
 def _of_agents(daemon_set: Any) -> Choices:

@@ -13,8 +13,8 @@ from corepin.cmk.leftover_names import (
     node_marks,
     script,
 )
-from corepin.cmk.namespaces import AGENTS, NOT_FOUND
-from corepin.cmk.requests import JSON, METADATA_LIST, Answered, kube_client, send
+from corepin.cmk.namespaces import AGENTS
+from corepin.cmk.requests import JSON, METADATA_LIST, NOT_FOUND, Answered, kube_client, send
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
 from pinning.contract import AGENT_NAMESPACE

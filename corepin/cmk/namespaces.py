@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from corepin.cmk.requests import JSON, METADATA_LIST, Answered, send
+from corepin.cmk.requests import JSON, METADATA_LIST, NOT_FOUND, Answered, send
 from corepin.errors import CommandFailed
 from pinning.contract import AGENT_NAMESPACE, CREATED_BY, CREATED_BY_CLUSTER_INIT
 
@@ -42,7 +42,6 @@ HELD: Final = (
     ("apis/batch/v1", "jobs", "Job", ""),
     ("apis/batch/v1", "cronjobs", "CronJob", ""),
 )
-NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

@@ -21,6 +21,7 @@ JSON: Final = "application/json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
+NOT_FOUND: Final = 404
 BAD: Final = 400  # status codes from here on are refusals
 
 
@@ -57,6 +58,16 @@ def send(
         reason = message or response.reason_phrase
         raise Answered(f"{method} {path.partition('?')[0]}", response.status_code, reason)
     return answer
+
+
+def find(api: httpx.Client, path: str) -> Any:
+    """Return an object; None where there is none."""
+    try:
+        return send(api, "GET", path)
+    except Answered as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None
 
 
 def _decoded(text: bytes) -> Any:
