@@ -163,6 +163,7 @@ def test_the_guard_stands_in_for_the_agent() -> None:
     assert closed["policyTypes"] == ["Ingress", "Egress"]
     assert {it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it} == {
         "/var/run/nri",
+        "/var/lib/corepin",
         "/var/lib/kubelet/cpu_manager_state",
     }
     assert all(mount["readOnly"] for mount in pod["containers"][0]["volumeMounts"])
