@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pinning.contract import STATUS_POOLS
 from pinning.machine.cpuset import CPUSet
 from tests.cluster.cluster import AGENT, SYSTEM
 from tests.cluster.pods import ISOLATED, isolated, limits_of, user_pod
@@ -101,6 +102,9 @@ def test_status_cannot_be_forged(cluster: Cluster) -> None:
 
 def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
     """`corepin map` and `corepin doctor` run beside the agent, as the guide says."""
+    until_equal(
+        "no container owns CPUs", lambda: owners(cluster), {}
+    )  # threads of this machine run on them too
     execute = ("-n", AGENT, "exec", "daemonset/corepin-agent", "--", "corepin")
     assert f"node {cluster.name}" in cluster.kubectl(*execute, "map")
     found = cluster.plane.server.kubectl(*execute, "doctor", check=False).stdout
@@ -108,6 +112,12 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
     assert [line.split(":")[0] for line in found.splitlines() if line.startswith("FIX")] == [
         "FIX   kubelet's CPUs"
     ]
+
+
+def owners(cluster: Cluster) -> Any:
+    """Return who owns CPUs of the node, as its agent says."""
+    node = json.loads(cluster.kubectl("get", "node", cluster.name, "-o=json"))
+    return json.loads(node["metadata"]["annotations"][STATUS_POOLS])["owners"]
 
 
 def test_pod_of_a_deployment_is_pinned(cluster: Cluster) -> None:
