@@ -137,7 +137,8 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
 
 def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
     """By the command for each group of nodes, and by kubectl for what is printed, but the keys of two groups."""
-    command = "corepin cmk cluster-init --cmk-img=registry.example/corepin:0.1.0 --num-shared-cores=1"
+    image = PAGE.partition("--cmk-img=")[2].split()[0]
+    command = f"corepin cmk cluster-init --cmk-img={image} --num-shared-cores=1"
     for node, cores in (("node-1", 4), ("node-2", 14)):
         flags = f"--host-list={node} --num-exclusive-cores={cores}"
         assert here.run(f"{command} {flags} --diff") == "nothing would change\n"
