@@ -200,10 +200,10 @@ class Reconciler:
         waiting = sandboxes.waiting(self._clock.monotonic())
         left_alone = self._foreign_writes.left_alone(records.values()) | waiting
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
-        self._publish(table)
-        undone: list[Action] = []
         self.boots.follow(observed, plan.ledger, records.values(), sandboxes.threads)
         self.boots.confine((shared & before) or shared)
+        self._publish(table)  # grants CPUs from here on: machines that boot have left them
+        undone: list[Action] = []
         if plan.actions:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(plan.actions, records, left_alone)

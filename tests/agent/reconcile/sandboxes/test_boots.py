@@ -9,6 +9,8 @@ import pytest
 from agent.vm_interfaces import BootScope, ConfinedBoot
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
+from pinning.planning.observed import Owner
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO
 
@@ -66,6 +68,28 @@ def test_machine_leaves_before_an_owner_gets_its_cpus(
     node.run()
     assert str(boots.cpus) == "0,2-4,6-7"
     assert boots.calls[0] == (BootScope(frozenset({"k"}), frozenset(), frozenset({"/kubepods"})), "0,2-4,6-7")
+
+
+def test_machine_leaves_before_nri_grants_its_cpus(node: FakeNode, boots: FakeBoots) -> None:
+    """NRI answers in a thread of its own, as soon as a table is there: by then the machine is off the CPUs that it grants."""
+    node.container_watch = watch = FakeWatch(node)
+    node.new_agent()
+    kata_pod(node)
+    node.run()
+    assert str(boots.cpus) == "0-7"
+    node.add("a", TWO)
+    grants: list[tuple[str, str]] = []
+
+    def published() -> None:
+        table = watch.tables[-1]
+        assert table is not None
+        start = table.start(Owner("a", "c0"), claims=True)
+        assert not isinstance(start, str)
+        grants.append((str(start.own), str(boots.cpus)))
+
+    watch.published = published
+    node.run()
+    assert grants == [("1,5", "0,2-4,6-7")] * len(grants) != []
 
 
 def test_time_on_cpus_of_owners_is_counted_once(node: FakeNode, boots: FakeBoots) -> None:
