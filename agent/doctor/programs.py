@@ -36,7 +36,7 @@ class Program(NamedTuple):
 
     pid: int
     name: str
-    pod: str | None  # the uid of its pod, "" where that is not told; None: it runs in no pod
+    pod: str | None  # uid of its pod; "" if its cgroup names none; None if it runs outside of all pods
 
 
 def programs(proc: Path) -> Iterator[Program]:

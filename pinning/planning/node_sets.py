@@ -70,10 +70,10 @@ class NodeSets:
 
     @property
     def common(self) -> CPUSet:
-        """What is shared while nobody owns anything; of static pools the reserve and the cores in no pool.
+        """The shared set of a node without owners; with static pools the reserve and the cores in no pool.
 
-        On a machine that leaves nothing else, isolated CPUs serve, then the pool set aside, and at last the
-        exclusive pools: an empty cpuset would mean every CPU.
+        Where these are none, isolated CPUs are used, then the pool set aside, then the exclusive pools: an empty
+        cpuset would mean every CPU.
         """
         unowned = self.universe - self.static_exclusive
         pooled = unowned - self.pools.set_aside
