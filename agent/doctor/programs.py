@@ -26,7 +26,7 @@ IN_PODS: Final = {
     "cpusetter": "CPU-Pooler",
     "cmk": "Intel CMK",
 }
-_UID: Final = "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
+_UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"  # without dashes: of a static pod
 # From a pod with a cgroup namespace of its own, paths of others begin with /.. and do not name the pods' root.
 _POD: Final = re.compile(rf"kubepods|[/-]pod(?P<uid>{_UID})")
 

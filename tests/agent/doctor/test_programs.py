@@ -24,6 +24,7 @@ ABOVE = "/../../../../system.slice/tuned.service"
         ("tuned", "Z", SERVICE, ()),
         ("tuned", "S", POD, ()),
         ("tuned", "S", BESIDE, ()),
+        ("tuned", "S", f"/../../pod{UID.replace('-', '')}/a", ()),
         ("numad", "R", f"/kubepods/burstable/pod{UID}/a", ()),
         ("koordlet", "R", POD, (f"koordlet (pid 7 in pod {UID})",)),
         ("koordlet", "S", BESIDE, (f"koordlet (pid 7 in pod {UID})",)),
