@@ -98,6 +98,15 @@ def sandboxes(
         yield node
 
 
+@pytest.fixture
+def nri_sandboxes(newest_containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
+    """Return a node that starts machines as Kata does, with an agent that the runtime asks over NRI."""
+    from tests.vm.nodes import run_containerd_node
+
+    with run_containerd_node(newest_containerd, tmp_path, nri=str(newest_containerd.nri_socket)) as node:
+        yield node
+
+
 @pytest.fixture(scope="class")
 def both_nodes(
     request: pytest.FixtureRequest, newest_containerd: Containerd, tmp_path_factory: pytest.TempPathFactory

@@ -258,7 +258,7 @@ def _pid_in(file: Path) -> int | None:
 def run_local_node(directory: Path, config: Mapping[str, object] = DEFAULT) -> Iterator[LocalNode]:
     """Run an agent with the local runtime until the block ends."""
     manifests = _manifests(directory)
-    agent = _agent(directory, manifests, config, "--runtime", "local")
+    agent = _agent(directory, manifests, config, "--runtime", "local", "--nri", "off")
     node = LocalNode(agent, manifests)
     with _running(agent, node):
         yield node
@@ -266,11 +266,11 @@ def run_local_node(directory: Path, config: Mapping[str, object] = DEFAULT) -> I
 
 @contextmanager
 def run_containerd_node(
-    containerd: Containerd, directory: Path, config: Mapping[str, object] = DEFAULT
+    containerd: Containerd, directory: Path, config: Mapping[str, object] = DEFAULT, nri: str = "off"
 ) -> Iterator[ContainerdNode]:
-    """Run an agent beside a containerd until the block ends."""
+    """Run an agent beside a containerd until the block ends; `nri` is the path of NRI's socket."""
     manifests = _manifests(directory)
-    agent = _agent(directory, manifests, config, "--runtime-endpoint", str(containerd.socket))
+    agent = _agent(directory, manifests, config, "--runtime-endpoint", str(containerd.socket), "--nri", nri)
     node = ContainerdNode(containerd, agent, manifests)
     with _running(agent, node):
         yield node
@@ -299,7 +299,7 @@ def _agent(directory: Path, manifests: Manifests, config: Mapping[str, object], 
     file.write_text(json.dumps(dict(config)))
     common = (
         *("--config", str(file)),
-        *("--node", "node-1", "--pods-dir", str(manifests.folder), "--nri", "off"),
+        *("--node", "node-1", "--pods-dir", str(manifests.folder)),
         *("--state-dir", str(directory / "state"), "--kubelet-state", str(directory / "none")),
     )
     return AgentProcess((*common, *flags), directory)

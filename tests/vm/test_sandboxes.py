@@ -182,6 +182,29 @@ def test_booting_machine_leaves_what_others_own(
     on("alone", machine, BOTH)
 
 
+def test_booting_machine_leaves_what_nri_grants(nri_sandboxes: ContainerdNode, tmp_path: Path) -> None:
+    """A machine that boots alone is on every CPU, and leaves that of an owner which the runtime makes over NRI."""
+    node = nri_sandboxes
+    until_equal("start path", lambda: node.agent.state()["startPath"], "nri")
+    booted = tmp_path / "booted"
+    node.bind("vm", Guest(2), {"app": 0}, words={BOOTED: str(booted)})
+    with ThreadPoolExecutor(1) as background:
+        booting = background.submit(node.boot, "vm")
+        try:
+            qemu = until("a VMM", lambda: booting_qemu(node))
+            assert qemu is not None
+            until("its vCPUs", lambda: len(tasks(qemu)) > BOOT_THREADS)
+            assert union(allowed(tid) for tid in tasks(qemu)) == BOTH
+            node.launch("owner", Guest(1))
+            until_told(node.agent, "owner", oneToOne=True)
+            assert {allowed(tid) for tid in tasks(qemu)} == {SHARED}
+            assert not booting.done()
+        finally:
+            booted.touch()
+        machine = booting.result()
+    assert see(machine.truth()).is_all_on(SHARED)
+
+
 def booting_qemu(node: ContainerdNode) -> int | None:
     """Return the VMM that Kata's shim started for this containerd and the runtime does not list."""
     folder = str(node.containerd.directory / "kata")
