@@ -105,14 +105,18 @@ class AgentProcess:
     stack: ExitStack = field(default_factory=ExitStack)
     daemon: Daemon | None = None
 
-    def start(self) -> None:
-        """Start it and wait until it knows its node."""
-        command = [
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        return [
             *(sys.executable, "-W", "error", str(COMMAND), "agent", *self.flags),
             *("--metrics-listen", f"127.0.0.1:{self.metrics_port}", "--socket", str(self.socket)),
         ]
+
+    def start(self) -> None:
+        """Start it and wait until it knows its node."""
         log_file = self.directory / f"agent-{next(_numbers)}.log"
-        self.daemon = self.stack.enter_context(running("corepin agent", command, log_file))
+        self.daemon = self.stack.enter_context(running("corepin agent", self.command, log_file))
         self.daemon.wait_until(lambda: self._get("/readyz") is not None)
 
     def kill(self) -> None:

@@ -17,6 +17,7 @@ from agent.kernel.cgroupfs import find_hierarchy
 from tests.agent.containerd import CGROUP_ROOT
 from tests.node.node import AgentProcess, Container
 from tests.node.waiting import until
+from tests.vm import lifeline
 from tests.vm.guests import kata_command
 from tests.vm.kata.install import HANDLER
 from tests.vm.machines import Machine, SocketsFolder
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 PERIOD = 100_000  # of the quota
+# A command that outlives its agent, and ends with the test: $0 is the lifeline.
+OUTLIVES = '(read -r _ <"$0"; kill -9 $$) </dev/null & exec "$@"'
 DEFAULT: Mapping[str, object] = MappingProxyType({})  # an agent's configuration
 
 
@@ -112,7 +115,8 @@ class LocalNode:
         uid = f"uid-{name}"
         command = kata_command(guest, uid, folder / MONITOR, folder / "pid")
         document = kata_pod(name, {"app": guest.vcpus if annotations else 0}, annotations, HANDLER)
-        document["spec"]["containers"][0]["command"] = ["setpriv", "--pdeathsig", "KILL", *command]
+        held = ["/bin/sh", "-c", OUTLIVES, str(folder / lifeline.NAME), *command]
+        document["spec"]["containers"][0]["command"] = held
         self.manifests.write(document)
         self.machines[name] = Machine(name, folder, lambda: _of_folder(folder), sockets)
         return self.machines[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 OWN, SHARED, BOTH = CPUSet((1,)), CPUSet((0,)), CPUSet((0, 1))
 BOOT_THREADS = 3  # of a QEMU whose two vCPUs are made
+VHOST, VSOCK = Path("/dev/vhost-vsock"), 4711  # its device, and an address that no other test has
 OVERHEAD = {CGROUP_ONLY: "false"}  # threads outside of the sandbox's cgroup
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away")
 
@@ -221,6 +223,23 @@ def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
     on("beside an owner", free, SHARED)
     local_node.remove("vm")
     on("alone again", free, BOTH)
+
+
+def test_reset_frees_every_thread_of_a_local_sandbox(local_node: LocalNode) -> None:
+    """The command runs after the agent, which it knows nothing of: vCPUs, I/O threads and vhost get every CPU back."""
+    guest = Guest(1, iothreads=("io0",), vsock=VSOCK if VHOST.exists() else 0)
+    machine = local_node.sandbox("vm", guest)
+    until_told(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
+    on("with an owner", machine, OWN)
+    local_node.agent.kill()
+    try:
+        subprocess.run([*local_node.agent.command, "--reset"], check=True, capture_output=True)
+        assert Path(f"/proc/{machine.pid}").exists()
+        seen = see(machine.truth())
+        assert seen.is_all_on(BOTH), seen
+        assert (len(seen.vcpus), len(seen.iothreads), bool(seen.vhost)) == (1, 1, VHOST.exists())
+    finally:
+        local_node.agent.start()
 
 
 class TestShared:
