@@ -32,9 +32,9 @@ ENV QUIET="--quiet --no-cache-dir --disable-pip-version-check"
 COPY requirements.lock requirements-build.lock ./
 # The program's own environment gets the locked dependencies; pip and the build's tools stay in another one.
 RUN python3 -m venv /build \
- && /build/bin/pip install ${QUIET} --require-hashes -r requirements-build.lock \
+ && /build/bin/pip install ${QUIET} --no-deps --require-hashes -r requirements-build.lock \
  && python3 -m venv --without-pip /opt/corepin \
- && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --require-hashes --only-binary :all: -r requirements.lock
+ && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --no-deps --require-hashes --only-binary :all: -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY pinning pinning
 COPY apiserver apiserver

@@ -44,6 +44,15 @@ def test_every_pin_has_a_hash(lock: str) -> None:
     assert all("--hash=sha256:" in entry for entry in entries)
 
 
+@pytest.mark.parametrize("file", ["scripts/setup", "Dockerfile", "scripts/release/plugin.py"])
+def test_nothing_but_the_lock_is_installed(file: str) -> None:
+    """A release that appears on the index after the lock was made changes nothing and stops nothing."""
+    hashed = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if "--require-hashes" in line]
+
+    assert hashed
+    assert all("--no-deps" in line for line in hashed)
+
+
 def test_every_dependency_is_locked() -> None:
     """A dependency added to the project without a new lock is found here, not on an operator's node."""
     wanted = {re.split(r"[\[<>=!~; ]", line)[0] for line in project()["project"]["dependencies"]}
